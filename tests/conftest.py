@@ -1,4 +1,4 @@
-"""Options of the whole suite."""
+"""Options of the whole suite, and reproducible random tests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-# No test depends on the clock: one that is held up by others on its core has not failed.
-# `derandomize` is named, since Hypothesis turns it on by itself where it sees that CI runs it.
+# No test has a deadline: other processes on the core may delay it. `derandomize` is explicit, since
+# Hypothesis turns it on in CI.
 settings.register_profile(
     "random", derandomize=False, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -19,17 +19,17 @@ settings.register_profile(
 settings.register_profile("fixed", settings.get_profile("random"), derandomize=True)
 settings.load_profile("fixed")
 
-# Hypothesis also draws constants that it finds in the modules loaded so far. Which those are depends on the
-# tests that ran before in this process, and so on how many processes share the tests.
+# Hypothesis also uses constants of the modules loaded so far. These depend on the tests that ran before in
+# this process, and so on the number of pytest workers.
 NO_CONSTANTS = Constants()
 found_constants = providers._get_local_constants
 providers._get_local_constants = lambda: NO_CONSTANTS if settings().derandomize else found_constants()
 
-# Before anything loads them: threads of several workers on few cores spin while they wait for one another.
+# Set before these libraries load: threads of several workers on few cores would spin while they wait.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-# Tests that import PyTorch, which takes seconds in each process: slow as a whole, whatever their own time.
+# Tests that import PyTorch, which takes seconds in each process: all of them count as slow.
 SLOW_PATHS = [
     Path(__file__).parent / name
     for name in (
@@ -39,7 +39,7 @@ SLOW_PATHS = [
         "unit/schedule/test_schedule_torch.py",
     )
 ]
-LONGEST_ID = 150  # characters, so that an id is one line of a report
+LONGEST_ID = 150  # characters, an id fits on one line of a report
 LONGEST_TEXT_IN_ID = 24  # characters
 
 
@@ -49,11 +49,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     assert all(path.exists() for path in SLOW_PATHS), "a path of SLOW_PATHS was moved"
-    config.addinivalue_line("markers", "in_full: a case of --full alone")
+    config.addinivalue_line("markers", "in_full: a case that runs with --full only")
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Shorten a text in an id that nobody chose."""
+    """Shortens texts in generated ids."""
     if isinstance(val, str) and len(val) > LONGEST_TEXT_IN_ID:
         return val[:LONGEST_TEXT_IN_ID].encode("unicode_escape").decode() + "..."
     if isinstance(val, bytes) and 4 * len(val) > LONGEST_TEXT_IN_ID:  # 4 characters each, if escaped
@@ -62,13 +62,13 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import what needs PyTorch where no slow test runs."""
+    """Does not import tests that need PyTorch if no slow test runs."""
     return True if collection_path in SLOW_PATHS and config.option.markexpr == "not slow" else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what needs PyTorch as slow, and leave out the tests that only `--full` runs."""
+    """Marks tests that need PyTorch as slow, and leaves out those that run with `--full` only."""
     for each in items:
         if any(path in SLOW_PATHS for path in (each.path, *each.path.parents)):
             each.add_marker(pytest.mark.slow)
@@ -79,8 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test with a long id, which would fill the reports."""
-    # Not its own `nodeid`, to which pytest-xdist adds the name of a group.
+    """Fails a test with a long id, which would make reports unreadable."""
+    # Not the item's own `nodeid`: pytest-xdist adds the name of a group to it.
     size = len(f"{item.parent.nodeid if item.parent else ''}::{item.name}")
     if size > LONGEST_ID:
         pytest.fail(f"this id has {size} characters, more than {LONGEST_ID}: give ids= or id=", pytrace=False)

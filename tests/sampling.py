@@ -1,4 +1,4 @@
-"""Cases of which every run has a sample, and `--full` the rest."""
+"""Test cases of which every run has a sample, and `--full` all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def sample_of(cases: Sequence[Any], sample: Sequence[Any]) -> list[Any]:
-    """`cases` as parameters, those that are not of the `sample` for `--full` alone."""
+    """`cases` as parameters; those that are not in `sample` run with `--full` only."""
     assert all(case in cases for case in sample)
     without_sample = [
         pytest.param(*_values(case), marks=pytest.mark.in_full) for case in cases if case not in sample

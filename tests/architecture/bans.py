@@ -11,10 +11,10 @@ from tests.architecture.sources import Module
 BANNED_IMPORTS = frozenset(
     {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "subprocess", "pty", "code"}
 )
-"""Loaders that run what they load, and shells."""
+"""Loaders that execute what they load, and shells."""
 
 PROCESS_PACKAGES = frozenset({"emulate", "targets"})
-"""Rooms that start processes, and so may import subprocess."""
+"""Packages that start processes, and so may import subprocess."""
 
 BANNED_CALLS = frozenset({"eval", "exec", "compile", "__import__", "breakpoint", "globals", "input"})
 
@@ -36,10 +36,10 @@ BANNED_METHODS = frozenset(
 )
 
 _OBJECT_COLLECTIVE = re.compile(r"(?:gather|scatter|broadcast|send|recv)_object(?:_list)?")
-"""How PyTorch names collectives of pickled objects: all_gather_object, broadcast_object_list, ..."""
+"""Names of PyTorch's collectives of pickled objects: all_gather_object, broadcast_object_list, ..."""
 
 PRIVATE_MODULE = "shardwise.runtime.private"
-"""The only module that may use private names of PyTorch; a test holds what it assumes."""
+"""The only module that may use private names of PyTorch; tests/runtime checks its assumptions."""
 
 PRINTING_PACKAGE = "app"
 
@@ -50,7 +50,7 @@ LONGEST_FUNCTION = 80
 
 
 def ban_violations(module: Module) -> list[str]:
-    """What a module does against the bans, as `name:line: what`."""
+    """Violations of a module, as `name:line: problem`."""
     return [
         f"{module.name}:{node.lineno}: {problem}"
         for node in ast.walk(module.tree)
@@ -82,7 +82,7 @@ def _problems(module: Module, node: ast.AST) -> Iterator[str]:
 
 
 def _private_problems(node: ast.AST) -> Iterator[str]:
-    """Private names of PyTorch: those that begin with one underscore, in what is imported from it and below
+    """Private names of PyTorch: those with one leading underscore, in imports from it and in attributes of
     `torch` and `distributed`."""
     if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
         paths = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -124,7 +124,7 @@ def sizes(module: Module) -> Iterator[tuple[str, int, int]]:
 
 
 def skip_marks(module: Module) -> int:
-    """How many tests or parameters a module skips or expects to fail."""
+    """The number of tests or parameters that a module skips or expects to fail."""
     return sum(
         isinstance(node, ast.Attribute)
         and node.attr in ("skip", "skipif", "xfail", "importorskip", "skipTest")

@@ -1,4 +1,4 @@
-"""Functions that take columns never decide on one: no branch, no builtin, no `math` on a column's value."""
+"""Functions that take columns never decide on their values: no branch, no builtin, no `math` on a column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.architecture.sources import Module
 SCALAR_BUILTINS = frozenset(
     {"max", "min", "int", "float", "round", "bool", "any", "all", "sorted", "abs", "divmod"}
 )
-"""Builtins that work on one number (abs and divmod are left to numpy for the sake of the units)."""
+"""Builtins for a single number (cost/ may use abs and divmod, which numpy and the units support)."""
 
 EQUATION_NODES = (ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Try, ast.Assert, ast.Raise)
 
@@ -18,13 +18,13 @@ COLUMN_TYPES = frozenset({"Any", "Quantity", "Sizes", "Column", "NDArray", "Stra
 """Annotations of parameters that hold columns in cost/."""
 
 STRUCTURE = frozenset({"isinstance", "len", "hasattr", "fields", "type", "is_dataclass"})
-"""Calls that ask about the form of an argument, not its value."""
+"""Calls that read the form of an argument, not its value."""
 
 ARRAY_ATTRIBUTES = frozenset({"shape", "ndim", "size", "dtype"})
 
 
 def equation_violations(module: Module) -> list[str]:
-    """What equations/ may not hold: branches, `and`, `or`, `not`, chained comparisons, scalar builtins."""
+    """Violations in equations/: branches, `and`, `or`, `not`, chained comparisons, scalar builtins."""
     return [
         f"{module.name}:{node.lineno}: {problem}"
         for node in ast.walk(module.tree)
@@ -106,7 +106,7 @@ def _words(node: ast.AST) -> set[str]:
 
 
 def _reads(node: ast.AST, columns: set[str]) -> bool:
-    """Whether the value (not just the form) of a column enters an expression."""
+    """Whether an expression reads the value (not just the form) of a column."""
     if isinstance(node, ast.Name):
         return node.id in columns
     if isinstance(node, ast.Attribute) and node.attr in ARRAY_ATTRIBUTES:

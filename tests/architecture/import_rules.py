@@ -1,4 +1,4 @@
-"""Who may import what: downward between packages, by public names only, third-party packages by package."""
+"""Allowed imports: from lower packages only, public names only, third-party packages by package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYERS: Mapping[str, int] = {
 }
 
 BASE = ("errors", "units", "interrupts", "inputs", "operators", "numbers", "ties")
-"""Modules and packages beside the packages that every package may import; each may import those before it."""
+"""Base modules and packages, which every package may import; each may import those before it."""
 
 TOP = ("", "__main__")
 """The package itself and its command: above all packages."""
@@ -53,15 +53,15 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "measure": frozenset({"numpy", "torch"}),
     "targets": frozenset({"torch", "megatron"}),
 }
-"""Packages per package or base module; every other package has numpy only."""
+"""Third-party packages per package or base module; every other package has numpy only."""
 
 EQUATIONS_STDLIB = frozenset({"__future__", "collections", "typing", "dataclasses"})
 
 CHECKER_PACKAGES = frozenset({"model", "cluster", "plans", "strategy", "schedule"})
-"""Rooms whose records the independent checker may read."""
+"""Packages whose records the independent checker may read."""
 
 CHECKER_READERS = frozenset({"read_plan"})
-"""Functions that turn a file into records: the only ones that the checker may call."""
+"""Functions that read records from a file: the only ones that the checker may call."""
 
 CHECKER_NAMES = frozenset(
     {
@@ -69,8 +69,8 @@ CHECKER_NAMES = frozenset(
         "Profile", "Limit", "target_of",
     }
 )  # fmt: skip
-"""The records of a strategy, a job and its software, and their words: all of `strategy` that the checker may
-read."""
+"""The names of `strategy` that the checker may read: records of a strategy, a job and its software, and their
+allowed values."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Import:
 
 
 def imports_of(module: Module) -> Iterator[Import]:
-    """Every import of a module, wherever it stands; a relative one has its leading dots."""
+    """Every import of a module, at any depth; a relative one keeps its leading dots."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -94,7 +94,7 @@ def imports_of(module: Module) -> Iterator[Import]:
 
 
 def public_names(modules: list[Module]) -> dict[str, frozenset[str]]:
-    """What each package's `__init__` lists in `__all__`."""
+    """The names that each package's `__init__` lists in `__all__`."""
     return {
         module.package: frozenset(
             ast.literal_eval(statement.value)
@@ -114,7 +114,7 @@ def _assigns_all(statement: ast.stmt) -> bool:
 
 
 def import_violations(module: Module, public: Mapping[str, frozenset[str]]) -> list[str]:
-    """What a module imports against the rules, as `name:line: what`."""
+    """Imports of a module that break the rules, as `name:line: problem`."""
     return [
         f"{module.name}:{found.line}: {problem}"
         for found in imports_of(module)
@@ -183,7 +183,7 @@ def _attributes_of(module: Module, name: str) -> set[str]:
 
 
 def _checker_problems(target: str, names: Iterable[str]) -> Iterator[str]:
-    """The independent checker reads records and words; a function of another package would be shared code."""
+    """The independent checker may import records and allowed values; a function would be shared code."""
     if target not in CHECKER_PACKAGES:
         yield f"the checker imports {target}"
     for name in names:

@@ -20,8 +20,8 @@ class Module:
 
     @property
     def tree(self) -> ast.Module:
-        """Its syntax tree, made anew: those of all modules are two million objects, which every worker would
-        make before its first test, and keep to its last."""
+        """Its syntax tree, parsed each time: the trees of all modules have two million nodes, too many for
+        every pytest worker to keep."""
         return ast.parse(self.source)
 
     @property

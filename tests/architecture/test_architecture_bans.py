@@ -1,4 +1,4 @@
-"""Bans, sizes and ratchets over the whole package; each catches a module that breaks it."""
+"""Bans, size limits and ratchets over the whole package; each rule catches a module that breaks it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.architecture.sources import module_of, package_modules, test_modules
 MODULES = package_modules()
 
 LONGER: dict[str, int] = {"shardwise.sim.engine:simulate": 84}
-"""Modules and functions that may be longer than the limit, and how long: shrink this list, never grow it."""
+"""Modules and functions that may exceed the limit, with their length: shrink this list, never grow it."""
 
 SKIP_MARKS = 4
 """Skipped and expected-to-fail tests: one for each oracle that needs torch or transformers, and no other."""
 
 ONE_VALUE = {"shardwise.cost.stages:_stages"}
-"""Functions in cost/ whose table has one value throughout in a column that they read as a number."""
+"""Functions in cost/ that read a column as a number, since all rows of their tables have the same value."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Imports go strictly downward, by public names; and each rule catches the module that breaks it."""
+"""Imports go strictly downward and use public names; each rule catches a module that breaks it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WITH_NUMBA = tuple(
     f"shardwise.search.pareto.{name}"
     for name in ("elimination_numba", "joins_numba", "labels_numba", "weighted_sums_numba")
 )
-"""Modules whose functions numba compiles; read where they are used, and only then."""
+"""Modules with functions that numba compiles; imported only when they are used."""
 
 PUBLIC = public_names(MODULES)
 
@@ -57,7 +57,7 @@ def test_every_package_has_a_layer_and_is_documented() -> None:
 
 
 def test_public_names_exist() -> None:
-    """What a package lists in `__all__` is bound in its `__init__`."""
+    """The names in a package's `__all__` are bound in its `__init__`."""
     for module in MODULES:
         if module.name == f"shardwise.{module.package}":
             for name in PUBLIC[module.package]:
@@ -178,7 +178,7 @@ def test_one_module_imports_numba() -> None:
 
 @pytest.mark.slow
 def test_planning_imports_no_heavy_package() -> None:
-    """All modules in a fresh process, but those that run PyTorch and those that numba compiles."""
+    """Imports all modules in a fresh process, except those that run PyTorch and those that numba compiles."""
     names = [
         module.name
         for module in MODULES

@@ -1,4 +1,4 @@
-"""No identifier has a retired word, and no two public classes share a name."""
+"""No identifier and no prose has a retired word, and no two public classes share a name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_retired_word_is_noticed(word: str) -> None:
 
 
 PAGES_OF_WORDS = ("docs/reference/glossary.md", "docs/decisions/001-modules-by-subject.md")
-"""Pages that name retired words: the list of them, and the table of former modules."""
+"""Pages that name retired words: the glossary, and the table of former modules."""
 
 
 def test_no_prose_has_a_retired_word() -> None:

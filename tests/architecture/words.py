@@ -1,4 +1,5 @@
-"""Words that no identifier of the sources has: docs/reference/glossary.md says what is used for the thing."""
+"""Words that neither identifiers nor prose may have; docs/reference/glossary.md gives the terms to use
+instead."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ RETIRED = frozenset(
         "sifted", "sketch", "sketches", "soon", "staircase", "stairs", "told", "turns",
     }
 )  # fmt: skip
-"""Parts of identifiers and of names of modules, between underscores or capitals."""
+"""Retired parts of identifiers and module names; parts are divided by underscores or capitals."""
 
 RETIRED_PHRASES = (
     r"abreast", r"borrow(s|ed)?", r"braids?", r"close-?ups?", r"customar(y|ily)", r"cut by the bound",
@@ -28,25 +29,25 @@ RETIRED_PHRASES = (
     r"loosen(s|ed)?", r"made again", r"raised lines?", r"seats?", r"sharpen(s|ed)?", r"siev(e|ed)",
     r"sift(s|ed)?", r"sketch(es|ed)?", r"stair(s|case)", r"told", r"what became of",
 )  # fmt: skip
-"""Coined words and compounds that no prose has: docstrings, comments, messages and pages."""
+"""Retired words and phrases in prose: docstrings, comments, messages and pages."""
 
 _PHRASE = re.compile(rf"\b({'|'.join(RETIRED_PHRASES)})\b", re.IGNORECASE)
 
 _CODE = re.compile(r"^( *)```(json|yaml|python).*?^\1```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
-"""Code in a page: blocks of data and of Python, and what is between backticks."""
+"""Code in a page: blocks of data and of Python, and text in backticks."""
 
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def retired_names(module: Module) -> list[str]:
-    """Identifiers of a module that have a retired word, as `module: name`."""
+    """Identifiers of a module with a retired word, as `module: name`."""
     names = {*_names(module.tree), *module.name.split(".")}
     found = {name for name in names if {part.lower() for part in _PART.findall(name)} & RETIRED}
     return [f"{module.name}: {name}" for name in sorted(found)]
 
 
 def retired_phrases(name: str, text: str, *, is_page: bool) -> list[str]:
-    """Retired words in a page, or in the comments of a module and its strings that have a space."""
+    """Retired words of a page, or of a module's comments and its strings with a space."""
     prose = _CODE.sub("", text) if is_page else "\n".join(_prose_of(text))
     return [f"{name}: {found.group(0)}" for found in _PHRASE.finditer(prose)]
 

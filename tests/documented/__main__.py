@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code, and what documented commands print."""
+"""Writes the pages that are generated from the code, and the outputs of documented commands."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Command lines, shown outputs and example files, as they are written in a page.
+"""Reads command lines, shown outputs and example files from a page.
 
-A command is a line that starts with `shardwise` or `python -m shardwise`, of an indented block or of a
-fenced block that is not an output. A ```text block after a block of commands shows what the last of them
-prints: as many of its sections as are shown (blank lines divide them). A line "…" stands for lines left
-out: the output goes on at the next line that begins with the word after it. A fenced block with
-`title="NAME"` is the file NAME.
+A command is a line that starts with `shardwise` or `python -m shardwise`, in an indented block or in a fenced
+block that is not an output. A ```text block after a block of commands shows the output of the last one: its
+first sections, which blank lines divide. A line "…" stands for omitted lines: the output continues at the
+next line that begins with the same word as the line after it. A fenced block with `title="NAME"` is the file
+NAME.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """Arguments of `shardwise`, without what a shell does with its output."""
+        """Arguments of `shardwise`, without shell redirections."""
         return self._split()[0]
 
     @property
     def needs_shell(self) -> bool:
-        """Whether it needs rights, or a shell that passes its output on."""
+        """Whether it needs root rights, or a shell for redirections."""
         return "sudo " in self.text or bool(self._split()[1])
 
     @property
@@ -66,7 +66,7 @@ class Block:
     """A block of code: its lines, and the index of its first line in the page."""
 
     language: str | None
-    """None where it is indented."""
+    """None for an indented block."""
     first: int
     lines: tuple[str, ...]
     title: str | None = None
@@ -99,7 +99,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def commands(page: Path) -> list[Command]:
-    """The commands of a page, in its order."""
+    """The commands of a page, in order."""
     text = page.read_text("utf-8")
     found = list(blocks(text))
     result: list[Command] = []
@@ -137,7 +137,7 @@ def _shows(text: str, block: Block, following: Block) -> bool:
 
 
 def inline_commands(page: Path) -> list[Command]:
-    """Commands in running text; they may be without arguments."""
+    """Commands in running text, possibly without arguments."""
     lines = page.read_text("utf-8").split("\n")
     return [
         Command(page, number, match)
@@ -154,7 +154,7 @@ def files(page: Path) -> dict[str, str]:
 
 
 def as_shown(printed: str, shown: str) -> str:
-    """As much of what a command printed as the page shows of it."""
+    """The part of a command's output that the page shows."""
     lines = printed.strip("\n").split("\n")
     parts = _GAP.split(shown.strip("\n"))
     result, at = "", 0

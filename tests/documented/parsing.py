@@ -1,4 +1,4 @@
-"""Parses command lines by the parser of `shardwise`, without running them."""
+"""Parses command lines with the parser of `shardwise`, without running them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 from shardwise.app.cli.commands import command
 
 NESTED = {"emulate": [], "launch": ["train", "PLAN"]}
-"""Commands of which the words after `--` are arguments; none: the words begin with `shardwise` themselves."""
+"""Commands whose words after `--` are a command line of `shardwise`, with the words to put before them; an
+empty list means that they begin with `shardwise` themselves."""
 
 
 def check(words: list[str], *, is_partial: bool) -> None:
-    """Raise the parser's error for a command or option that does not exist.
+    """Raises the parser's error for a command or option that does not exist.
 
-    Arguments may be missing where the line `is_partial`.
+    Arguments may be missing if `is_partial`.
     """
     _check(command(), "shardwise", words, None, is_partial)
 

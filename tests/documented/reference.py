@@ -1,4 +1,4 @@
-"""docs/reference/cli.md and docs/reference/api.md, made from the code."""
+"""docs/reference/cli.md and docs/reference/api.md, generated from the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the commands of a page in a folder of their own, in the order of the page."""
+"""Runs the commands of a page in a temporary folder, in the order of the page."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.documented.pages import ROOT, Command, as_shown, commands, files
 from shardwise.app.cli.main import main
 
 MACHINE_COMMANDS = frozenset({"calibrate", "emulate", "launch"})
-"""Commands that measure this machine, or start programs on others: they are parsed, not run."""
+"""Commands that measure this machine or start programs on others: they are parsed, not run."""
 
 PROCESS_COMMANDS = frozenset({"train"})
-"""Commands that start processes, which begin as copies of this one: they get a process of their own."""
+"""Commands that fork processes from this one: they run in a process of their own."""
 
 WRITES = frozenset({"--save", "--out", "--log", "--trace", "--plot", "--checkpoint"})
 
@@ -31,12 +31,12 @@ VARYING = (
     (re.compile(r"[\d.,]+ m?s measured"), "measured"),
     (re.compile(r"loss +[\d.]+ to [\d.]+"), "loss"),
 )
-"""What depends on this machine (times; the last digits of a loss), and what stands for it."""
+"""Patterns for output that depends on this machine (times; the last digits of a loss), with replacements."""
 
 
 @contextlib.contextmanager
 def example_folder() -> Iterator[Path]:
-    """A folder of its own, where the examples are and what commands write stays."""
+    """A temporary working folder with the examples, for the files that commands write."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "examples").symlink_to(ROOT / "examples")
         with contextlib.chdir(folder):
@@ -44,7 +44,7 @@ def example_folder() -> Iterator[Path]:
 
 
 def run(words: list[str]) -> tuple[int, str]:
-    """Exit code, and what it printed: the answer, or the error where there is none."""
+    """Exit code, and the printed answer, or the error if there is none."""
     if words[0] in PROCESS_COMMANDS:
         paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
@@ -61,7 +61,7 @@ def run(words: list[str]) -> tuple[int, str]:
 
 
 def runs(command: Command, missing: set[str]) -> bool:
-    """Whether the command is run: it names values for all, needs no shell, and its files are there."""
+    """Whether the command is run: it has all values, needs no shell, and its files exist."""
     words = command.words
     if (
         command.has_placeholder
@@ -79,7 +79,7 @@ def written_by(command: Command) -> set[str]:
 
 
 def outputs(page: Path) -> Iterator[tuple[Command, str]]:
-    """The commands of a page that show an output, each with as much of what it prints today."""
+    """The commands of a page that show an output, each with the same part of its present output."""
     missing: set[str] = set()
     with example_folder() as folder:
         for name, text in files(page).items():
@@ -97,7 +97,7 @@ def outputs(page: Path) -> Iterator[tuple[Command, str]]:
 
 
 def comparable(text: str) -> str:
-    """Without what depends on the speed of this machine."""
+    """The text without numbers that depend on the speed of this machine."""
     for pattern, replacement in VARYING:
         text = pattern.sub(replacement, text)
     return text
@@ -112,7 +112,7 @@ def is_run(page: Path) -> bool:
 
 
 def rewritten(page: Path) -> str:
-    """The page with what its commands print today."""
+    """The page with the present outputs of its commands."""
     text, at = page.read_text("utf-8"), 0
     for command, now in outputs(page):
         old, new = f"```text\n{command.shown}```", f"```text\n{now}```"

@@ -1,10 +1,9 @@
-"""Frozen prices: strategies on frozen clusters, with every part of their step time and memory.
+"""Recorded estimates of strategies on frozen clusters: every part of their step time and memory.
 
     python tests/golden/record.py
 
-prices the strategies that `prices.json` lists anew and writes the numbers back. The clusters and the software
-in it are complete, numbers and all, so that only a change of equations, cost or schedules, or of the sizes of
-a model, changes a price.
+estimates all strategies in `prices.json` again and writes the numbers back. Clusters and software are
+recorded in full, so that only changes of equations, cost, schedules or model sizes change a number.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def problem_of(question: Mapping[str, Any]) -> Problem:
 
 
 def costs_of(problem: Problem, text: str) -> dict[str, Any]:
-    """Everything that the strategy `text` costs: numbers of 12 digits by name."""
+    """All estimates of the strategy `text`: numbers of 12 digits by name."""
     experts = problem.model.experts
     strategy = complete(
         parse_fields(text),
@@ -78,7 +77,7 @@ def costs_of(problem: Problem, text: str) -> dict[str, Any]:
 
 
 def bounds_of(problem: Problem, table: StrategyTable) -> dict[str, Any]:
-    """What bounds the blocks in which a strategy lies, level by level."""
+    """The lower bounds of the subproblems that contain a strategy, level by level."""
     none = np.zeros(1, dtype=np.intp)
     grids = grids_of(problem, table)
     totals, traffic = (
@@ -109,7 +108,7 @@ def _rounded(value: float) -> float:
 
 
 def record(path: Path = GOLDEN) -> int:
-    """Prices every listed strategy and writes the file; returns how many there are."""
+    """Estimates every listed strategy and writes the file; returns their number."""
     questions = json.loads(path.read_text(encoding="utf-8"))
     count = 0
     for question in questions:
@@ -121,4 +120,4 @@ def record(path: Path = GOLDEN) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{record()} prices recorded in {GOLDEN.name}\n")
+    sys.stdout.write(f"{record()} estimates recorded in {GOLDEN.name}\n")

@@ -1,4 +1,4 @@
-"""Prices are those that were recorded; `python tests/golden/record.py` records new ones."""
+"""The cost model gives the recorded estimates; `python tests/golden/record.py` records new ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shardwise.strategy import CP_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES, parse_
 QUESTIONS: list[dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 RTOL, ATOL = 1e-9, 1e-13
-"""A bubble of nothing is what rounding leaves of a step of seconds."""
+"""Relative tolerance, and absolute: a bubble of 0 s may have the rounding error of a step of some seconds."""
 
 
 def differences(found: Any, expected: Any, path: str = "") -> Iterator[str]:
-    """Where two prices differ by more than a part in a billion, or have different names."""
+    """Where two estimates differ by more than a part in a billion, or have different names."""
     if isinstance(expected, dict):
         if found.keys() != expected.keys():
             yield f"{path}: {sorted(found.keys() ^ expected.keys())}"

@@ -1,4 +1,4 @@
-"""Mutants of a module: one small change each, inside function bodies, where a careless hand could slip."""
+"""Mutants of a module: one small change each, inside function bodies, as a careless edit could make it."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ SWAPPED_NAMES = {
 }
 
 UNTOUCHED_KEYWORDS = frozenset({"strict", "dtype", "key"})
-"""Keyword arguments that guard or annotate rather than compute."""
+"""Keyword arguments that check or annotate rather than compute."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: where, what it was, what it is, and how to make it in the module's tree."""
+    """One change: its place, the source before and after it, and how to apply it to the module's tree."""
 
     module: str
     path: Path
@@ -68,12 +68,12 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What identifies the mutant when lines move."""
+        """Identifies the mutant when lines move."""
         return f"{self.module}:{self.function}: {self.before} -> {self.after}"
 
 
 def mutants_of(module: str, path: Path) -> list[Mutant]:
-    """Every mutant of the module's functions, in the order of the source."""
+    """Every mutant of the module's functions, in source order."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return [
         Mutant(module, path, name, node.lineno, ast.unparse(shown), after, apply, tree)
@@ -85,7 +85,7 @@ def mutants_of(module: str, path: Path) -> list[Mutant]:
 
 
 def _functions(scope: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
-    """Functions and methods with qualified names; a function inside a function belongs to the outer one."""
+    """Functions and methods with qualified names; a nested function belongs to the outer one."""
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, Function):
             yield prefix + node.name, node
@@ -94,9 +94,9 @@ def _functions(scope: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
 
 
 def _expressions(node: ast.AST, parent: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Expressions that compute, each with the one to show: a constant is shown with what it is part of.
+    """Expressions that compute, each with the expression to show: for a constant, the one that contains it.
 
-    Annotations, decorators, strings, error messages and guards do not compute.
+    Annotations, decorators, strings, error messages and assertions do not compute.
     """
     if isinstance(node, ast.Raise | ast.JoinedStr):
         return
@@ -113,7 +113,7 @@ def _expressions(node: ast.AST, parent: ast.expr | None) -> Iterator[tuple[ast.e
 
 
 def _changes(node: ast.expr, shown: ast.expr) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Each change of this one node: the text of `shown` after it, and the act."""
+    """Each change of this node: the text of `shown` afterwards, and a function that applies it."""
     for name, value in _new_fields(node):
         before = getattr(node, name)
         setattr(node, name, value)

@@ -1,13 +1,13 @@
-"""Mutation testing of packages: which small slips in the source would the fast tests notice?
+"""Mutation testing of packages: finds small changes of the source that the fast tests do not notice.
 
     .venv/bin/python tests/mutation/mutate.py --packages equations cost --sample 200 --seed 1
     .venv/bin/python tests/mutation/mutate.py --packages equations cost --all --jobs 2
 
-Tests are collected once. For each mutant a forked child swaps the code of the changed function and runs the
-tests until one fails (killed), all pass (survived) or time runs out (killed). Tests that killed a mutant of
-the same module go first. `equivalent.txt` lists mutants that no test can tell from the original, each with
-the reason. Exit 0 when the share killed reaches the floor, 1 when not, 2 when the tests fail unmutated or
-the list of equivalents is stale.
+Tests are collected once. For each mutant a forked child replaces the code of the changed function and runs
+the tests until one fails (killed), all pass (survived) or time runs out (killed). Tests that killed a mutant
+of the same module go first. `equivalent.txt` lists mutants that behave like the original, each with the
+reason. Exit code: 0 if the share of killed mutants reaches `--floor`, 1 if not, 2 if the tests fail unmutated
+or `equivalent.txt` is out of date.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
-sys.path[:0] = [str(ROOT), str(SOURCE)]  # a script's own folder is all that Python puts there
+sys.path[:0] = [str(ROOT), str(SOURCE)]  # Python adds the script's folder only
 
 from tests.mutation.mutants import Mutant, mutants_of  # noqa: E402
 
@@ -44,7 +44,7 @@ MEMORY_BYTES = 8 << 30
 
 @dataclass
 class Verdict:
-    """What became of one mutant: killed by a test, by running out of time, or not at all."""
+    """The result for one mutant: killed by a test or by the time limit, or survived."""
 
     mutant: Mutant
     killer: str | None
@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass
 class Child:
-    """A running mutant: its process, the pipe on which it names its killer, and when it must be done."""
+    """A running mutant: its process, the pipe on which it names its killer, and its deadline."""
 
     mutant: Mutant | None
     pid: int
@@ -75,8 +75,8 @@ class Campaign:
     killers: dict[str, list[str]] = field(default_factory=dict)
 
     def pytest_configure(self) -> None:
-        """The same examples for every mutant, nothing stored, no time spent on smaller counterexamples."""
-        from hypothesis import Phase, settings  # after pytest has set up its import hook
+        """Uses the same examples for every mutant, stores none, and does not shrink counterexamples."""
+        from hypothesis import Phase, settings  # after pytest has installed its import hook
 
         phases = (Phase.explicit, Phase.generate)
         settings.register_profile("mutation", derandomize=True, database=None, deadline=None, phases=phases)
@@ -102,7 +102,7 @@ class Campaign:
         return True
 
     def _baseline(self, session: pytest.Session) -> float:
-        """Seconds of all tests unmutated, which are then put in the order of their own; 0 when one fails."""
+        """Seconds of all tests unmutated, which are then sorted by duration; 0 if one fails."""
         child = self._start(session, None, 600.0)
         while not _is_over(child):
             pass
@@ -126,7 +126,7 @@ class Campaign:
         return Child(mutant, pid, reader, now, now + limit)
 
     def _run(self, session: pytest.Session, mutant: Mutant | None, writer: int) -> None:
-        """In the child: mutate, run tests until one fails, write its name, leave without cleaning up."""
+        """In the child: mutates, runs tests until one fails, writes its name, exits without cleaning up."""
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
@@ -176,7 +176,7 @@ class Campaign:
 
 
 def _is_over(child: Child) -> bool:
-    """Waits a moment for the child to end; kills it when its time is over."""
+    """Waits a moment for the child to end; kills it after its deadline."""
     ready, _, _ = select.select([child.pipe], [], [], 0.01)
     text = os.read(child.pipe, 65536) if ready else None
     if text:
@@ -202,7 +202,7 @@ def location_of(code: CodeType) -> CodeLocation:
 
 
 def functions_by_location() -> dict[CodeLocation, list[FunctionType]]:
-    """Every live function of the package by where it was defined, decorated and nested ones included."""
+    """Every live function of the package by its location in the source, also decorated and nested ones."""
     found: dict[CodeLocation, list[FunctionType]] = {}
     for thing in gc.get_objects():
         if isinstance(thing, FunctionType) and str(SOURCE) in thing.__code__.co_filename:
@@ -211,7 +211,7 @@ def functions_by_location() -> dict[CodeLocation, list[FunctionType]]:
 
 
 def install(mutant: Mutant, functions: dict[CodeLocation, list[FunctionType]]) -> None:
-    """Gives the live functions of the mutant's module their mutated code, and empties caches."""
+    """Replaces the code of the live functions of the mutant's module, and clears caches."""
     mutant.apply()
     module = compile(ast.fix_missing_locations(mutant.tree), str(mutant.path), "exec", dont_inherit=True)
     for code in _codes(module):
@@ -230,7 +230,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def sources(package: str) -> list[tuple[str, Path]]:
-    """(module, file) of a room or of a base module."""
+    """(module, file) of a package or of a base module."""
     folder = SOURCE / "shardwise" / package
     files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
     return [
@@ -241,7 +241,7 @@ def sources(package: str) -> list[tuple[str, Path]]:
 
 
 def tests_of(package: str) -> list[str]:
-    """The fast tests of a room: its folder under tests/unit, and what is named after it."""
+    """The fast tests of a package: its folder under tests/unit, and test files named after it."""
     folder = ROOT / "tests" / "unit" / package
     named = [
         *(ROOT / "tests" / "unit").glob(f"test_{package}*.py"),
@@ -251,14 +251,14 @@ def tests_of(package: str) -> list[str]:
 
 
 def equivalents() -> dict[str, str]:
-    """Key of each equivalent mutant and the reason why no test can tell it apart."""
+    """Key of each equivalent mutant, with the reason why no test can detect it."""
     lines = EQUIVALENT.read_text(encoding="utf-8").splitlines() if EQUIVALENT.exists() else []
     entries = [line.rpartition(" # ") for line in lines if line.strip() and not line.startswith("#")]
     return {key.strip(): reason.strip() for key, _, reason in entries}
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Which small slips in the source would the tests notice?")
+    parser = argparse.ArgumentParser(description="Finds small changes of the source that no test notices.")
     parser.add_argument(
         "--packages",
         "--rooms",
@@ -281,7 +281,7 @@ def parsed() -> argparse.Namespace:
 
 
 def chosen_mutants(options: argparse.Namespace) -> tuple[list[Mutant], list[str]]:
-    """The mutants to run, and entries of the equivalents of these packages that match none."""
+    """The mutants to run, and listed equivalents of these packages that match no mutant."""
     everything = [
         m
         for package in options.packages
@@ -322,7 +322,7 @@ def main() -> int:
     options = parsed()
     mutants, stale = chosen_mutants(options)
     if stale:
-        print("equivalent.txt lists what is no mutant any more:", *stale, sep="\n  ")
+        print("equivalent.txt lists mutants that no longer exist:", *stale, sep="\n  ")
         return 2
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(threads, "1")  # before numpy is loaded: forking is safe with one thread only

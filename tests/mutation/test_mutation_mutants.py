@@ -1,4 +1,4 @@
-"""The mutants that are made of a source, and a small campaign from end to end."""
+"""The mutants of a given source, and a small campaign from end to end."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "uneven": ("plan", *UNEVEN),
     "on two pools": (
         "plan", "llama-2-7b", "--cluster", "1x2xA100-80G+1x4xA10G", "--seq-len", "1024",
-        "--global-batch-size", "16", "--stage-dp", "2", "--braid", "2",
+        "--global-batch-size", "16", "--stage-dp", "2", "--mixed-pool-stages", "2",
     ),
     "uneven for a trace": ("plan", *UNEVEN, *TRACE, "slow n1 0.9"),
     "graph": GRAPH,

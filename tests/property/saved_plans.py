@@ -79,7 +79,13 @@ def uneven(rng: random.Random, folder: Path) -> Command:
     command = ["plan", str(path), "--cluster", pools(rng, rng.choice((2, 2, 3))), "--inter-node", "400Gb/s"]
     seq_len, batch = rng.choice(("1024", "2048")), rng.choice(("24", "32", "48"))
     command += ["--seq-len", seq_len, "--global-batch-size", batch]
-    return [*command, "--stage-dp", rng.choice(("1", "1", "2")), "--braid", rng.choice(("1", "1", "2"))]
+    return [
+        *command,
+        "--stage-dp",
+        rng.choice(("1", "1", "2")),
+        "--mixed-pool-stages",
+        rng.choice(("1", "1", "2")),
+    ]
 
 
 def for_trace(rng: random.Random, folder: Path) -> Command:

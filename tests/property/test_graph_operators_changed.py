@@ -150,17 +150,17 @@ SIZES = {"b": 4, "k": 3, "n": 6, "h": 4, "g": 4, "r": 4}
         (operator("group_norm", "b -> b", SIZES, groups=2), "needs a channel dim", "output"),
         (
             operator("concat", "b k, b k -> b n", SIZES, over="n b"),
-            "cannot have it",
+            "cannot have this value",
             "attributes.over",
         ),
         (
             operator("group_norm", "b n -> b n", SIZES, groups=2, channel="n b"),
-            "cannot have it",
+            "cannot have this value",
             "attributes.channel",
         ),
         (
             operator("lstm", "b k n -> b k h", SIZES, parameters="g h n, g h r", time="k b"),
-            "cannot have it",
+            "cannot have this value",
             "attributes.time",
         ),
     ],

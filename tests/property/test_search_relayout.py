@@ -4,6 +4,7 @@ one.
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections import Counter
 from dataclasses import replace
@@ -19,7 +20,6 @@ from tests.property.uneven_twin import Layouts, filling_of, random_space, random
 from shardwise.plans import Layout, Pipeline, UnevenResult
 from shardwise.search import UnevenSpace, predict_record, relayout
 from shardwise.search.hetero import UnevenPipeline, UnevenPlan, pipeline_search
-from shardwise.search.hetero import relayout as in_place
 from shardwise.search.hetero.lower_bounds import stage_lower_bound_s
 from shardwise.search.hetero.placement import NodeLookup, faults_of_spread
 from shardwise.search.hetero.result import uneven_result
@@ -255,7 +255,7 @@ def test_stages_spread_over_nodes_that_are_no_longer_full_get_no_relayout(seed: 
     assert sampled is not None
     space, result = sampled
     again = predict_record(space.model, space.cluster, space.job, result)
-    assert "pipeline 0 is spread over nodes that its like do not fill" in again.faults
+    assert "pipeline 0 is spread over nodes that identical pipelines do not fill" in again.faults
     assert relayout(space.model, space.cluster, space.job, result) is None
 
 
@@ -290,5 +290,8 @@ def test_shares_that_are_not_exchanged_are_noticed(monkeypatch: pytest.MonkeyPat
         base, more = divmod(total, len(chains))
         return [base + (place < more) for place in range(len(chains))]
 
-    monkeypatch.setattr(in_place, "_shares", even)
+    module = importlib.import_module(
+        "shardwise.search.hetero.relayout"
+    )  # the package has a function so named
+    monkeypatch.setattr(module, "_shares", even)
     assert faults(range(7))

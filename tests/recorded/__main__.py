@@ -1,8 +1,9 @@
-"""Asks the whole net anew: `python -m tests.recorded` says what differs, with `--record` it is written down.
+"""Answers all recorded questions again: `python -m tests.recorded` prints the differences, `--record` accepts
+them.
 
     python -m tests.recorded --only "uniform: a node"
 
-asks one question, by the name that its test has.
+answers one question, by its name in the tests.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Any
 
 from tests.recorded.comparing import differences, settled
 from tests.recorded.files import CANDIDATES, KINDS, PLANS, file_of, read_lines, rounded, write_lines
-from tests.recorded.product import answer_to, plan_said, with_price
+from tests.recorded.product import answer_to, plan_content, with_price
 
 SHOWN = 50
-"""Differences of a file that are printed, at most."""
+"""Most differences of a file that are printed."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.recorded")
-    parser.add_argument("--record", action="store_true", help="write what is found in place of what was")
-    parser.add_argument("--only", action="append", help="ask this question alone; may be given several times")
+    parser.add_argument("--record", action="store_true", help="replace the recorded answers")
+    parser.add_argument("--only", action="append", help="answer this question only; repeatable")
     given = parser.parse_args(words)
     if given.record and given.only:
         parser.error("--record writes all answers; --only asks some")
@@ -50,7 +51,7 @@ def answers() -> dict[str, Any]:
 
 
 def _some(names: Sequence[str]) -> int:
-    """How many differences the answers to some questions have."""
+    """The number of differences in the answers to these questions."""
     asked, recorded = questions(), answers()
     return sum(
         _printed(name, settled(rounded(answer_to(asked[name])), recorded[name]), recorded[name])
@@ -59,7 +60,7 @@ def _some(names: Sequence[str]) -> int:
 
 
 def _all(*, is_recording: bool) -> int:
-    """How many differences there are in all."""
+    """The number of all differences."""
     changed, recorded = 0, answers()
     for kind in KINDS:
         found = {one["name"]: rounded(answer_to(one)) for one in read_lines(file_of("questions", kind))}
@@ -70,12 +71,12 @@ def _all(*, is_recording: bool) -> int:
         changed += _compared("answers", kind, found, is_recording=is_recording)
     for kind in CANDIDATES:
         changed += _compared("candidates", kind, _priced(kind), is_recording=is_recording)
-    said = {path.name: rounded(plan_said(path.name)) for path in sorted(PLANS.iterdir())}
+    said = {path.name: rounded(plan_content(path.name)) for path in sorted(PLANS.iterdir())}
     return changed + _compared("answers", "plans", said, is_recording=is_recording)
 
 
 def _priced(kind: str) -> list[Any]:
-    """All candidates of a kind with what they cost now."""
+    """All candidates of a kind with their present estimates."""
     cases: dict[str, Any] = read_lines(file_of("cases", kind))
     return [
         rounded(with_price(kind, cases[one["case"]], one)) for one in read_lines(file_of("candidates", kind))
@@ -83,7 +84,7 @@ def _priced(kind: str) -> list[Any]:
 
 
 def _compared(folder: str, name: str, found: Any, *, is_recording: bool) -> int:
-    """How much of a file differs; it is written anew where that is asked for."""
+    """The number of differences in a file, which is written again when recording."""
     path = file_of(folder, name)
     recorded = read_lines(path) if path.exists() else type(found)()
     changed = _printed(f"{folder}/{name}", found, recorded)
@@ -93,7 +94,7 @@ def _compared(folder: str, name: str, found: Any, *, is_recording: bool) -> int:
 
 
 def _printed(name: str, found: Any, recorded: Any) -> int:
-    """How much differs; some of it is printed."""
+    """The number of differences, some of which are printed."""
     changed = list(differences(found, recorded))
     for line in changed[:SHOWN]:
         sys.stdout.write(f"{name}: {line}\n")

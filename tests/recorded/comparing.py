@@ -1,4 +1,5 @@
-"""Where two records differ: numbers by more than a part in a billion, all else at all."""
+"""The differences between two records: numbers that differ by more than a part in a billion, and any other
+change."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ EQUAL = 1e-9
 """Relative difference up to which two numbers are equal."""
 
 ROUNDING = 1e-12
-"""What rounding leaves of a number that is a difference of others: of 1, and in `SUMS` of their largest."""
+"""Rounding error of a number that is a difference of others: relative to 1, and in `SUMS` to their largest
+entry."""
 
 SUMS = ("seconds", "bytes")
 """Mappings whose numbers add up."""
 
 
 def differences(found: Any, recorded: Any, at: str = "", whole: float = 1.0) -> Iterator[str]:
-    """Every place where `found` is not what was recorded; an entry that one of them lacks is one."""
+    """Every place where `found` differs from `recorded`, including entries that only one of them has."""
     if isinstance(recorded, Mapping) and isinstance(found, Mapping):
         if at.rpartition(".")[2] in SUMS:
             whole = max((abs(value) for value in recorded.values()), default=1.0)
@@ -38,7 +40,7 @@ def differences(found: Any, recorded: Any, at: str = "", whole: float = 1.0) -> 
 
 
 def is_equal(found: Any, recorded: Any, whole: float = 1.0) -> bool:
-    """Whether two plain values are equal; `whole` is the largest number that they may be a difference of."""
+    """Whether two plain values are equal; a number may be a difference of numbers up to `whole`."""
     if _is_number(found) and _is_number(recorded):
         return isclose(found, recorded, rel_tol=EQUAL, abs_tol=ROUNDING * whole)
     return type(found) is type(recorded) and bool(found == recorded)
@@ -49,8 +51,8 @@ def _is_number(value: Any) -> bool:
 
 
 def settled(found: Any, recorded: Any) -> Any:
-    """The answer that was found, with the recorded layout of every point of a graph where both cost the same:
-    which of equal layouts is found depends on the order of sums."""
+    """`found` with the recorded layout of each graph point where both layouts cost the same: the order of
+    sums decides which of them the search finds."""
     if "layouts" not in found or "layouts" not in recorded:
         return found
     changed = copy.deepcopy(found)
@@ -66,7 +68,7 @@ def settled(found: Any, recorded: Any) -> Any:
 
 
 def _is_tied(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two points differ in their layouts alone, and cost what these do."""
+    """Whether two points differ in their layouts only, and each layout has the point's cost."""
     mine, theirs = ({key: value for key, value in each.items() if key != "layout"} for each in (one, other))
     is_same = not list(differences(mine, theirs))
     return is_same and bool(one["costs_what_its_layout_does"]) and one["layout"] != other["layout"]

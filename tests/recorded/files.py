@@ -1,4 +1,4 @@
-"""Where the files of the net are, and their form: JSON with one record a line."""
+"""The files of the recorded questions and answers: JSON with one record per line."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 FOLDER = Path(__file__).parent
 
 KINDS = ("uniform", "mixed", "graph")
-"""Of questions: a strategy on like nodes, a plan of a mixed cluster, the frontier of an operator graph."""
+"""Kinds of questions: a uniform strategy, a plan of a mixed cluster, the frontier of an operator graph."""
 
 CANDIDATES = ("uniform", "uneven", "graph")
-"""Of candidates that are priced one by one."""
+"""Kinds of candidates, which are evaluated one by one."""
 
 PLANS = FOLDER / "plans"
 """The folder of the plan files."""
 
 DIGITS = 12
-"""Of a number that is recorded: a thousand times finer than what counts as equal."""
+"""Digits of a recorded number: a thousand times finer than the tolerance."""
 
 
 def file_of(folder: str, name: str) -> Path:
-    """`questions/uniform.json` and the like."""
+    """A path such as `questions/uniform.json`."""
     return FOLDER / folder / f"{name}.json"
 
 
 @cache
 def frozen(name: str) -> dict[str, Any]:
-    """The frozen data of a kind (`devices`, `clusters`, `models`, `software`, `targets`, `graphs`) by name:
-    to be read, not to be changed."""
+    """The frozen data of a kind (`devices`, `clusters`, `models`, `software`, `targets`, `graphs`) by name;
+    read-only."""
     found: dict[str, Any] = read_lines(file_of("frozen", name))
     return found
 
 
 def read_lines(path: Path) -> Any:
-    """What `write_lines` wrote."""
+    """Reads a file of `write_lines`."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_lines(path: Path, records: Mapping[str, Any] | Sequence[Any]) -> None:
-    """A mapping of records, or a list of them, as JSON with one record a line."""
+    """Writes a mapping of records, or a list of them, as JSON with one record per line."""
     path.parent.mkdir(exist_ok=True)
     if isinstance(records, Mapping):
         ends = "{}"
@@ -54,7 +54,7 @@ def write_lines(path: Path, records: Mapping[str, Any] | Sequence[Any]) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """Plain values with numbers of so many digits, and mappings and lists as JSON has them."""
+    """Plain values with numbers rounded to DIGITS, and mappings and lists as in JSON."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):

@@ -1,7 +1,8 @@
-"""The product as the net asks it: frozen records become its objects, which answer.
+"""Calls the product for the recorded questions: turns frozen records into its objects, and its answers into
+records.
 
-This module and `records` are all of the net that knows the product. A change of its names, or of how it is
-asked, changes these two, and nothing that is recorded.
+Only this module and `records` use the product. A change of its names or interface changes these two modules,
+and nothing that is recorded.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from shardwise.strategy import PROFILES, Job, Profile, Strategy, parse_fields, p
 from shardwise.strategy.target import Target, target_from_record
 
 PROOF_BUDGET_S = 600.0
-"""For the proof of a plan file: far more than any of these takes."""
+"""Time limit for the proof of a plan file; seconds; far more than any of these takes."""
 
 
 @cache
@@ -47,7 +48,7 @@ def model_of(name: str) -> Model:
 
 @cache
 def cluster_of(name: str) -> Cluster:
-    """The frozen cluster of this name: its record with the frozen devices put in."""
+    """The frozen cluster of this name, with the frozen devices in its record."""
     record = frozen("clusters")[name]
     devices = {own: frozen("devices")[key] for own, key in record["classes"].items()}
     return cluster_from_record({**record, "name": name, "classes": devices})
@@ -71,7 +72,7 @@ def target_of(name: str) -> Target | None:
 
 @cache
 def graph_of(name: str) -> OpGraph:
-    """The frozen operator graph of this name, at the batch of its record."""
+    """The frozen operator graph of this name, at the batch size of its record."""
     return parse_graph(frozen("graphs")[name])
 
 
@@ -90,7 +91,7 @@ def job_of(asked: Mapping[str, Any]) -> Job:
 
 
 def question_of(asked: Mapping[str, Any]) -> search.Question:
-    """The question about strategies that a record holds."""
+    """The question about strategies in a record."""
     return search.Question(
         model=model_of(asked["model"]),
         cluster=cluster_of(asked["cluster"]),
@@ -133,7 +134,7 @@ def training_of(asked: Mapping[str, Any]) -> Training:
 
 
 def batched_graph(asked: Mapping[str, Any]) -> OpGraph:
-    """The graph of a question or a candidate, at its batch."""
+    """The graph of a question or a candidate, at its batch size."""
     return scaled(graph_of(asked["graph"]), asked["batch"], asked["seq_len"])
 
 
@@ -175,7 +176,7 @@ def _graph_answer(asked: Mapping[str, Any]) -> dict[str, Any]:
 def layout_price(
     graph: OpGraph, cluster: Cluster, training: Training, layout: GraphLayout
 ) -> tuple[float, float]:
-    """Seconds and bytes of a layout by its names, by code that shares nothing with the search."""
+    """Estimated seconds and bytes of a layout, by code that is not part of the search."""
     mesh = mesh_of(cluster, layout.ranks)
     if isinstance(layout, StagedLayout):
         staged = estimate_pipeline(graph, cluster, training, mesh, layout)
@@ -185,7 +186,7 @@ def layout_price(
 
 
 def with_price(kind: str, case: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of a candidate with its seconds per step and the peak bytes of a device."""
+    """A candidate's record with its seconds per step and the peak bytes of a device."""
     step_time_s, peak_bytes = _PRICED[kind](case, one["candidate"])
     return {**one, "step_time_s": step_time_s, "peak_bytes": peak_bytes}
 
@@ -198,7 +199,7 @@ def _uniform_price(case: Mapping[str, Any], text: str) -> tuple[float, float]:
 
 
 def strategy_of(text: str) -> Strategy:
-    """The strategy of which a text names every field."""
+    """The strategy of a text that names every field."""
     fields: dict[str, Any] = dict(parse_fields(text))
     return Strategy(**fields)
 
@@ -214,7 +215,7 @@ def _uneven_price(case: Mapping[str, Any], candidate: Mapping[str, Any]) -> tupl
 
 
 def uneven_of(candidate: Mapping[str, Any]) -> UnevenResult:
-    """An uneven plan that nobody has priced."""
+    """An uneven plan without an estimate."""
     microbatches = candidate["microbatches"]
     return UnevenResult(
         layout=Layout(
@@ -270,12 +271,12 @@ def _graph_price(case: Mapping[str, Any], layout: Mapping[str, Any]) -> tuple[fl
 _PRICED: Mapping[str, Any] = {"uniform": _uniform_price, "uneven": _uneven_price, "graph": _graph_price}
 
 
-def plan_said(name: str) -> dict[str, Any]:
-    """What the plan file of this name says, as it is read."""
+def plan_content(name: str) -> dict[str, Any]:
+    """The content of the plan file of this name, as the product reads it."""
     return records.plan_record(read_any_plan(str(PLANS / name)))
 
 
 def faults_of(path: Path) -> list[str]:
-    """What `check` finds wrong in a plan file; what it leaves open is not wrong."""
+    """The checks that fail for a plan file; checks that stay open are not failures."""
     verdict = verdict_on(str(path), PROOF_BUDGET_S)
     return [check.name for check in verdict.checks if not check.ok and not check.is_open]

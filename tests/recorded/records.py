@@ -1,7 +1,7 @@
-"""Answers of the product as plain records, in the net's own words.
+"""Answers of the product as plain records with names of their own, which survive changes of the product.
 
-Left out are plan hashes, counts of effort (what was cut, evaluated, and for how long) and sentences. Of
-entries that are equal by their figures the first in text order comes first.
+Plan hashes, counts of search effort (pruned, evaluated, seconds) and sentences are left out. Entries with
+equal numbers are in text order.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ STRATEGY = (
 
 
 BLOCK = ("name", "mode", "operators", "tensors", "stored", "used")
-"""What the layout of a block says, as in plan files."""
+"""The keys of a block's layout, as in plan files."""
 
 
 def in_order(entries: Sequence[Record], what: str) -> list[Record]:
-    """Records from the least step time to the largest; equal ones in the text order of `what` they are."""
+    """Records by increasing step time; ties in the text order of their `what`."""
     by_text = sorted(entries, key=lambda entry: json.dumps(entry[what], sort_keys=True))
     return [by_text[place] for place in least_first([entry["step_time_s"] for entry in by_text])]
 
@@ -93,7 +93,7 @@ def strategy_text(strategy: Strategy) -> str:
 
 
 def result_record(result: Result) -> Record:
-    """A strategy with its price."""
+    """A strategy with its estimate."""
     return {
         "strategy": strategy_record(result.strategy),
         "step_time_s": result.step_time_s,
@@ -110,7 +110,7 @@ def result_record(result: Result) -> Record:
 
 
 def uneven_record(result: UnevenResult) -> Record:
-    """An uneven plan with its price."""
+    """An uneven plan with its estimate."""
     return {
         "step_time_s": result.step_time_s,
         "pipeline_s": list(result.pipeline_s),
@@ -163,8 +163,8 @@ def stage_record(stage: Stage) -> Record:
 
 
 def certificate_record(certificate: Certificate) -> Record:
-    """What is proven, without how it was found out: how many are rejected for want of memory depends on which
-    are cut before."""
+    """What is proven, without counts that depend on the search: how many candidates are rejected for memory
+    depends on which are pruned first."""
     return {
         "space": certificate.space,
         "fixed": dict(certificate.fixed),
@@ -199,7 +199,7 @@ def part_record(part: SearchedPart) -> Record:
 
 
 def mixed_record(mixed: MixedFigures | None) -> Record | None:
-    """What an answer on a mixed cluster is compared with."""
+    """The plans that an answer on a mixed cluster is compared with."""
     if mixed is None:
         return None
     return {
@@ -212,7 +212,7 @@ def mixed_record(mixed: MixedFigures | None) -> Record | None:
 
 
 def tradeoff_record(frontier: StrategyFrontier) -> Record:
-    """Time against memory of strategies."""
+    """The frontier of step time and memory of strategies."""
     points = [
         {
             "step_time_s": point.step_time_s,
@@ -228,7 +228,8 @@ def tradeoff_record(frontier: StrategyFrontier) -> Record:
 
 
 def infeasible_record(error: Infeasible) -> Record:
-    """That nothing fits: the reasons (not how often), and how many changes would help."""
+    """An infeasible question: the reasons without their counts, and the number of relaxations that would
+    help."""
     return {"infeasible": sorted(error.reasons), "changes": len(error.relaxations)}
 
 
@@ -241,9 +242,9 @@ def frontier_record(
     curves: Sequence[Curve[Any]],
     price: Callable[[Point[Any]], tuple[float, float]],
 ) -> Record:
-    """The frontier of an operator graph: of all points the seconds, bytes and devices, of some the layouts.
+    """The frontier of an operator graph: seconds, bytes and devices of all points, and the layouts of some.
 
-    `price` is what the layout of a point costs by other code. `blocks` has what layouts say of a block, once.
+    `price` estimates the layout of a point with separate code. `blocks` has each different block layout once.
     """
     blocks: dict[str, Record] = {}
     front = undominated(points)
@@ -267,12 +268,12 @@ def frontier_record(
 
 
 SHOWN = 8
-"""Points of a frontier whose layouts are recorded, about."""
+"""Approximate number of frontier points whose layouts are recorded."""
 
 
 def undominated(points: Sequence[Point[Any]]) -> list[Point[Any]]:
-    """The points by device count and step time, without those that another one is as good as but for
-    rounding: which of these are found depends on the order of sums."""
+    """The points by device count and step time, without those that another point dominates up to rounding:
+    the order of sums decides which of them the search finds."""
     found: list[Point[Any]] = []
     for devices in sorted({point.devices for point in points}):
         own = sorted(
@@ -295,7 +296,7 @@ def undominated(points: Sequence[Point[Any]]) -> list[Point[Any]]:
 def point_record(
     point: Point[Any], blocks: dict[str, Record], price: Callable[[Point[Any]], tuple[float, float]]
 ) -> Record:
-    """A point with its layout: the blocks that it has, each by its name in `blocks`."""
+    """A point with its layout; its blocks are names in `blocks`."""
     time_s, nbytes = price(point)
     return {
         "step_time_s": point.time_s,
@@ -309,7 +310,7 @@ def point_record(
 
 
 def graph_layout_record(layout: GraphLayout, blocks: dict[str, Record]) -> Record:
-    """A layout of a graph as names of `blocks`, to which new ones are added."""
+    """A layout of a graph as names in `blocks`, to which new ones are added."""
     found: Record = {"mesh": list(layout.ranks)}
     if isinstance(layout, StagedLayout):
         record = staged_record(layout)
@@ -322,7 +323,7 @@ def graph_layout_record(layout: GraphLayout, blocks: dict[str, Record]) -> Recor
 
 
 def _names_of(run: Sequence[Mapping[str, Any]], blocks: dict[str, Record]) -> str:
-    """`2x 0f3a9c1d` and the like: a name is the digest of what it stands for."""
+    """Text such as `2x 0f3a9c1d`: the count of a block, and the digest of its layout as its name."""
     names = []
     for item in run:
         block = {key: item[key] for key in BLOCK}
@@ -333,7 +334,7 @@ def _names_of(run: Sequence[Mapping[str, Any]], blocks: dict[str, Record]) -> st
 
 
 def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
-    """What a plan file says."""
+    """The content of a plan file."""
     if isinstance(plan, GraphPlan):
         return _graph_plan_record(plan)
     found: Record = {
@@ -364,7 +365,7 @@ def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
 
 
 def trace_record(found: TraceChoice) -> Record:
-    """How a plan was chosen for a trace of events; not how many arrangements were weighed."""
+    """How a plan was chosen for a trace of events, without the number of candidates."""
     return {
         "policy": found.policy,
         "trace": found.trace,

@@ -1,4 +1,4 @@
-"""Answers to the recorded questions are those that were recorded."""
+"""The recorded questions have the recorded answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small change of an answer is noticed, and shipped data changes none."""
+"""Small changes of answers are noticed, and changes of shipped data change no answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 def noticed(change: Change, among: Callable[[dict[str, Any]], bool]) -> dict[str, bool]:
-    """Whether a change of each recorded answer of a sort is noticed."""
+    """For each recorded answer of a kind, whether a change of it is noticed."""
     found = {}
     for name, answer in ANSWERS.items():
         if among(answer):
@@ -40,7 +40,7 @@ def noticed(change: Change, among: Callable[[dict[str, Any]], bool]) -> dict[str
 
 
 def times(factor: float) -> Change:
-    """The step time of an answer, or of its first point, times a factor."""
+    """Multiplies the step time of an answer, or of its first point."""
 
     def change(answer: dict[str, Any]) -> None:
         if "points" in answer:
@@ -93,7 +93,7 @@ def test_a_layout_of_another_point_is_noticed_and_one_that_costs_the_same_is_not
 
 
 def test_layouts_of_other_points_do_not_cost_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planner that gives the layouts of a frontier in the wrong order."""
+    """A planner that mixes up the layouts of a frontier's points."""
     record = records.frontier_record
 
     def mixed_up(*, points: Any, **others: Any) -> Any:
@@ -137,7 +137,7 @@ def test_slower_software_changes_prices(kind: str, monkeypatch: pytest.MonkeyPat
 
 
 def _slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are dispatched in a thousandth more than the time that they are."""
+    """Makes kernel dispatch and host work a thousandth slower."""
     software = product.software_of
 
     def slower(name: str) -> Any:
@@ -158,8 +158,8 @@ OF_EACH_SORT = (
 
 @pytest.mark.slow
 def test_shipped_data_changes_no_answer(tmp_path: Path) -> None:
-    """The product with other devices, software and targets, and without models, clusters and graphs, answers
-    the same: asking reads frozen data alone."""
+    """The product gives the same answers with other devices, software and targets, and without models,
+    clusters and graphs: the questions read frozen data only."""
     package = Path(shardwise.__file__).parent
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in sorted(tmp_path.rglob("*.json")):
@@ -172,13 +172,13 @@ def test_shipped_data_changes_no_answer(tmp_path: Path) -> None:
         path.unlink()
     asked = [word for name in OF_EACH_SORT for word in ("--only", name)]
     assert _ran(tmp_path, "-m", "tests.recorded", *asked) == 0
-    # What it ships is not what is frozen: asked with that, it would answer otherwise.
+    # The shipped data now differs from the frozen data, so questions that read it would have other answers.
     same = "from tests.recorded import product; assert product.is_shipped('megatron-2024')"
     assert _ran(tmp_path, "-c", same) == 1
 
 
 def _less(value: Any) -> Any:
-    """Plain values with all fractions a tenth less."""
+    """Plain values with all fractions reduced by a tenth."""
     if isinstance(value, float):
         return value * 0.9
     if isinstance(value, dict):
@@ -187,7 +187,7 @@ def _less(value: Any) -> Any:
 
 
 def _ran(source: Path, *words: str) -> int:
-    """The exit code of Python with these words, where the product is the one in a folder."""
+    """The exit code of Python with these arguments, with the product from a given folder."""
     path = os.pathsep.join((str(source), str(FOLDER.parents[1])))
     command = [sys.executable, *words]
     environment = {**os.environ, "PYTHONPATH": path}

@@ -1,18 +1,18 @@
-"""Plan files of all kinds are read as they were when they were written, and `check` finds nothing wrong."""
+"""Plan files of all kinds are read as when they were written, and `check` accepts them."""
 
 from __future__ import annotations
 
 import pytest
 from tests.recorded.comparing import differences
 from tests.recorded.files import PLANS, file_of, read_lines, rounded
-from tests.recorded.product import faults_of, plan_said
+from tests.recorded.product import faults_of, plan_content
 
 SAID = read_lines(file_of("answers", "plans"))
 
 
 @pytest.mark.parametrize("name", SAID)
 def test_a_plan_file_has_the_recorded_content(name: str) -> None:
-    assert list(differences(rounded(plan_said(name)), SAID[name])) == []
+    assert list(differences(rounded(plan_content(name)), SAID[name])) == []
 
 
 @pytest.mark.parametrize("name", SAID)

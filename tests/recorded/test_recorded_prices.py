@@ -1,4 +1,4 @@
-"""Candidates, evaluated one by one, cost what was recorded."""
+"""Candidates, evaluated one by one, have the recorded estimates."""
 
 from __future__ import annotations
 

@@ -15,17 +15,19 @@ from tests.relations.every import RELATIONS
 from tests.relations.questions import question
 
 SHOWN = 3
-"""Failures of a relation that are printed, those with the shortest commands."""
+"""Failures of a relation that are printed, those with the shortest commands first."""
 
 WIDTH = 200
-"""Characters of a failure that are shown while the others run."""
+"""Characters of a failure that are printed while the run continues."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.relations")
-    parser.add_argument("--plans", type=int, default=10_000, help="run until so many commands were run")
+    parser.add_argument("--plans", type=int, default=10_000, help="number of commands to run")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first question")
-    parser.add_argument("--relation", action="append", choices=tuple(RELATIONS), help="this one alone")
+    parser.add_argument(
+        "--relation", action="append", choices=tuple(RELATIONS), help="run this relation only"
+    )
     parser.add_argument("--shown", type=int, default=SHOWN, help="failures of each relation to print")
     with TemporaryDirectory(prefix="relations-") as folder:
         return _run(parser.parse_args(), Commands(Path(folder)))

@@ -1,4 +1,4 @@
-"""(f) Commands about one question agree with each other."""
+"""(f) Commands about the same question agree with each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.relations.relation import (
 )
 
 MOST_EVALUATED = 20_000
-"""Candidates of a space that is evaluated one by one."""
+"""Largest number of candidates of a space that is evaluated exhaustively."""
 
 
 def _strategy_text(strategy: dict[str, Any]) -> str:
@@ -33,14 +33,14 @@ def _strategy_text(strategy: dict[str, Any]) -> str:
 
 
 def _result(answer: Answer) -> Any:
-    """The price of a result, without what only a plan of a mixed cluster has."""
+    """The estimate of a result, without the keys that only plans of mixed clusters have."""
     ignored = ("uniform_step_time_s", "fastest_class_step_time_s", "why", "layout")
     return {key: value for key, value in answer.best.items() if key not in ignored}
 
 
 @relation(is_plan)
 def evaluate_agrees(question: Question, shardwise: Commands) -> None:
-    """`evaluate` of the best strategy on all devices."""
+    """`evaluate` gives the same estimate for the best strategy on all devices."""
     answer = shardwise.answer(question.words(use_all=""))
     if (
         answer.fits
@@ -66,7 +66,7 @@ def frontier_begins_with_the_best(question: Question, shardwise: Commands) -> No
 
 @relation(is_uniform_plan)
 def frontier_ends_with_the_smallest(question: Question, shardwise: Commands) -> None:
-    """The smallest point of `frontier` is the answer for the objective memory."""
+    """The smallest point of `frontier` is the answer with objective memory."""
     smallest = shardwise.answer(question.words(objective="memory"))
     frontier = shardwise.answer(question.words(command="frontier", top=None))
     require(smallest.fits == frontier.fits, "frontier: only one of them fits", smallest, frontier)
@@ -97,7 +97,7 @@ def frontier_of_plan(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_plan(question))
 def check_accepts(question: Question, shardwise: Commands) -> None:
-    """`check` accepts what `plan` saved."""
+    """`check` accepts the plan that `plan` saves."""
     answer = shardwise.answer(question.words())
     if answer.fits:
         checked = shardwise.answer(("check", question.saved()))
@@ -107,7 +107,7 @@ def check_accepts(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: not question.cluster.is_mixed or question.is_graph)
 def check_accepts_points(question: Question, shardwise: Commands) -> None:
-    """`check` accepts the plans of the fastest and of the smallest point that `frontier` saved."""
+    """`check` accepts the plans of the fastest and the smallest point that `frontier` saves."""
     words = question.words(command="frontier", top=None)
     if shardwise.answer(words).fits:
         for is_smallest in (False, True):
@@ -118,7 +118,7 @@ def check_accepts_points(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def explain_agrees(question: Question, shardwise: Commands) -> None:
-    """`explain` finds the plan's best again, and accounts for every candidate."""
+    """`explain` finds the same best plan, and accounts for every candidate."""
     answer = shardwise.answer(question.words())
     if answer.fits and answer.best["strategy"] is not None:
         explained = shardwise.answer(("explain", question.saved()))
@@ -130,7 +130,7 @@ def explain_agrees(question: Question, shardwise: Commands) -> None:
 
 @relation(is_uniform_plan)
 def why_not_is_a_plan_with_that_fixed(question: Question, shardwise: Commands) -> None:
-    """`explain --why-not` about a plan on all devices finds what `plan --fix` finds, on any part of them."""
+    """`explain --why-not` for a plan on all devices finds the same as `plan --fix` on any part of them."""
     answer = shardwise.answer(question.words(fix=None, use_all=""))
     fix = question.rng("why not").choice(
         ("tp=1", "pp=1", "zero_stage=1", "recompute=full", "micro_batch_size=1")
@@ -148,7 +148,7 @@ def why_not_is_a_plan_with_that_fixed(question: Question, shardwise: Commands) -
 
 @relation(lambda question: is_uniform_plan(question) and has_network(question) and not question.cluster.tiers)
 def what_if_is_a_plan_there(question: Question, shardwise: Commands) -> None:
-    """`explain --what-if` of twice the bandwidth between nodes finds what `plan` finds there."""
+    """`explain --what-if` with twice the bandwidth between nodes finds the same as `plan` on that cluster."""
     answer = shardwise.answer(question.words(use_all=""))
     if answer.fits:
         cluster = question.cluster.with_explicit_cards()
@@ -171,7 +171,7 @@ def what_if_is_a_plan_there(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def simulate_agrees(question: Question, shardwise: Commands) -> None:
-    """`simulate` has the plan's step time, and its pipeline takes no more than that."""
+    """`simulate` has the plan's step time, and its pipeline takes no more."""
     answer = shardwise.answer(question.words())
     if answer.fits:
         timeline = shardwise.answer(("simulate", question.saved()))
@@ -183,8 +183,9 @@ def simulate_agrees(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def exhaustive_finds_the_same(question: Question, shardwise: Commands) -> None:
-    """`--exhaustive` evaluates everything on all devices and finds what `--use-all` does, by its hash too."""
-    fix = question.options.get("--fix", "cp=1")  # with a field fixed no uneven plan is looked for
+    """`--exhaustive` evaluates every candidate on all devices and finds the same plan as `--use-all`, by its
+    hash too."""
+    fix = question.options.get("--fix", "cp=1")  # with a fixed field no uneven plan is searched for
     answer = shardwise.answer(question.words(use_all="", fix=fix))
     if answer.fits and answer.document["certificate"]["enumerated"] <= MOST_EVALUATED:
         every = shardwise.answer(question.words(exhaustive="", fix=fix))
@@ -195,7 +196,7 @@ def exhaustive_finds_the_same(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_plan(question) and question.seed % 8 < 2)
 def two_workers_find_the_same(question: Question, shardwise: Commands) -> None:
-    """`--workers 2` gives the same answer, the counts of its certificate too."""
+    """`--workers 2` gives the same answer, including the counts of its certificate."""
     answer, other = shardwise.answer(question.words()), shardwise.answer(question.words(workers="2"))
     require_same(answer, other, what="two workers", figures=whole)
     if answer.fits:
@@ -212,7 +213,8 @@ def a_budget_that_is_enough(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def a_budget_that_is_too_short(question: Question, shardwise: Commands) -> None:
-    """A search that ends early is no faster than the whole one, and its bound is no more than the best."""
+    """A search that ends early finds no faster plan than a full one, and its lower bound is not above the
+    best."""
     answer, early = shardwise.answer(question.words()), shardwise.answer(question.words(budget="20ms"))
     if early.fits:
         found = f"ended early: {early.step_time_s!r} s, at least {early.lower_bound_s!r}"
@@ -230,7 +232,7 @@ def a_budget_that_is_too_short(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def more_runners_up(question: Question, shardwise: Commands) -> None:
-    """Runners-up are the first of those of a longer list, and the best is the same."""
+    """A shorter list of runners-up is the beginning of a longer one, and the best plan is the same."""
     few, many = shardwise.answer(question.words(top="1")), shardwise.answer(question.words(top="4"))
     require(few.fits == many.fits, "runners-up: only one fits", few, many)
     if few.fits:

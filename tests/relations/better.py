@@ -1,7 +1,7 @@
-"""(b) A better world is never slower.
+"""(b) Better hardware, or a weaker constraint, never gives a slower plan.
 
-Where other nodes make other pools, what the norm of idle devices costs an uneven plan is left out
-(`idle_norm_s`).
+Where other nodes make other pools, the gradient norm over idle devices may cost an uneven plan more; that is
+left out (`idle_norm_s`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def less_latency(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda _: True)
 def more_memory(question: Question, shardwise: Commands) -> None:
-    """Devices of one and a half times the memory."""
+    """Devices with one and a half times the memory."""
 
     def larger(run: Nodes) -> Nodes:
         now = run.memory_bytes or find_device(run.device).memory_bytes
@@ -93,7 +93,7 @@ def more_memory(question: Question, shardwise: Commands) -> None:
 
 @relation(is_mixed_plan)
 def more_memory_of_a_pool(question: Question, shardwise: Commands) -> None:
-    """The devices of one entry with four times the memory."""
+    """Devices of one entry with four times the memory."""
     cluster = question.cluster.with_explicit_cards()
     chosen = question.rng("more memory of a pool").choice(cluster.nodes)
     now = chosen.memory_bytes or find_device(chosen.device).memory_bytes
@@ -108,7 +108,7 @@ def more_memory_of_a_pool(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda _: True)
 def more_speed(question: Question, shardwise: Commands) -> None:
-    """All devices a quarter faster."""
+    """All devices are a quarter faster."""
     cluster = question.cluster.with_explicit_cards()
     better = cluster.changed(lambda run: replace(run, speed=1.25 * (run.speed or 1.0)))
     _require_not_slower(question, shardwise, better, "more speed")
@@ -116,7 +116,7 @@ def more_speed(question: Question, shardwise: Commands) -> None:
 
 @relation(is_mixed_plan)
 def more_speed_of_a_pool(question: Question, shardwise: Commands) -> None:
-    """The devices of one entry twice as fast."""
+    """The devices of one entry are twice as fast."""
     cluster = question.cluster.with_explicit_cards()
     chosen = question.rng("more speed of a pool").choice(cluster.nodes)
     faster = replace(chosen, speed=2.0 * (chosen.speed or 1.0))
@@ -130,7 +130,7 @@ def more_speed_of_a_pool(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: question.cluster.devices > 1 and is_plan(question))
 def a_slower_node(question: Question, shardwise: Commands) -> None:
-    """One node at six tenths of its speed never makes a step shorter."""
+    """One node at 0.6 of its speed never makes a step shorter."""
     cluster = question.cluster.with_explicit_cards()
     chosen = question.rng("a slower node").randrange(len(cluster.nodes))
     nodes = []
@@ -146,7 +146,7 @@ def a_slower_node(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_plan(question) and not question.cluster.tiers)
 def one_more_node(question: Question, shardwise: Commands) -> None:
-    """One more of the nodes of one entry."""
+    """One more node of one entry."""
     cluster = question.cluster.with_explicit_cards()
     chosen = question.rng("one more node").choice(cluster.nodes)
     more = replace(chosen, count=chosen.count + 1)
@@ -157,7 +157,7 @@ def one_more_node(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda _: True)
 def a_smaller_margin(question: Question, shardwise: Commands) -> None:
-    """No memory left free, instead of two tenths."""
+    """No memory margin, instead of 0.2."""
     better = shardwise.answer(question.words(memory_margin="0.0"))
     worse = shardwise.answer(question.words(memory_margin="0.2"))
     require_not_slower(better, worse, what="a smaller margin")
@@ -165,7 +165,7 @@ def a_smaller_margin(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def experts_in_balance(question: Question, shardwise: Commands) -> None:
-    """The busiest expert with the mean load, instead of 1.3 times as much."""
+    """The busiest expert has the mean load, instead of 1.3 times as much."""
     better = shardwise.answer(question.words(expert_imbalance="1.0"))
     worse = shardwise.answer(question.words(expert_imbalance="1.3"))
     require_not_slower(better, worse, what="experts in balance")
@@ -173,7 +173,7 @@ def experts_in_balance(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def a_larger_space(question: Question, shardwise: Commands) -> None:
-    """The default space has all that the core space has."""
+    """The default space contains the core space."""
     better = shardwise.answer(question.words(space=None))
     worse = shardwise.answer(question.words(space="core"))
     require_not_slower(better, worse, what="a larger space")
@@ -181,7 +181,7 @@ def a_larger_space(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def nothing_fixed(question: Question, shardwise: Commands) -> None:
-    """All values of a field, instead of one of them."""
+    """All values of a field, instead of a fixed one."""
     fix = question.rng("nothing fixed").choice(("tp=1", "pp=1", "recompute=none", "zero_stage=0", "vpp=1"))
     better = shardwise.answer(question.words(fix=None))
     require_not_slower(better, shardwise.answer(question.words(fix=fix)), what="nothing fixed")
@@ -203,6 +203,6 @@ def more_values_of_an_axis(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_mixed_plan(question) and question.space == "default")
 def shared_rows(question: Question, shardwise: Commands) -> None:
-    """Replicas that share the rows of a microbatch, and stages on two pools, add plans and take none."""
+    """Replicas that divide the samples of a micro-batch, and mixed-pool stages, only add plans."""
     better = shardwise.answer(question.words(fix=None, stage_dp="2", braid="2"))
     require_not_slower(better, shardwise.answer(question.words(fix=None)), what="shared rows")

@@ -1,4 +1,4 @@
-"""Planners that are broken in one respect: a relation that does not notice them says nothing."""
+"""Mutated answers: a relation that accepts them checks nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Change = Callable[[Answer], Answer]
 
 
 class RecordedCommands(Commands):
-    """The commands that a relation gives, and their answers."""
+    """Records the commands that a relation runs, and their answers."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -29,7 +29,7 @@ class RecordedCommands(Commands):
 
 
 class MutatedCommands(RecordedCommands):
-    """The same, with one answer `changed`."""
+    """Replaces the answer to one command by `changed`."""
 
     def __init__(self, commands: Commands, text: str, changed: Answer) -> None:
         super().__init__(commands)
@@ -41,7 +41,7 @@ class MutatedCommands(RecordedCommands):
 
 
 def catches_mutants(relation: Relation, question: Question, commands: Commands) -> bool:
-    """Whether the relation holds of the commands as they are, and is broken by one answer that is worse."""
+    """Whether the relation holds for the true answers, and fails for some worse answer."""
     recorded = RecordedCommands(commands)
     relation.check(question, recorded)
     return any(
@@ -59,7 +59,8 @@ def _fails(relation: Relation, question: Question, commands: Commands) -> bool:
 
 
 def _mutated_answers(answers: list[Answer]) -> Iterator[tuple[str, Answer]]:
-    """Each answer in turn, a thousandth slower than the slowest of all; and with other faults of its kind."""
+    """Each answer in turn, a thousandth slower than the slowest of all, and with each mutation of its
+    kind."""
     slowest_s = max((_seconds(answer) for answer in answers if answer.fits), default=0.0)
     for answer in answers:
         if answer.fits:
@@ -77,7 +78,7 @@ def _seconds(answer: Answer) -> float:
 
 
 def _with_time(document: Mapping[str, Any], step_s: float) -> dict[str, Any]:
-    """The document of an answer whose plan takes so long."""
+    """The answer's document with this step time."""
     changed = dict(document)
     for key in ("best", "result"):
         if isinstance(changed.get(key), Mapping):
@@ -90,12 +91,12 @@ def _with_time(document: Mapping[str, Any], step_s: float) -> dict[str, Any]:
 
 
 def _disagrees(answer: Answer) -> Answer:
-    """`explain` finds another best."""
+    """`explain` finds another best plan."""
     return replace(answer, document={**answer.document, "agrees": False})
 
 
 def _refuses(answer: Answer) -> Answer:
-    """`check` does not accept the plan."""
+    """`check` rejects the plan."""
     return replace(answer, document={**answer.document, "ok": False}, code=4)
 
 
@@ -108,13 +109,13 @@ def _larger(answer: Answer) -> Answer:
 
 
 def _miscounted(answer: Answer) -> Answer:
-    """`space` counts one candidate more."""
+    """`space` counts one more candidate."""
     count = answer.document.get("count")
     return replace(answer, document={**answer.document, **({} if count is None else {"count": count + 1})})
 
 
 def _costlier(answer: Answer) -> Answer:
-    """The best costs twice as much."""
+    """The best plan costs twice as much."""
     best = answer.document.get("best")
     if not isinstance(best, Mapping) or not best.get("usd_per_billion_tokens"):
         return answer
@@ -123,7 +124,7 @@ def _costlier(answer: Answer) -> Answer:
 
 
 def _wasteful(answer: Answer) -> Answer:
-    """A part that is smaller than the one chosen does fit, and one after it is slower."""
+    """A smaller part than the chosen one fits, and a later one is slower."""
     parts = answer.document.get("parts")
     if not parts:
         return answer
@@ -133,7 +134,7 @@ def _wasteful(answer: Answer) -> Answer:
 
 
 def _idle(answer: Answer) -> Answer:
-    """One device more is idle than there is."""
+    """One more device is reported as idle."""
     idle = answer.document.get("idle")
     if not idle:
         return answer
@@ -141,12 +142,12 @@ def _idle(answer: Answer) -> Answer:
 
 
 def _proven(answer: Answer) -> Answer:
-    """What is not proven is called proven."""
+    """An answer without a proof is called proven."""
     return replace(answer, document={**answer.document, "is_proven": True})
 
 
 def _unprofitable(answer: Answer) -> Answer:
-    """A decision moves, and makes fewer steps than keeping."""
+    """A migration makes fewer steps than keeping the plan."""
     steps = answer.document.get("keep_steps")
     worse = {"decision": "move", "steps": 0.5 * steps} if steps else {}
     return replace(answer, document={**answer.document, **worse})
@@ -155,4 +156,4 @@ def _unprofitable(answer: Answer) -> Answer:
 MUTATIONS: tuple[Change, ...] = (
     _disagrees, _refuses, _larger, _miscounted, _costlier, _wasteful, _idle, _proven, _unprofitable
 )  # fmt: skip
-"""Other faults; an answer of another kind stays as it is."""
+"""Further mutations; each leaves answers of other kinds as they are."""

@@ -1,4 +1,4 @@
-"""Clusters as data, so that one can be written as a shorthand, as a file, or as links."""
+"""Clusters as data that can be written as a shorthand, as a file, or as links."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def bytes_per_s(rate: float) -> str:
 
 
 def number(value: float) -> str:
-    """All digits of a number, without a point where it is whole."""
+    """All digits of a number, without a decimal point if it is an integer."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """`count` like nodes one after another. A figure that is None is the one that is usual for the device."""
+    """`count` equal nodes in a row. A number that is None is the device's default."""
 
     device: str
     count: int
@@ -40,12 +40,12 @@ class Nodes:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a shorthand can say it."""
+        """Whether a shorthand can describe the node."""
         return self == Nodes(device=self.device, count=self.count, devices=self.devices)
 
     @property
     def own_class(self) -> Mapping[str, Any] | None:
-        """The class of a file that has these figures of a device; None where the known device has them."""
+        """A device class for a file with these numbers; None if they are those of the known device."""
         figures: dict[str, Any] = {}
         if self.memory_bytes is not None:
             figures["memory"] = f"{number(self.memory_bytes)}B"
@@ -71,7 +71,7 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
-    """A tier of a file; `bandwidth` None is what the cards of the nodes make up."""
+    """A tier of a file; without a `bandwidth` it has the sum of the nodes' cards."""
 
     name: str
     span: int | str
@@ -90,7 +90,8 @@ class Tier:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterData:
-    """Runs of nodes, and tiers where they are not the usual ones. `inter_node` is the option of that name."""
+    """Runs of equal nodes, and tiers unless they are the default ones. `inter_node` is the option of that
+    name."""
 
     nodes: tuple[Nodes, ...]
     tiers: tuple[Tier, ...] = ()
@@ -123,18 +124,18 @@ class ClusterData:
 
     @property
     def inter_node_bytes_per_s(self) -> float | None:
-        """The bandwidth of every network card where `--inter-node` says it."""
+        """The bandwidth of every network card, if `--inter-node` gives it."""
         return None if self.inter_node is None else float(self.inter_node.removesuffix("Gb/s")) * 1e9 / 8.0
 
     def words(self) -> tuple[Word, ...]:
-        """The cluster as words of a command: a shorthand where it has one, else a file."""
+        """The cluster as words of a command: a shorthand if possible, else a file."""
         if not self.has_shorthand:
             return ("--cluster", self.file())
         network = ("--inter-node", self.inter_node) if self.inter_node is not None else ()
         return ("--cluster", self.shorthand, *network)
 
     def file(self, *, unit: Unit = bytes_per_s, **more: Any) -> File:
-        """The cluster as a file; `more` are other keys of the file."""
+        """The cluster as a file; `more` are further keys of the file."""
         return File("cluster", {**self.document(unit), **more})
 
     def document(self, unit: Unit = bytes_per_s) -> dict[str, Any]:
@@ -171,11 +172,11 @@ class ClusterData:
         return node
 
     def changed(self, change: Callable[[Nodes], Nodes]) -> ClusterData:
-        """The cluster with other runs of nodes."""
+        """The cluster with `change` applied to every run of nodes."""
         return replace(self, nodes=tuple(change(run) for run in self.nodes))
 
     def with_explicit_cards(self) -> ClusterData:
-        """The same with the network cards of each node, as a file says them."""
+        """The same cluster with the network cards of each node given explicitly, as files need."""
         rate = self.inter_node_bytes_per_s
 
         def with_cards(run: Nodes) -> Nodes:
@@ -185,7 +186,7 @@ class ClusterData:
         return replace(self.changed(with_cards), inter_node=None)
 
     def of_counts(self, counts: tuple[int, ...]) -> ClusterData:
-        """The part with so many nodes of each run; runs without any are left out."""
+        """A part with this many nodes of each run; runs without nodes are left out."""
         remaining = tuple(
             replace(run, count=count) for run, count in zip(self.nodes, counts, strict=True) if count
         )

@@ -1,4 +1,4 @@
-"""Commands run in this process, each once, with a text that a person can paste into a shell."""
+"""Runs shardwise commands in this process, each once, and gives each as text for a shell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardwise.errors import Infeasible
 
 @dataclass(frozen=True)
 class File:
-    """An input file of a command: its name without a suffix, and what it holds."""
+    """An input file of a command: its name without a suffix, and its document."""
 
     stem: str
     document: Mapping[str, Any]
@@ -49,7 +49,7 @@ Words = tuple[Word, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command answered with `--json`; `text` is the command. Without a document nothing fits."""
+    """The `--json` answer to a command; `text` is the command. Without a document nothing fits."""
 
     text: str
     document: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Answer:
 
     @property
     def step_time_s(self) -> float:
-        """Of the best plan; infinite where nothing fits."""
+        """Step time of the best plan; infinite where nothing fits."""
         if not self.fits:
             return float("inf")
         best = self.best
@@ -78,12 +78,12 @@ class Answer:
 
     @property
     def lower_bound_s(self) -> float:
-        """What no plan takes less than, by the gap that the answer states."""
+        """Lower bound of all plans' step times, by the gap that the answer states."""
         return self.step_time_s * (1.0 - self.gap) if self.fits else float("inf")
 
     @property
     def gap(self) -> float:
-        """The share by which the answer says that another plan may be faster; all of it where nothing is
+        """The share by which another plan may be faster according to the answer; 1 where nothing is
         proven."""
         if "points" in self.document:
             return float(self.document["epsilon"])
@@ -92,8 +92,7 @@ class Answer:
 
 
 class Commands:
-    """The commands of shardwise, run one after another; what was asked before is not run again. Files lie in
-    `folder`."""
+    """Runs commands of shardwise one by one and remembers their answers. Files are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -101,18 +100,18 @@ class Commands:
         self.runs = 0
 
     def answer(self, words: Words) -> Answer:
-        """What the command answers; Infeasible is an answer without a document, other errors are raised."""
+        """The answer to the command. Infeasible is an answer without a document; other errors are raised."""
         text = text_of(words)
         if text not in self._answers:
             self._answers[text] = self._run(words, text)
         return self._answers[text]
 
     def path_of(self, saved: Saved) -> str:
-        """The plan file of an answer, written where it is not there."""
+        """The plan file of an answer, written if it does not exist."""
         return self._argument(saved)
 
     def drop_answers(self) -> None:
-        """Give up all answers, for a question that has nothing in common with those before."""
+        """Forgets all answers, before a question that has nothing in common with earlier ones."""
         self._answers.clear()
 
     def _run(self, words: Words, text: str) -> Answer:
@@ -148,7 +147,7 @@ class Commands:
         return str(folder / names[-1 if word.is_smallest else 0])
 
     def _path(self, before: str, text: str, suffix: str) -> Path:
-        """Where a file made of the text lies."""
+        """The path of the file with this text."""
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         return self._folder / f"{before}{digest}{suffix}"
 
@@ -159,7 +158,7 @@ def _parser() -> Any:
 
 
 def text_of(words: Words) -> str:
-    """The command for a shell, after those that write its files."""
+    """The command for a shell, preceded by those that write its files."""
     before: list[str] = []
     shell_words: list[str] = ["shardwise"]
     for word in words:

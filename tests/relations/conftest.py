@@ -1,4 +1,4 @@
-"""Commands that the tests of one process share."""
+"""The commands that the tests of one process share."""
 
 from __future__ import annotations
 

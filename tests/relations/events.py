@@ -1,4 +1,5 @@
-"""(e) Events that change nothing, or are taken back, change nothing."""
+"""(e) Events that change nothing, or are undone, leave the plan unchanged; replanning never makes things
+worse."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ YEAR = 365.0 * 86400.0
 
 
 def is_changed(question: Question) -> bool:
-    """Whether events are asked about it: `replan` takes long on the larger clusters."""
+    """Whether the relations on events apply: `replan` takes long on larger clusters."""
     return is_plan(question) and question.cluster.devices <= MOST_DEVICES
 
 
@@ -33,10 +34,10 @@ def _replan(question: Question, events: str, horizon: str = "6h") -> Words:
 
 
 def _is_answered(question: Question, shardwise: Commands) -> Answer | None:
-    """The plan that is changed; None where nothing fits, and where `replan` refuses the plan.
+    """The plan before the events; None where nothing fits, or where `replan` refuses the plan.
 
     By design it refuses a strategy on nodes of several sizes, whose ranks cannot be followed node by node,
-    and one on a part of a node (`plan --use-all` uses whole ones).
+    and one on a part of a node (`plan --use-all` uses whole nodes).
     """
     answer = shardwise.answer(question.words())
     if not answer.fits:
@@ -49,12 +50,12 @@ def _is_answered(question: Question, shardwise: Commands) -> Answer | None:
 
 
 def _sizes(question: Question) -> list[int]:
-    """The devices of every node."""
+    """The number of devices of every node."""
     return [run.devices for run in question.cluster.nodes for _ in range(run.count)]
 
 
 def _used_devices(question: Question, answer: Answer) -> list[int]:
-    """How many devices of every node a plan uses."""
+    """The number of devices of every node that a plan uses."""
     idle: set[int] = set()
     for part in filter(None, (answer.document["idle"]["ranks"] or "").split(",")):
         first, _, last = part.partition("-")
@@ -64,7 +65,7 @@ def _used_devices(question: Question, answer: Answer) -> list[int]:
 
 
 def _require_unchanged(after: Answer, what: str) -> None:
-    """Nothing changed: the plan goes on as it was."""
+    """The decision is to keep the plan."""
     decision, step_s = after.document["decision"], after.document["step_time_s"]
     found = f"{what}: {decision} at {step_s!r} s, keeping takes {after.document['keep_step_time_s']!r} s"
     require(decision == "keep", found, after)
@@ -80,8 +81,8 @@ def _require_planned_time(question: Question, shardwise: Commands, plan: Answer)
 
 @relation(is_changed)
 def unchanged_plan_takes_its_planned_time(question: Question, shardwise: Commands) -> None:
-    """After an event that changes nothing a step takes what the plan says. An uneven plan is priced on its
-    own nodes then, without the norm of idle devices (`idle_norm_s`)."""
+    """After an event that changes nothing, a step takes the planned time. An uneven plan is then estimated on
+    its own nodes, without the gradient norm over idle devices (`idle_norm_s`)."""
     plan = _is_answered(question, shardwise)
     if plan is not None and (plan.best["strategy"] is None or not is_mixed(question)):
         _require_planned_time(question, shardwise, plan)
@@ -89,7 +90,7 @@ def unchanged_plan_takes_its_planned_time(question: Question, shardwise: Command
 
 @relation(lambda question: is_changed(question) and is_mixed(question))
 def unchanged_strategy_on_mixed_pools(question: Question, shardwise: Commands) -> None:
-    """The same of a uniform strategy on a mixed cluster."""
+    """The same for a uniform strategy on a mixed cluster."""
     plan = _is_answered(question, shardwise)
     if plan is not None and plan.best["strategy"] is not None:
         _require_planned_time(question, shardwise, plan)
@@ -97,7 +98,7 @@ def unchanged_strategy_on_mixed_pools(question: Question, shardwise: Commands) -
 
 @relation(is_changed)
 def an_event_that_changes_nothing(question: Question, shardwise: Commands) -> None:
-    """A node, and a device, at the speed that it has."""
+    """Sets a node, and a device, to its current speed."""
     plan = _is_answered(question, shardwise)
     if plan is not None:
         for events in ("slow n0 1.0", "slow d0 1.0"):
@@ -106,7 +107,7 @@ def an_event_that_changes_nothing(question: Question, shardwise: Commands) -> No
 
 @relation(is_changed)
 def an_event_taken_back(question: Question, shardwise: Commands) -> None:
-    """A node that was slow for a while."""
+    """Slows a node down, then restores its speed."""
     plan = _is_answered(question, shardwise)
     if plan is not None:
         last = question.cluster.node_count - 1
@@ -123,7 +124,7 @@ def an_event_taken_back(question: Question, shardwise: Commands) -> None:
     )
 )
 def a_link_as_it_is(question: Question, shardwise: Commands) -> None:
-    """A link at the bandwidth that it has, and one that was slow for a while."""
+    """Sets a link to its current bandwidth, also after it was slow."""
     plan = _is_answered(question, shardwise)
     if plan is None:
         return
@@ -136,10 +137,10 @@ def a_link_as_it_is(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_changed(question) and any(run.count > 1 for run in question.cluster.nodes))
 def loss_of_any_equal_node(question: Question, shardwise: Commands) -> None:
-    """Which of the like nodes of an entry is lost does not matter to the step after a year.
+    """Whichever of an entry's equal nodes is lost, a step after a year takes the same time.
 
-    What a change moves depends on the node. Over the horizon it weighs no more than its seconds over the
-    horizon, which is the bound.
+    The transition depends on the node. Over the horizon it counts at most its seconds divided by the horizon,
+    which is the bound.
     """
     if _is_answered(question, shardwise) is None:
         return
@@ -160,10 +161,11 @@ def loss_of_any_equal_node(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_changed(question) and has_network(question))
 def a_node_lost_and_back(question: Question, shardwise: Commands) -> None:
-    """A node that went and came back holds nothing, but the step is no longer.
+    """A node that left and returned holds no state, but the step is no longer.
 
-    It has to be filled again, so that the decision is a patch (docs/concepts/replanning.md); over a year that
-    weighs no more than its seconds."""
+    Its state has to be restored, so the decision is a patch (docs/concepts/replanning.md). Over a year that
+    counts at most its seconds.
+    """
     plan = _is_answered(question, shardwise)
     if plan is not None:
         after = shardwise.answer(_replan(question, "lost n0; joined n0", "365d"))
@@ -175,7 +177,7 @@ def a_node_lost_and_back(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_changed(question) and has_network(question))
 def a_change_pays(question: Question, shardwise: Commands) -> None:
-    """What is decided on makes no fewer steps over the horizon than keeping."""
+    """The decision makes no fewer steps over the horizon than keeping the plan."""
     if _is_answered(question, shardwise) is None:
         return
     last = question.cluster.node_count - 1
@@ -187,7 +189,7 @@ def a_change_pays(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_changed(question) and has_network(question) and not is_mixed(question))
 def a_longer_horizon(question: Question, shardwise: Commands) -> None:
-    """A longer horizon leaves the step no longer: changes that cost more pay by then."""
+    """A longer horizon gives no longer step: more expensive transitions pay off by then."""
     if _is_answered(question, shardwise) is None:
         return
     events = f"slow n{question.cluster.node_count - 1} 0.5"
@@ -208,7 +210,7 @@ def a_longer_horizon(question: Question, shardwise: Commands) -> None:
     )
 )
 def loss_equals_plan_on_remaining_nodes(question: Question, shardwise: Commands) -> None:
-    """After a loss, over a year, a step takes no more than the best plan on the nodes that are left."""
+    """After a loss, over a year, a step takes no more than the best plan on the remaining nodes."""
     if _is_answered(question, shardwise) is None:
         return
     run = question.cluster.nodes[0]

@@ -1,4 +1,4 @@
-"""All relations by name, and the questions of each that every run of the tests asks."""
+"""All relations by name, the known failures, and the questions that the tests ask for each relation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.relations.relation import RELATIONS, Relation
 __all__ = ["KNOWN_FAILURES", "QUESTIONS", "RELATIONS", "expected_to_pass", "questions_of"]
 
 MODULES = (restated, better, mixed, idle, events, agreeing, scaled, exports)
-"""Each makes its relations as it is imported."""
+"""Each module registers its relations when it is imported."""
 
 QUESTIONS = 100
-"""Seeds of the questions of every run."""
+"""Number of seeds from which the tests take questions."""
 
 KNOWN_FAILURES: Mapping[str, str] = {
     "unchanged_strategy_on_mixed_pools": "plan takes the worst of each figure, replan the worst sum of each "
@@ -24,17 +24,18 @@ KNOWN_FAILURES: Mapping[str, str] = {
     "(docs/concepts/replanning.md)",
     "loss_of_any_equal_node": "after a loss, shapes are searched for in 48 parts of the space",
 }
-"""Relations that do not hold, and why: the tests leave them out, the runner asks them."""
+"""Relations that do not hold yet, with the reason: the tests skip them, `python -m tests.relations` runs
+them."""
 
 
 def expected_to_pass() -> list[str]:
-    """Names of the relations that the tests ask."""
+    """Names of the relations that the tests check."""
     return [name for name in RELATIONS if name not in KNOWN_FAILURES]
 
 
 def questions_of(relation: Relation, count: int, most: int = QUESTIONS) -> list[Question]:
-    """`count` of the first `most` questions to which the relation applies, others for each relation; larger
-    clusters are left to `--full`."""
+    """`count` of the first `most` questions to which the relation applies, different ones for each relation.
+    Larger clusters run with `--full` only."""
     first = 7 * list(RELATIONS).index(relation.name)
 
     def applicable() -> Iterator[Question]:

@@ -1,4 +1,4 @@
-"""(h) What is planned for other software is no faster than what is planned for any, and can be exported."""
+"""(h) A plan for a target is no faster than a plan for any target, and can be exported."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TARGET = "megatron-lm-0.19"
 
 
 def _is_for_target(question: Question) -> bool:
-    """Whether Megatron-LM runs plans of the job: it has neither Adafactor nor our Muon."""
+    """Whether Megatron-LM can run plans of the job: it has neither Adafactor nor our Muon."""
     return is_plan(question) and question.options.get("--optimizer", "adamw") in ("adamw", "sgd")
 
 
 def _planned(question: Question, shardwise: Commands) -> Answer | None:
-    """The answer for the target; None for a model that its flags cannot say, or a value that it lacks."""
+    """The answer for the target; None where it does not support the model or a fixed value."""
     try:
         return shardwise.answer(question.words(target=TARGET))
     except ConfigError as error:
@@ -30,7 +30,7 @@ def _planned(question: Question, shardwise: Commands) -> Answer | None:
 
 @relation(_is_for_target)
 def a_target_is_no_faster_than_any(question: Question, shardwise: Commands) -> None:
-    """What the target can say is a part of what any software can."""
+    """The target supports a part of all strategies."""
     planned = _planned(question, shardwise)
     if planned is not None and planned.fits:
         free = shardwise.answer(question.words(target="any"))
@@ -42,7 +42,7 @@ def a_target_is_no_faster_than_any(question: Question, shardwise: Commands) -> N
 
 @relation(_is_for_target)
 def plans_for_a_target_are_exportable(question: Question, shardwise: Commands) -> None:
-    """Export refuses no plan that was made for it; the file is that of the answer."""
+    """Export accepts every plan that was made for its target; the plan file has the time of the answer."""
     planned = _planned(question, shardwise)
     if planned is not None and planned.fits:
         plan = read_any_plan(shardwise.path_of(Saved(question.words(target=TARGET))))

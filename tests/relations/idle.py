@@ -1,4 +1,5 @@
-"""(d) Where devices may stay idle, nothing is slower than without, or than any part that the answer lists."""
+"""(d) Permission to leave devices idle makes no plan slower; no listed part of the cluster is faster than the
+answer."""
 
 from __future__ import annotations
 
@@ -12,19 +13,19 @@ from tests.relations.relation import REL_TOL, idle_norm_s, is_plan, relation, re
 
 @relation(is_plan)
 def idle_devices_are_not_slower(question: Question, shardwise: Commands) -> None:
-    """`--allow-idle` is not slower than without."""
+    """A plan with `--allow-idle` is not slower than one without."""
     better, worse = shardwise.answer(question.words(allow_idle="")), shardwise.answer(question.words())
     require_not_slower(better, worse, what="--allow-idle is slower")
 
 
 @relation(is_plan)
 def all_devices_are_not_faster(question: Question, shardwise: Commands) -> None:
-    """`--use-all` is not faster than the answer, which says what it would take."""
+    """A plan with `--use-all` is not faster than the answer, which reports the time on all devices."""
     answer, every = shardwise.answer(question.words()), shardwise.answer(question.words(use_all=""))
     require_not_slower(answer, every, what="--use-all is faster", bound_s=idle_norm_s(question, answer))
     if answer.fits:
         reported_s = answer.document["all_devices_step_time_s"]
-        found = f"all devices: {reported_s!r} s said, {every.step_time_s!r} s with --use-all"
+        found = f"all devices: {reported_s!r} s reported, {every.step_time_s!r} s with --use-all"
         is_same = (
             every.fits and isclose(reported_s, every.step_time_s, rel_tol=REL_TOL + every.gap)
             if reported_s
@@ -35,7 +36,7 @@ def all_devices_are_not_faster(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def idle_devices_are_counted(question: Question, shardwise: Commands) -> None:
-    """The devices that are used and those that are idle are all devices of the cluster."""
+    """Used and idle devices add up to the devices of the cluster."""
     answer = shardwise.answer(question.words())
     if answer.fits:
         used, idle = answer.document["devices_used"], answer.document["idle"]["devices"]
@@ -45,7 +46,7 @@ def idle_devices_are_counted(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def not_slower_than_a_part_listed(question: Question, shardwise: Commands) -> None:
-    """The best takes no more than any of `parts`, with `--allow-idle` and without."""
+    """The best plan is not slower than any of `parts`, with `--allow-idle` and without."""
     for answer in (shardwise.answer(question.words(allow_idle="")), shardwise.answer(question.words())):
         if answer.fits:
             _beats_parts(answer, "step_time_s", answer.step_time_s)
@@ -53,7 +54,7 @@ def not_slower_than_a_part_listed(question: Question, shardwise: Commands) -> No
 
 @relation(is_plan)
 def parts_beat_those_before(question: Question, shardwise: Commands) -> None:
-    """A part has a time where it beats the parts before it, else null (docs/reference/formats.md)."""
+    """A part has a time if it beats the parts before it, else null (docs/reference/formats.md)."""
     answer = shardwise.answer(question.words(allow_idle=""))
     best_s = float("inf")
     for part in answer.document.get("parts", ()):
@@ -64,7 +65,7 @@ def parts_beat_those_before(question: Question, shardwise: Commands) -> None:
 
 
 def _with_node_prices(question: Question) -> Question:
-    """The question with a price of every node."""
+    """The question with a price for every node."""
     cluster = question.cluster.with_explicit_cards()
     prices = {run: 1.0 + place for place, run in enumerate(dict.fromkeys(cluster.nodes))}
     return question.on(
@@ -74,7 +75,7 @@ def _with_node_prices(question: Question) -> Question:
 
 @relation(is_plan)
 def no_part_is_cheaper(question: Question, shardwise: Commands) -> None:
-    """With the objective cost no part listed is cheaper than the best, nor is the whole cluster."""
+    """With objective cost, neither a listed part nor the whole cluster is cheaper than the best plan."""
     with_prices = _with_node_prices(question)
     answer = shardwise.answer(with_prices.words(objective="cost"))
     if answer.fits:
@@ -94,7 +95,7 @@ def _usd_per_step(question: Question, answer: Answer) -> float:
 
 @relation(is_plan)
 def no_smaller_part_fits(question: Question, shardwise: Commands) -> None:
-    """With the objective devices nothing fits on the parts before the one chosen."""
+    """With objective devices, nothing fits on the parts before the chosen one."""
     answer = shardwise.answer(question.words(objective="devices"))
     if answer.fits:
         used = answer.document["devices_used"]

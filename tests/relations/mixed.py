@@ -1,5 +1,5 @@
-"""(c) A mixed cluster is never slower than any of its parts, beyond the gap that its answer states, and what
-the norm of idle devices costs an uneven plan (`idle_norm_s`)."""
+"""(c) A mixed cluster is never slower than any of its parts, apart from the gap that its answer states and
+the cost of the gradient norm over idle devices of an uneven plan (`idle_norm_s`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _require_not_slower_than(question: Question, shardwise: Commands, part: Clus
 
 @relation(is_mixed)
 def not_slower_than_a_class_alone(question: Question, shardwise: Commands) -> None:
-    """Than all nodes of one device class."""
+    """Not slower than all nodes of one device class."""
     for name in dict.fromkeys(run.device for run in question.cluster.nodes):
         alone = tuple(run for run in question.cluster.nodes if run.device == name)
         _require_not_slower_than(
@@ -40,7 +40,7 @@ def not_slower_than_a_class_alone(question: Question, shardwise: Commands) -> No
 
 @relation(is_mixed)
 def not_slower_than_a_pool(question: Question, shardwise: Commands) -> None:
-    """Than the nodes of one entry."""
+    """Not slower than the nodes of one entry."""
     for run in question.cluster.nodes:
         _require_not_slower_than(
             question, shardwise, replace(question.cluster, nodes=(run,)), "slower than a pool"
@@ -49,10 +49,10 @@ def not_slower_than_a_pool(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_plan(question) and has_network(question) and not question.cluster.tiers)
 def not_slower_than_a_part(question: Question, shardwise: Commands) -> None:
-    """Than some of the nodes of each entry.
+    """Not slower than some of the nodes of each entry.
 
-    Of given tiers a part has not all, so that they are left out. The frontier of a graph is on all devices,
-    or on whole pools, unless `--devices` says otherwise (docs/reference/formats.md).
+    A part may lack some of the explicit tiers, so such clusters are left out. The frontier of a graph is on
+    all devices, or on whole pools, unless `--devices` says otherwise (docs/reference/formats.md).
     """
     rng = question.rng("a part")
     for _ in range(2):
@@ -65,7 +65,8 @@ def not_slower_than_a_part(question: Question, shardwise: Commands) -> None:
 
 @relation(is_mixed_plan)
 def figures_in_order(question: Question, shardwise: Commands) -> None:
-    """The best takes no more than the best uniform strategy, and that no more than any class alone."""
+    """The best plan is not slower than the best uniform strategy, and that is not slower than any class
+    alone."""
     answer = shardwise.answer(question.words())
     if answer.fits:
         names = ("step_time_s", "uniform_step_time_s", "fastest_class_step_time_s")

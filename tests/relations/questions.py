@@ -18,8 +18,8 @@ DEVICES = (
 MOST_DEVICES = 16
 
 LARGE, MOST_OF_LARGE = 40, 32
-"""One question in so many is about a larger mixed cluster, whose answer may have a gap; its devices, at
-most."""
+"""One question in LARGE is about a larger mixed cluster, whose answer may have a gap; and the most devices of
+such a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,13 @@ class Question:
         return self.options.get("--space", "default")
 
     def rng(self, name: str) -> random.Random:
-        """Draws of a relation of this name, the same every time."""
+        """Random numbers for a relation of this name, the same every time."""
         return random.Random(f"{name} {self.seed}")
 
     def words(
         self, *, command: str | None = None, cluster: tuple[Word, ...] | None = None, **options: str | None
     ) -> Words:
-        """The command that asks it, with `options` as `with_options` has them."""
+        """The command that asks the question, with `options` as in `with_options`."""
         option_words: list[Word] = []
         for name, value in self.with_options(options).options.items():
             option_words += [name, value] if value else [name]
@@ -61,8 +61,8 @@ class Question:
         )
 
     def with_options(self, options: Mapping[str, str | None]) -> Question:
-        """The question with options in the place of its own (`memory_margin="0"`): None leaves one out, an
-        empty text is an option without a value."""
+        """The question with further or other options (`memory_margin="0"`): None removes an option, an empty
+        text is an option without a value."""
         changed = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
         remaining = {name: value for name, value in {**self.options, **changed}.items() if value is not None}
         return replace(self, options=remaining)
@@ -72,15 +72,16 @@ class Question:
         return replace(self, cluster=cluster)
 
     def saved(self) -> Saved:
-        """The plan file of its answer."""
+        """The plan file of the answer."""
         return Saved(self.words())
 
 
 def question(seed: int) -> Question:
     """The question of a seed.
 
-    Half of the clusters have two or three pools, one in three is asked about in the default space, one in ten
-    models has experts, one question in ten is about an operator graph, one in forty about a larger cluster.
+    Half of the clusters have two or three pools, a third of the questions use the default space, and a tenth
+    of the models has experts. One question in ten is about an operator graph, one in forty about a larger
+    cluster.
     """
     rng = random.Random(f"question {seed}")
     if seed % 10 == 9:
@@ -158,7 +159,7 @@ def model_document(rng: random.Random, *, has_experts: bool) -> dict[str, Any]:
 
 
 def uniform_cluster(rng: random.Random) -> ClusterData:
-    """One to four like nodes of one to eight devices; some with slow cards, some with tiers of their own."""
+    """One to four equal nodes of one to eight devices; some with slow cards, some with explicit tiers."""
     devices = rng.choice((1, 1, 2, 4, 8))
     count = rng.randint(1, min(MOST_DEVICES // devices, 4))
     nodes = Nodes(device=rng.choice(DEVICES), count=count, devices=devices)
@@ -177,7 +178,7 @@ def uniform_cluster(rng: random.Random) -> ClusterData:
 
 
 def mixed_cluster(rng: random.Random) -> ClusterData:
-    """Two or three pools of one to three nodes; pools differ in device, speed, cards or devices of a node."""
+    """Two or three pools of one to three nodes, which differ in device, speed, cards or devices per node."""
     pools = rng.choice((2, 2, 2, 3))
     per_node = rng.choice((1, 2, 2, 4))
     names = rng.sample(DEVICES, pools)
@@ -221,7 +222,7 @@ def _graph_question(seed: int, rng: random.Random) -> Question:
 
 
 def graph_document(width: int, *, layers: int) -> dict[str, Any]:
-    """A perceptron: `layers` times two products, and a loss."""
+    """A perceptron of `layers` repetitions of two linear layers, and a loss."""
 
     def product(name: str, source: str, dims: tuple[str, str], parameter: str) -> dict[str, Any]:
         return {

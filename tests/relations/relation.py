@@ -1,4 +1,5 @@
-"""Relations: what the answers to two questions, or of two commands about one, have to do with each other."""
+"""Metamorphic relations between the answers to related questions, or of several commands about one
+question."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.relations.questions import Question
 from shardwise.cluster import find_device
 
 REL_TOL = 1e-9
-"""Values that are equal, as a share of them."""
+"""Relative difference up to which values are equal."""
 
 Check = Callable[[Question, Commands], None]
 Applies = Callable[[Question], bool]
@@ -21,7 +22,7 @@ Applies = Callable[[Question], bool]
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation by its name: which questions it is about, and what raises AssertionError where it fails."""
+    """A relation by name: the questions it applies to, and a check that raises AssertionError if it fails."""
 
     name: str
     group: str
@@ -34,7 +35,7 @@ RELATIONS: dict[str, Relation] = {}
 
 
 def relation(applies: Applies) -> Callable[[Check], Check]:
-    """Makes a function a relation about the questions to which it `applies`."""
+    """Registers a function as a relation on the questions to which it `applies`."""
 
     def add(check: Check) -> Check:
         group = check.__module__.rpartition(".")[2]
@@ -65,7 +66,7 @@ def has_network(question: Question) -> bool:
 
 
 def require(holds: bool, what: str, *answers: Answer) -> None:
-    """AssertionError, with the commands, where it does not hold."""
+    """Raises AssertionError with the commands unless it holds."""
     if not holds:
         raise AssertionError(" || ".join((what, *(answer.text for answer in answers))))
 
@@ -79,8 +80,8 @@ def require_same(one: Answer, other: Answer, *, what: str, figures: Callable[[An
 def require_equivalent(one: Answer, other: Answer, *, what: str) -> None:
     """Both answers have the same figures.
 
-    Of two frontiers each point has one in the other that takes no more of either by more than the share that
-    both are proven to. Answers with a gap may differ: neither is below what the other proves.
+    Two frontiers are equal if each point is matched by a point of the other, up to the epsilon to which both
+    are proven. Answers with a gap may differ, but neither may be below the other's lower bound.
     """
     if one.fits and other.fits and "points" in one.document:
         allowed = 1.0 + one.gap + other.gap + REL_TOL
@@ -97,7 +98,7 @@ def require_equivalent(one: Answer, other: Answer, *, what: str) -> None:
 
 
 def require_not_slower(better: Answer, worse: Answer, *, what: str, bound_s: float = 0.0) -> None:
-    """The best of `better` takes no more than that of `worse`, beyond what its gap and `bound_s` leave."""
+    """The best plan of `better` is not slower than that of `worse`, apart from its gap and `bound_s`."""
     limit_s = worse.step_time_s * (1.0 + REL_TOL) + bound_s
     found = (
         f"{what}: {better.step_time_s!r} s (at least {better.lower_bound_s!r}) over {worse.step_time_s!r} s"
@@ -106,11 +107,11 @@ def require_not_slower(better: Answer, worse: Answer, *, what: str, bound_s: flo
 
 
 def idle_norm_s(question: Question, answer: Answer) -> float:
-    """By how much the price of an uneven plan may be too high where devices are idle; 0 for other plans.
+    """The most by which the estimate of an uneven plan may be too high because of idle devices; 0 for other
+    plans.
 
-    The norm of the gradients takes 2 log2(n) latencies of the outermost tier for n devices. Of an uneven plan
-    n is all devices of the pools that it lies on, used or not (`cost.lone_stage`), at most those of the
-    cluster. Where some of them are idle, the price is too high by no more than that.
+    The gradient norm takes 2 log2(n) latencies of the outermost tier for n devices. For an uneven plan, n
+    counts all devices of its pools, used or not (`cost.lone_stage`), at most those of the cluster.
     """
     is_uneven = answer.fits and not question.is_graph and answer.best["strategy"] is None
     if not is_uneven:
@@ -121,7 +122,7 @@ def idle_norm_s(question: Question, answer: Answer) -> float:
 
 
 def difference(one: Any, other: Any, place: str = "") -> str | None:
-    """Where two documents differ by more than rounding; None where they are the same."""
+    """The first place where two documents differ by more than rounding; None if there is none."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in dict.fromkeys((*one, *other)):
             if key not in one or key not in other:
@@ -158,22 +159,22 @@ EFFORT = frozenset(
         "layouts",
     }
 )
-"""Keys of a certificate that say how an answer was found."""
+"""Keys of a certificate about how the answer was found."""
 
 TEXTS = frozenset(
     {"assumptions", "provenance", "sources", "name", "plan_hash", "why", "next", "plans", "part"}
 )
-"""Keys that name things or say where figures are from."""
+"""Keys that name things or give sources."""
 
 
 def whole(answer: Answer) -> Any:
-    """All of an answer but names, the cluster's record, and how the search found it."""
+    """The whole answer without names, the cluster's record, and the search effort."""
     ignored = EFFORT | TEXTS | {"cluster", "device_class", "fastest_class"}
     return _without(answer.document, ignored)
 
 
 def figures(answer: Answer) -> Any:
-    """Times and bytes of the best, the runners-up or the points, and what is proven of them."""
+    """Times and bytes of the best plan, the runners-up or the points, and what is proven about them."""
     document = answer.document
     if not document:
         return None

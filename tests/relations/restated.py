@@ -1,4 +1,4 @@
-"""(a) The same question in other words has the same answer."""
+"""(a) Equivalent statements of a question have the same answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _has_equal_nodes(question: Question) -> bool:
 
 @relation(is_mixed)
 def entries_in_another_order(question: Question, shardwise: Commands) -> None:
-    """The entries of `nodes` from the last to the first."""
+    """The entries of `nodes` in reverse order."""
     reordered = replace(question.cluster, nodes=question.cluster.nodes[::-1])
     one, other = shardwise.answer(question.words()), shardwise.answer(question.on(reordered).words())
     require_equivalent(one, other, what="entries in another order")
@@ -38,7 +38,7 @@ def entries_in_another_order(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_mixed(question) and _has_equal_nodes(question))
 def nodes_in_another_order(question: Question, shardwise: Commands) -> None:
-    """Nodes of different entries in turn: A A B B as A B A B."""
+    """Nodes of different entries in another order: A A B B as A B A B."""
     rng = question.rng("nodes in another order")
     singles = [replace(run, count=1) for run in question.cluster.nodes for _ in range(run.count)]
     rng.shuffle(singles)
@@ -49,7 +49,7 @@ def nodes_in_another_order(question: Question, shardwise: Commands) -> None:
 
 @relation(_has_equal_nodes)
 def an_entry_in_two(question: Question, shardwise: Commands) -> None:
-    """An entry of several nodes as two entries of the same."""
+    """An entry of several nodes, split into two equal entries."""
     cluster = question.cluster
     at = next(place for place, run in enumerate(cluster.nodes) if run.count > 1)
     run = cluster.nodes[at]
@@ -61,7 +61,7 @@ def an_entry_in_two(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda _: True)
 def other_names(question: Question, shardwise: Commands) -> None:
-    """Other names of the cluster, of each entry of nodes, and of each class of devices."""
+    """Other names of the cluster, of each entry of nodes, and of each device class."""
     cluster = question.cluster.with_explicit_cards()
     document = cluster.document()
     classes: dict[str, dict[str, Any]] = {}
@@ -94,7 +94,7 @@ def other_units(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: question.cluster.has_shorthand)
 def shorthand_or_file(question: Question, shardwise: Commands) -> None:
-    """A shorthand as a file with the same nodes."""
+    """A shorthand, and a file with the same nodes."""
     one = shardwise.answer(question.words())
     other = shardwise.answer(question.words(cluster=("--cluster", question.cluster.file())))
     require_same(one, other, what="shorthand or file", figures=whole)
@@ -102,7 +102,7 @@ def shorthand_or_file(question: Question, shardwise: Commands) -> None:
 
 @relation(lambda question: is_uniform_plan(question) and question.cluster.has_shorthand)
 def devices_or_nodes_of_them(question: Question, shardwise: Commands) -> None:
-    """`5xT4` is a node of the usual four and one of the rest: `1x4xT4+1x1xT4`."""
+    """`5xT4` is a node of the default four devices and one of the rest: `1x4xT4+1x1xT4`."""
     run = question.cluster.nodes[0]
     sizes = (find_device(run.device).devices_per_node, 1)
     nodes = tuple(Nodes(device=run.device, count=1, devices=size) for size in sizes)
@@ -128,10 +128,10 @@ def _is_flat(cluster: ClusterData) -> bool:
 
 @relation(_is_one_fabric)
 def links_equal_to_tiers(question: Question, shardwise: Commands) -> None:
-    """One tier over all devices, and a switch to which each device has a link of the same bandwidth.
+    """One tier over all devices, and a switch with a link of the same bandwidth to each device.
 
-    A ring on the switch goes over one link up and one down a hop, each of which carries that hop alone. What
-    is said of the proof is left out: links are priced as tiers, and call nothing proven.
+    In a ring over the switch, each hop uses one uplink and one downlink of its own. Proofs are not compared:
+    links are estimated as tiers, and such answers are never proven.
     """
     devices, rate, latency_s = question.cluster.devices, 2.5e10, 4e-6
     tier = Tier(name="all", span="cluster", latency_s=latency_s, bytes_per_s=rate, is_network=False)
@@ -145,7 +145,7 @@ def links_equal_to_tiers(question: Question, shardwise: Commands) -> None:
 
 
 def _best(answer: Answer) -> Any:
-    """The best result of an answer, whatever is proven of it."""
+    """The best result of an answer, without its proof."""
     return figures(answer)["best"] if answer.fits else None
 
 
@@ -156,11 +156,11 @@ def _links(pairs: list[tuple[str, str]], rate: float, latency_s: float) -> list[
 
 @relation(lambda question: is_uniform_plan(question) and question.cluster.node_count > 3)
 def links_in_another_order(question: Question, shardwise: Commands) -> None:
-    """Nodes of two racks one rack after the other, or in turn.
+    """Nodes of two racks, rack by rack or interleaved.
 
-    Links are priced as two tiers by a ring over the devices in their order, so that the order of nodes
-    changes the price (docs/reference/formats.md); until links are priced as they are, such an answer is not
-    called proven."""
+    Links are estimated as two tiers by a ring over the devices in their order, so the order of nodes changes
+    the estimate (docs/reference/formats.md). Such an answer must not be called proven.
+    """
     run, count = question.cluster.nodes[0], question.cluster.node_count
 
     def racks(rack_of_node: list[int]) -> tuple[Word, ...]:
@@ -177,23 +177,20 @@ def links_in_another_order(question: Question, shardwise: Commands) -> None:
         )
 
     question = replace(question, cluster=replace(question.cluster, tiers=()))
-    contiguous_view = shardwise.answer(
-        question.words(cluster=racks([node * 2 // count for node in range(count)]))
-    )
-    racks_interleaved = shardwise.answer(question.words(cluster=racks([node % 2 for node in range(count)])))
+    contiguous = shardwise.answer(question.words(cluster=racks([node * 2 // count for node in range(count)])))
+    interleaved = shardwise.answer(question.words(cluster=racks([node % 2 for node in range(count)])))
     if (
-        contiguous_view.fits
-        and abs(contiguous_view.step_time_s - racks_interleaved.step_time_s)
-        > 1e-9 * racks_interleaved.step_time_s
+        contiguous.fits
+        and abs(contiguous.step_time_s - interleaved.step_time_s) > 1e-9 * interleaved.step_time_s
     ):
-        is_proven = contiguous_view.document["is_proven"] or racks_interleaved.document["is_proven"]
-        found = f"{contiguous_view.step_time_s!r} and {racks_interleaved.step_time_s!r} s, called proven"
-        require(not is_proven, f"links in another order: {found}", contiguous_view, racks_interleaved)
+        is_proven = contiguous.document["is_proven"] or interleaved.document["is_proven"]
+        found = f"{contiguous.step_time_s!r} and {interleaved.step_time_s!r} s, called proven"
+        require(not is_proven, f"links in another order: {found}", contiguous, interleaved)
 
 
 @relation(is_plan)
 def explicit_defaults(question: Question, shardwise: Commands) -> None:
-    """All options at their defaults, said aloud."""
+    """All options given with their default values."""
     explicit_options = {
         "optimizer": "adamw", "memory_margin": "0.05", "expert_imbalance": "1.1", "space": "default",
         "objective": "time", "top": "3", "workers": "1", "stage_dp": "1", "braid": "1",
@@ -203,15 +200,16 @@ def explicit_defaults(question: Question, shardwise: Commands) -> None:
     job = one.document.get("job", {})
     all_options = {**explicit_options, "space": question.space, **({"dtype": job["dtype"]} if job else {})}
     other = shardwise.answer(question.with_options(all_options).words())
-    require_same(one, other, what="defaults said", figures=whole)
+    require_same(one, other, what="explicit defaults", figures=whole)
     if one.fits:
         hashes = one.document["plan_hash"], other.document["plan_hash"]
-        require(hashes[0] == hashes[1], f"defaults said: hashes {hashes}", one, other)
+        require(hashes[0] == hashes[1], f"explicit defaults: hashes {hashes}", one, other)
 
 
 @relation(is_plan)
 def explicit_model_defaults(question: Question, shardwise: Commands) -> None:
-    """The keys of a model in plain dimensions, at their defaults (docs/reference/formats.md)."""
+    """The keys of a model in plain dimensions, given with their default values
+    (docs/reference/formats.md)."""
     assert isinstance(question.model, File)
     own = question.model.document
     defaults = {
@@ -222,23 +220,23 @@ def explicit_model_defaults(question: Question, shardwise: Commands) -> None:
         defaults |= {"dense_layers": 0, "shared_ffn": 0}
     explicit_form = replace(question, model=File("model", {**defaults, **own}))
     one, other = shardwise.answer(question.words()), shardwise.answer(explicit_form.words())
-    require_same(one, other, what="defaults of a model said", figures=whole)
+    require_same(one, other, what="explicit defaults of a model", figures=whole)
 
 
 @relation(lambda question: not question.is_graph)
 def explicit_node_figures(question: Question, shardwise: Commands) -> None:
-    """Cards, speed and host memory of each node, said as they are by custom."""
+    """Cards, speed and host memory of each node, given with their default values."""
     cluster = question.cluster
     bare = cluster.file()
     explicit_form = cluster.with_explicit_cards().changed(lambda run: replace(run, speed=run.speed or 1.0))
     one = shardwise.answer(question.words(cluster=("--cluster", bare)))
     other = shardwise.answer(question.words(cluster=("--cluster", explicit_form.file())))
-    require_same(one, other, what="figures of nodes said", figures=whole)
+    require_same(one, other, what="explicit figures of nodes", figures=whole)
 
 
 @relation(lambda question: is_uniform_plan(question) and not question.cluster.tiers and has_network(question))
 def explicit_tiers(question: Question, shardwise: Commands) -> None:
-    """The usual tiers of alike nodes, written out."""
+    """The default tiers of equal nodes, given explicitly."""
     text = question.cluster.words()[1]
     known = load_cluster(text, inter_node=question.cluster.inter_node) if isinstance(text, str) else None
     if known is None or any(tier.in_switch_reduction or tier.part_shares for tier in known.tiers):
@@ -256,4 +254,4 @@ def explicit_tiers(question: Question, shardwise: Commands) -> None:
     one = shardwise.answer(question.words())
     written = replace(question.cluster.with_explicit_cards(), tiers=tiers)
     other = shardwise.answer(question.words(cluster=("--cluster", written.file())))
-    require_equivalent(one, other, what="tiers said")
+    require_equivalent(one, other, what="explicit tiers")

@@ -1,4 +1,4 @@
-"""(g) All times scaled, all answers scaled."""
+"""(g) If all times are scaled, all answers are scaled."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FACTOR = 2.0
 def all_times_scaled(question: Question, shardwise: Commands) -> None:
     """Where everything takes twice as long, the same plan takes twice as long.
 
-    Peaks and bandwidths are halved and latencies, start-up times and the host's seconds doubled: of devices
-    and software by a calibration, of cards and tiers by the cluster file. Prices are left out. The frontier
-    of a graph is so to within what it is proven to: labels are merged on a grid of the logarithm of time
-    (`frontier.reduce`), on which other times fall into other cells.
+    Peaks and bandwidths are halved; latencies, start-up times and host seconds are doubled. A calibration
+    does this for devices and software, the cluster file for network cards and tiers. Prices are left out. The
+    frontier of a graph only scales to within its proven epsilon: labels are merged on a grid of log time
+    (`frontier.reduce`), where scaled times fall into other cells.
     """
     one, other = (shardwise.answer(_scaled_words(question, factor)) for factor in (1.0, FACTOR))
     if question.is_graph:
@@ -71,7 +71,7 @@ def _scaled_words(question: Question, factor: float) -> Words:
 
 
 def _device(name: str, factor: float) -> dict[str, Any]:
-    """A known device whose every figure takes `factor` times as long."""
+    """A known device on which everything takes `factor` times as long."""
     known = find_device(name)
 
     def rate(value: float, unit: str = "B/s") -> str:
@@ -110,7 +110,7 @@ _RATES = frozenset({"tokens_per_s_per_device"})
 
 
 def _scaled(value: Any, factor: float, *, is_time: bool = False) -> Any:
-    """A document with all of its times multiplied; rates per second are divided."""
+    """A document with all times multiplied, and all rates divided."""
     if isinstance(value, dict):
         return {
             key: each / factor

@@ -1,5 +1,5 @@
-"""Each relation holds of some questions, of more by `--full`, and of any number by
-`python -m tests.relations`."""
+"""Each relation holds for some questions, for more with `--full`, and for any number with `python -m
+tests.relations`."""
 
 from __future__ import annotations
 

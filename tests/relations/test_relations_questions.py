@@ -1,4 +1,4 @@
-"""The questions: the same for the same seed, of every kind, and with commands that a person can paste."""
+"""The random questions: equal for equal seeds, of every kind, and with commands that run in a shell."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _answer_with(step_s: float, gap: float = 0.0) -> Answer:
 
 
 def test_not_slower_tolerates_no_more_than_the_gap() -> None:
-    # 1.02 s within 2 %: nothing is below 0.9996 s. Within 1 %: nothing is below 1.0098 s.
+    # 1.02 s with a gap of 2 %: no plan takes less than 0.9996 s; with a gap of 1 %, than 1.0098 s.
     require_not_slower(_answer_with(1.02, gap=0.02), _answer_with(1.0), what="with a gap")
     with pytest.raises(AssertionError, match=r"too much: .* \|\| takes 1.02 \|\| takes 1.0"):
         require_not_slower(_answer_with(1.02, gap=0.01), _answer_with(1.0), what="too much")

@@ -1,5 +1,5 @@
-"""Twins of the runtime with one mechanism taken out; the equality test must refuse each of them, or see that
-it does not do what the plan says."""
+"""Mutants of the runtime, each with one mechanism replaced: an equality test has to reject it, or a test has
+to see that the run does not follow its plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardwise.schedule import Schedule, generate, lower
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """In the place of something that should happen."""
+    """Replaces a mechanism by nothing."""
 
 
 def _loss_of_all_microbatches_twice(tokens: int, vocab: int, mesh: Any) -> Any:
@@ -236,7 +236,7 @@ MUTANTS: dict[str, tuple[str, Any]] = {
     ),
     "positions twice as far": ("shardwise.runtime.modules.rotation_of", _one_place_off),
 }
-"""What is replaced (a dotted name), and by what."""
+"""Mutants by name: the dotted name that is patched, and its replacement."""
 
 
 def _policy_of_one_dtype(param_dtype: Any = None, reduce_dtype: Any = None) -> MixedPrecisionPolicy:
@@ -246,7 +246,7 @@ def _policy_of_one_dtype(param_dtype: Any = None, reduce_dtype: Any = None) -> M
 HALF_MUTANTS: dict[str, tuple[str, Any]] = {
     "gradients are added up in bf16": ("shardwise.runtime.fsdp.MixedPrecisionPolicy", _policy_of_one_dtype),
 }
-"""Of runs in bf16."""
+"""Mutants that only runs in bf16 can show."""
 
 ALIKE: dict[str, tuple[str, Any]] = {
     "nothing goes to the host": ("shardwise.runtime.job.OFFLOADS_ACTIVATIONS", ()),
@@ -255,4 +255,4 @@ ALIKE: dict[str, tuple[str, Any]] = {
     "all stages have as many layers": ("shardwise.runtime.job.layer_counts", _cut_alike),
     "another order of actions": ("shardwise.runtime.pipeline.lower", _all_forward_first),
 }
-"""The same of what changes no number: what the plan says is not what is done."""
+"""Mutants that change no number: the run does other than its plan, with equal results."""

@@ -1,4 +1,4 @@
-"""Small modules as users write them, and the functions that `capture` is pointed at."""
+"""Small modules as users write them, with the functions that `capture` is called on."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def gru(batch: int = 4, seq_len: int = 6) -> Built:
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder of PyTorch, one embedding for both and for the head."""
+    """PyTorch's encoder and decoder; both embeddings and the output projection share one table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def transformer(batch: int = 2, seq_len: int = 8) -> Built:
 
 
 class Norm(nn.Module):
-    """RMSNorm as model files write it: by hand, in fp32."""
+    """RMSNorm written out by hand in fp32, as in many model files."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         x = self.embed_tokens(tokens)
-        # Angles are made in the forward pass and read by every layer, as in model files.
+        # Angles are computed in the forward pass and read by every layer, as in many model files.
         places = torch.arange(tokens.shape[1], dtype=torch.float32)
         turns = 10000.0 ** (-torch.arange(0, self.size, 2, dtype=torch.float32) / self.size)
         angles = torch.outer(places, turns).repeat(1, 2)
@@ -213,7 +213,7 @@ def llama_8b_of_two_layers(batch: int = 2, seq_len: int = 128) -> Built:
 
 
 class Uneven(nn.Module):
-    """Two layers alike, one that is not, then two alike again."""
+    """Two equal layers, a different one, then two equal ones again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ def uneven() -> Built:
 
 
 class Again(nn.Module):
-    """One layer three times: the same parameters, so no repetition of a block."""
+    """The same layer three times: its parameters are shared, so this is no repetition of a block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ def again() -> Built:
 
 
 class Towers(nn.Module):
-    """What else there is: a bag of rows, contractions, softmax by hand, pooling over a dim, a difference."""
+    """Further operators: an embedding bag, einsum, a softmax by hand, pooling over a dim, a difference."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ def towers() -> Built:
 
 
 class Vision(nn.Module):
-    """A vision transformer: patches, a token of its own that is repeated, learned positions."""
+    """A vision transformer: patches, a repeated class token, learned positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ def vision(batch: int = 4) -> Built:
 
 
 class Digits(nn.Module):
-    """Images of one channel, squeeze and excitation on single rows, a log softmax and its likelihood."""
+    """One-channel images; squeeze and excitation on single rows; log softmax with its likelihood loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ def digits(batch: int = 4) -> Built:
 
 
 class Numbers(nn.Module):
-    """Functions of a tensor and a number, some of them linear, and one number that follows the batch."""
+    """Functions of a tensor and a number, some of them linear; one number depends on the batch size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -346,8 +346,8 @@ def numbers(batch: int = 4) -> Built:
 
 
 class Rows(nn.Module):
-    """Parameters of which parts are read: a table longer than the sequence, every other row, one beside the
-    whole, columns with a gap, and thirds that make the whole."""
+    """Parameters that are read in parts: a table longer than the sequence, every other row, a single row,
+    columns with a gap, and three thirds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -377,7 +377,8 @@ def rows(batch: int = 4, seq_len: int = 6) -> Built:
 
 
 class Cells(nn.Module):
-    """A state handed from cells to cells, of zeros and of numbers, and the two of a state exchanged."""
+    """A recurrent state passed from cell to cell: zeros first, then computed states, once with its two
+    tensors swapped."""
 
     def __init__(self) -> None:
         super().__init__()

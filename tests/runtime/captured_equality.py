@@ -1,4 +1,4 @@
-"""Holds captured modules under graph plans against the same modules on one process, in plain PyTorch."""
+"""Compares captured modules under graph plans with the same modules on one process in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def graph_of(name: str) -> OpGraph:
 
 @cache
 def plain(name: str) -> Run:
-    """Of three steps of that module by itself, whose parameters are those of seed 1."""
+    """Three steps of the module on one process, from the parameters of seed 1."""
     return plain_run(name, seed=1, steps=3)
 
 
 def plain_run(name: str, *, seed: int, steps: int) -> Run:
-    """Losses, norms, clipped gradients of the first step and parameters of the module by itself."""
+    """Losses, norms, clipped gradients of the first step, and final parameters of the module on one
+    process."""
     module = module_of(name, seed)
     groups = [
         {"params": [each for each in module.parameters() if each.dim() > 1], "weight_decay": 0.1},
@@ -55,7 +56,7 @@ def plain_run(name: str, *, seed: int, steps: int) -> Run:
 
 
 def _clipped(module: nn.Module) -> float:
-    """The norm of the gradient, which is made no longer than MAX_NORM."""
+    """Clips the gradient to MAX_NORM, and returns its norm before that."""
     gradients = [each.grad for each in module.parameters() if each.grad is not None]
     norm = float(torch.stack([each.square().sum() for each in gradients]).sum().sqrt())
     for each in gradients:
@@ -68,11 +69,11 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 _CAPTURED: dict[tuple[str, int], Captured] = {}
-"""What this process has traced: it works for many tests."""
+"""Modules that this process has captured, by name and seed: many tests share them."""
 
 
 def _captured(name: str, seed: int, graph: OpGraph) -> Captured:
-    """The module of that name with the parameters of a seed, as its one graph has it."""
+    """The captured module of a name with the parameters of a seed."""
     if (name, seed) not in _CAPTURED:
         _CAPTURED[name, seed] = captured(module_of(name, seed), data_of(name, 0), graph)
     return _CAPTURED[name, seed]
@@ -81,7 +82,8 @@ def _captured(name: str, seed: int, graph: OpGraph) -> Captured:
 def captured_differences(
     report: Report, name: str, plans: Sequence[GraphPlan], expected: Run, seed: int
 ) -> list[float]:
-    """On every rank: how far the module is from `expected` under each plan, all for as many ranks."""
+    """On every rank: the difference from `expected` under each plan. All plans have the same number of
+    ranks."""
     own = _captured(name, seed, plans[0].graph)
     found = []
     for plan in plans:

@@ -1,4 +1,4 @@
-"""What the cost model charges for a plan: the collectives that it asks the fabric to price."""
+"""The collectives that the cost model counts for a plan: the calls that its `CollectiveModel` gets."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ KINDS = {
     "all_gather": PASS, "reduce_scatter": SCATTER, "all_reduce": ALL_REDUCE, "all_to_all": ALL_TO_ALL,
     "send": MESSAGE,
 }  # fmt: skip
-"""What a collective of the runtime is to the cost model."""
+"""The cost model's kind of each collective of the runtime."""
 
 
 def predicted(plan: Plan) -> frozenset[tuple[str, float]]:
-    """Kind and bytes of everything that is priced for the plan's strategy between more than one rank."""
+    """Kind and bytes of every collective between two or more ranks that is estimated for the plan's
+    strategy."""
     seen: set[tuple[str, float]] = set()
     with ExitStack() as stack:
         for method, kind in ESTIMATED.items():

@@ -1,4 +1,4 @@
-"""One team of workers for the runtime tests of a process: starting one with PyTorch costs seconds."""
+"""One worker pool for all runtime tests of a process: to start one with PyTorch takes seconds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shardwise.runtime import WorkerPool
 WORKERS = 8
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin that hands groups out reads them
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file stay together: they share what they hold others against, and few processes of
-    tests have a team at a time."""
+    """Keeps the tests of a file on one pytest worker: they share reference runs, and few pytest workers have
+    a pool at a time."""
     for item in items:
         if item.path.parent == Path(__file__).parent and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Random tensors do not depend on the tests that ran before in this process."""
+    """Makes random tensors independent of the tests that ran before in this process."""
     torch.manual_seed(0)
 
 
@@ -36,5 +36,5 @@ def _team_of_session() -> Iterator[WorkerPool]:
 
 @pytest.fixture
 def team(_team_of_session: WorkerPool) -> WorkerPool:
-    """Workers that have no work; they are started again where a test before has ended them."""
+    """Idle workers; started again where an earlier test has ended them."""
     return _team_of_session

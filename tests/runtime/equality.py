@@ -1,4 +1,5 @@
-"""Holds a divided run against the same model on one process, written here with plain PyTorch."""
+"""Compares a distributed run with the same model on one process, whose training loop is written here in plain
+PyTorch."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ from shardwise.runtime.workers import Report
 
 LR = 3e-3
 MAX_NORM = 0.5
-"""Below the norms that tiny models start with, so that every run clips."""
+"""Clipping norm; below the norms that tiny models start with, so that every run clips."""
 
 Gradients = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Losses of some steps, gradient norms, and the gradients of the first step by name."""
+    """Losses and gradient norms of some steps, and the gradients of the first step by name."""
 
     losses: tuple[float, ...]
     norms: tuple[float, ...]
@@ -46,10 +47,12 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a rank's run is from the single process: losses (relative), norms (relative), gradients
-    (largest, over the largest of the parameter's), and what it executed: the actions of a step, the layers of
-    each stage that it holds, how often they computed attention in a step, and whether states and activations
-    had rooms on the host."""
+    """Difference of a rank's run from the single process: relative errors of losses and of norms, and the
+    largest error of a gradient relative to the largest gradient of its parameter.
+
+    Also what the rank executed: the actions of a step, the layers of each of its stages, how often they
+    computed attention in a step, and whether optimizer states and activations had host buffers.
+    """
 
     loss: float
     norm: float
@@ -66,8 +69,7 @@ class Difference:
 
 
 def whole_module(model: Model, seed: int) -> ModelStage:
-    """The reference module with biases and norms away from their plain values, so that errors in them
-    show."""
+    """The reference module, with biases and norms away from 0 and 1 so that errors in them show."""
     module = reference_module(model)
     initialise(module, seed=seed, layers=model.layers)
     with torch.no_grad():
@@ -88,8 +90,7 @@ def batches(plan: Plan | UnevenFile, seed: int) -> Synthetic:
 
 
 def single_process(plan: Plan | UnevenFile, *, seed: int, steps: int) -> Trajectory:
-    """The run on one process: the mean loss over the whole batch, its gradient, clipped, one optimizer
-    step."""
+    """The run on one process: mean loss over the global batch, its gradient, clipping, one optimizer step."""
     module = whole_module(plan.model, seed)
     matrices = [p for p in module.parameters() if p.dim() > 1]
     vectors = [p for p in module.parameters() if p.dim() <= 1]
@@ -122,8 +123,8 @@ def single_process(plan: Plan | UnevenFile, *, seed: int, steps: int) -> Traject
 def divided(
     report: Report, plan: Plan, expected: Trajectory, seed: int, broken: str | None = None
 ) -> Difference:
-    """On every rank: the run under `plan`, and how far it is from `expected`. `broken` names a twin with one
-    mechanism taken out."""
+    """On every rank: the difference of the run under `plan` from `expected`. `broken` names a mutant to
+    run."""
     with with_mutant({**MUTANTS, **ALIKE}, broken), _counting() as passes, _buffers() as buffers:
         job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
         found = difference(job, expected, seed, _gradient_error, job.parameters)
@@ -134,8 +135,8 @@ def divided(
 
 
 def precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, bool]:
-    """On every rank: whether its weights, and whether the sums of its gradients, are more than bf16 can
-    tell. Nothing is clipped, which would scale what was rounded."""
+    """On every rank: whether its weights, and whether its summed gradients, have more digits than bf16.
+    Nothing is clipped, since that would scale rounded values."""
     with with_mutant(HALF_MUTANTS, broken):
         job = parallelize(whole_module(plan.model, 0), plan, max_norm=1e9)
     is_more = []
@@ -149,7 +150,7 @@ def precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, boo
 
 @contextmanager
 def _counting() -> Iterator[list[int]]:
-    """A 1 for each time that a layer computes attention meanwhile."""
+    """Inside, the list gets a 1 each time that a layer computes attention."""
     passes: list[int] = []
     plain = CausalAttention.core
 
@@ -163,7 +164,7 @@ def _counting() -> Iterator[list[int]]:
 
 @contextmanager
 def _buffers() -> Iterator[set[str]]:
-    """The classes that allocate host buffers meanwhile."""
+    """Inside, the set gets the classes that allocate host buffers."""
     allocating: set[str] = set()
     allocate = offload.host_buffer_like
 
@@ -176,7 +177,7 @@ def _buffers() -> Iterator[set[str]]:
 
 
 def _callers() -> Iterator[FrameType]:
-    """The frames of all functions that are running."""
+    """The frames of all functions on the call stack."""
     frame = inspect.currentframe()
     while frame is not None:
         yield frame
@@ -190,7 +191,8 @@ def difference(
     gradient_error: Callable[[Any, Gradients], float],
     owned: Sequence[Any],
 ) -> Difference:
-    """Runs `job` for the steps of `expected`. `owned` are the parameters that this rank's optimizer has."""
+    """Runs `job` for the steps of `expected`. `owned` are the parameters that this rank's optimizer
+    updates."""
     data = batches(job.plan, seed)
     losses, norms, gradient = [], [], 0.0
     for step in range(len(expected.losses)):
@@ -215,9 +217,9 @@ def relative(found: Any, expected: Any) -> float:
 
 
 def _gradient_error(job: Any, expected: Gradients) -> float:
-    """The largest error of this rank's gradients, put together whole; a tied copy is held against the
-    embedding's."""
-    # What is mathematically zero (a key's bias shifts all scores alike) has no size of its own.
+    """The largest error of this rank's gradients, gathered; a tied copy is compared with the embedding's."""
+    # A gradient that is zero in exact arithmetic (a key's bias shifts all scores equally) has no scale of its
+    # own.
     floor = 1e-3 * max(float(np.abs(gradient).max()) for gradient in expected.values())
     worst = 0.0
     for _, stage in job.stages:

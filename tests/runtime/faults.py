@@ -1,4 +1,4 @@
-"""Deaths of ranks at chosen points of a run: a worker that ends itself as `kill -9` would."""
+"""Kills ranks at chosen points of a run: a worker that ends itself as `kill -9` would."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from shardwise.runtime.workers import Report
 
 PASSES = ("forward", "backward", "optimizer")
 PHASES = (*PASSES, "writing", "committing", "renaming", "pruning")
-"""Where a rank may die: in the passes, behind the optimizer, with its file not yet on the disk; rank 0 also
-before the manifest, with the manifest not yet in its place, and with an old checkpoint's manifest removed."""
+"""Points where a rank may die: in the passes, after the optimizer step, or before its checkpoint file is on
+disk. Rank 0 may also die before the manifest is written, before it is renamed to its place, and after an old
+checkpoint's manifest is removed."""
 
 OF_RANK_0 = ("committing", "renaming", "pruning")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Rank `rank` dies in `phase` of step `step` (from 1), or of the checkpoint behind it; once: then there
-    is the file `mark`."""
+    """Rank `rank` dies in `phase` of step `step` (from 1), or of the checkpoint after it. The file `mark`
+    makes it happen once only."""
 
     rank: int
     step: int
@@ -45,7 +46,7 @@ class Fault:
 def train_with(
     report: Report, plan: AnyPlan, options: TrainOptions, *, faults: tuple[Fault, ...]
 ) -> tuple[Any, ...]:
-    """`train`, with these faults."""
+    """`train` with these faults."""
     with contextlib.ExitStack() as stack:
         now = stack.enter_context(_counted(options.start))
         for fault in faults:
@@ -56,7 +57,7 @@ def train_with(
 
 @contextlib.contextmanager
 def _counted(start: int) -> Iterator[list[int]]:
-    """The number of the step under way."""
+    """Inside, the list holds the number of the current step."""
     now = [start]
 
     def counting(backward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -78,7 +79,7 @@ def _die() -> NoReturn:
 
 
 def _faulty(fault: Fault, now: list[int]) -> Any:
-    """What makes the fault happen, until it is left."""
+    """Patches the phase in which the fault strikes."""
 
     def strike() -> None:
         # A checkpoint is written while the next step runs.
@@ -115,5 +116,5 @@ def _faulty(fault: Fault, now: list[int]) -> Any:
 
 
 def _method(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function, which a class makes a method of."""
+    """A plain function around `call`, so that a class binds it as a method."""
     return lambda *given, **named: call(*given, **named)

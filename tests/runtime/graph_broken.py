@@ -1,4 +1,4 @@
-"""Broken twins of what carries out graph plans."""
+"""Mutants of the runtime of graph plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwise.runtime.graphs.redistribute import RedistributeStep, redistribute
 
 
 def _without(kind: str) -> Callable[..., tuple[RedistributeStep, ...]]:
-    """Tensors are moved without one kind of step."""
+    """Redistributes tensors without one kind of step."""
 
     def mutant(*arguments: Any) -> tuple[RedistributeStep, ...]:
         return tuple(step for step in redistribute_path(*arguments) if step.kind != kind)
@@ -34,7 +34,7 @@ SECTION = Interpreter._section
 def _alone(
     interpreter: Interpreter, section: Any, entry: Any, skip_inputs: Mapping[str, torch.Tensor], data: Any
 ) -> tuple[torch.Tensor, ...]:
-    """A section whose readers of earlier sections' tensors tell them no gradient."""
+    """Runs a section whose gradients for earlier sections' tensors are dropped."""
     return SECTION(
         interpreter, section, entry, {name: each.detach() for name, each in skip_inputs.items()}, data
     )
@@ -67,15 +67,15 @@ GRAPH_MUTANTS: Mapping[str, tuple[str, Any]] = {
         property(lambda param: 1),
     ),
 }
-"""What is replaced, and by what."""
+"""Mutants by name: the dotted name that is patched, and its replacement."""
 
 SKIP_TENSOR_MUTANTS: Mapping[str, tuple[str, Any]] = {
-    "what is lent has the gradient of its own block alone": (
+    "a skip tensor has the gradient of its own block alone": (
         "shardwise.runtime.graphs.interpreter.Interpreter._section",
         _alone,
     ),
 }
-"""The same for what blocks read of others than the one before."""
+"""Mutants of skip tensors."""
 
 KERNEL_MUTANTS: Mapping[str, tuple[str, Any]] = {
     "gradients of sums are not summed": (
@@ -95,4 +95,4 @@ KERNEL_MUTANTS: Mapping[str, tuple[str, Any]] = {
         lambda work, value, at, dim: torch.cat((value, torch.zeros_like(value)), dim=at),
     ),
 }
-"""The same for what operators compute."""
+"""Mutants of operators."""

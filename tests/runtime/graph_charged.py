@@ -1,4 +1,4 @@
-"""What the cost model charges for the layout of an operator graph: the messages that it prices."""
+"""The collectives that the cost model counts for the layout of an operator graph, with their bytes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from shardwise.graph import OpGraph, StagedLayout, scaled
 from shardwise.plans import GraphPlan
 
 Times = Counter[tuple[str, int]]
-"""How often a step has a message of a kind and of so many bytes."""
+"""How often a step has a collective of this kind and number of bytes."""
 
 ESTIMATED = {"all_gather_s": "pass", "all_reduce_s": "all_reduce", "all_to_all_s": "all_to_all"}
 
 ONCE = {"_update_s": "update", "_summed_s": "sum", "_reduce_scatter_s": "sum"}
-"""What is done once in the step: others' updates are gathered, and gradients are summed; but those of a
-gathered parameter with one reader are scattered behind each pass."""
+"""Work that happens once per step: updated shares are gathered, gradients are summed. The exception is a
+gathered parameter with one reader: its gradient is reduce-scattered in each backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A collective that is priced: whether it is a reduce-scatter (over gloo an all-reduce), along which
-    axes, what it is for (None, in every pass of a micro-batch), in which block and of which parameter."""
+    """An estimated collective: whether it is a reduce-scatter (an all-reduce over gloo), its mesh axes, its
+    purpose (None: part of every micro-batch), its block and its parameter."""
 
     kind: str
     nbytes: int
@@ -46,8 +46,8 @@ class Note:
 
 @dataclass(slots=True)
 class Notes:
-    """The collectives that are priced, in order. The `read_again` are operators whose backward pass reads
-    their weight, which is gathered for it too."""
+    """The estimated collectives in order. `read_again` names operators whose backward pass reads their
+    weight, which is gathered for it too."""
 
     read_again: frozenset[str] = frozenset()
     found: list[Note] = field(default_factory=list)
@@ -66,13 +66,13 @@ class Notes:
 
     @property
     def passes(self) -> Times:
-        """Messages of each micro-batch."""
+        """Collectives of each micro-batch."""
         return Counter((note.kind, note.nbytes) for note in self.found if note.what is None)
 
     @property
     def once(self) -> Times:
-        """Messages at the end of a step: parameters of a block whose gradients need the same travel together,
-        and so do those that others updated. (Of a parameter that needs the same twice each time is one.)"""
+        """Collectives at the end of a step. Parameters of a block whose gradients need the same collective
+        share one, and so do updated shares. (If one parameter needs it twice, the second is separate.)"""
         nbytes: Counter[tuple[object, ...]] = Counter()
         met: Counter[tuple[object, ...]] = Counter()
         for note in self.found:
@@ -83,9 +83,9 @@ class Notes:
         return Counter((str(kind), total) for (kind, *_), total in nbytes.items())
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Inside, prices are noted. Each parameter is told with its own bytes, and not as its share of a
-        message as long as all of a block."""
+    def recording(self) -> Iterator[None]:
+        """Inside, estimates are recorded. A parameter is recorded with its own bytes, not with its share of
+        the message of its block."""
         with ExitStack() as stack:
             for method, kind in ESTIMATED.items():
                 stack.enter_context(patch.object(Rank, method, self._noting(getattr(Rank, method), kind)))
@@ -93,10 +93,12 @@ class Notes:
             stack.enter_context(patch.object(Rank, "reduce_scatter_s", scattered))
             stack.enter_context(patch.object(Rank, "group", self._along(Rank.group)))
             for name, once in (("use_alone", ("_update_s", "_summed_s")), ("use_shared", tuple(ONCE))):
-                stack.enter_context(patch.object(price, name, self._of_one(getattr(price, name), once)))
+                stack.enter_context(
+                    patch.object(price, name, self._of_one_parameter(getattr(price, name), once))
+                )
             for name in ONCE:
-                apart = self._apart(getattr(parameters, name), name)
-                stack.enter_context(patch.object(parameters, name, apart))
+                marked = self._once_per_step(getattr(parameters, name), name)
+                stack.enter_context(patch.object(parameters, name, marked))
             gathered = self._gathering(parameters._gather_s)
             stack.enter_context(patch.object(parameters, "_gather_s", gathered))
             stack.enter_context(patch.object(parameters, "_moved_s", _by_itself))
@@ -127,7 +129,7 @@ class Notes:
 
         return group
 
-    def _of_one(self, estimated: Callable[..., None], once: tuple[str, ...]) -> Callable[..., None]:
+    def _of_one_parameter(self, estimated: Callable[..., None], once: tuple[str, ...]) -> Callable[..., None]:
         def noted(rank: Rank, ledger: StepLedger, *arguments: Any, **more: Any) -> None:
             self.once_now = once
             self.slot = self.slot + 1 if ledger.at == self.at else 0
@@ -139,8 +141,8 @@ class Notes:
         return noted
 
     def _gathering(self, estimated: Callable[..., float]) -> Callable[..., float]:
-        """Charged in both passes, and done in both where the backward pass reads what is gathered: a weight,
-        but no bias behind it."""
+        """Estimated for both passes; carried out in both where the backward pass reads the gathered tensor (a
+        weight, but not the bias after it)."""
 
         def noted(*arguments: Any) -> float:
             before = len(self.found)
@@ -151,7 +153,7 @@ class Notes:
 
         return noted
 
-    def _apart(self, estimated: Callable[..., float], name: str) -> Callable[..., float]:
+    def _once_per_step(self, estimated: Callable[..., float], name: str) -> Callable[..., float]:
         def noted(*arguments: Any) -> float:
             self.what = ONCE[name] if name in self.once_now else None
             seconds = estimated(*arguments)
@@ -161,7 +163,7 @@ class Notes:
         return noted
 
     def _noted_exchange(self, rank: Rank, rules: Any, sizes: dict[str, int]) -> PassSeconds:
-        """Exchanges inside an operator, each as often as its rule says."""
+        """Collectives inside an operator, each as often as its rule says."""
         before = list(self.found)
         seconds = kernels.collective_s(rank, rules, sizes)
         self.found = before
@@ -181,7 +183,7 @@ def _by_itself(rank: Rank, use: ParameterUse, element_bytes: float, start: Any, 
 
 
 def _read_again(graph: OpGraph) -> frozenset[str]:
-    """Products and norms of what has a gradient: that of data has none."""
+    """Linear layers and norms whose input has a gradient; an input of the graph has none."""
     return frozenset(
         op.name
         for block in graph.blocks
@@ -191,20 +193,20 @@ def _read_again(graph: OpGraph) -> frozenset[str]:
 
 
 def predicted(plan: GraphPlan) -> Times:
-    """Every message that is priced for the plan between more than one rank, each as often as the step has it,
-    on a backend that has all collectives."""
+    """Every estimated collective between two or more ranks, as often as a step has it, on a backend that has
+    all collectives."""
     notes = Notes(_read_again(plan.graph))
-    with notes.taken():
+    with notes.recording():
         training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
         estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
     return notes.passes + notes.once
 
 
 def predicted_in_stages(plan: GraphPlan) -> list[Times]:
-    """The same of a rank of each stage of a plan with stages, what is sent to others among it: everything
-    that happens in a pass for each micro-batch, and once what the price has at the end of the step.
+    """The same for a rank of each stage of a staged plan, with its messages to other stages: collectives of a
+    pass count for each micro-batch, those at the end of the step count once.
 
-    A gathered parameter is told for each micro-batch, as above.
+    A gathered parameter counts for each micro-batch, as above.
     """
     layout = plan.layout
     if not isinstance(layout, StagedLayout):
@@ -216,7 +218,7 @@ def predicted_in_stages(plan: GraphPlan) -> list[Times]:
     found = []
     for stage, (first, end) in enumerate(layout.spans):
         notes = Notes(_read_again(plan.graph))
-        with notes.taken():
+        with notes.recording():
             estimate_stage(
                 of_one, plan.cluster, training, plan.mesh, layout.stages[stage], first=first, end=end,
                 counts=StepCounts(microbatches=layout.microbatches, stages=len(layout.spans)),

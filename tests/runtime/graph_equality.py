@@ -1,4 +1,4 @@
-"""Holds a laid out graph against the same graph on one process."""
+"""Compares a graph under a layout with the same graph on one process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from shardwise.runtime.workers import Report
 
 LR = 3e-3
 MAX_NORM = 0.5
-"""Below most norms, so that runs clip."""
+"""Clipping norm; below most norms, so that runs clip."""
 
 
 def batches(graph: OpGraph, step: int) -> dict[str, Tensor]:
-    """Random data of every input of `graph`: numbers, or classes where an operator reads them as such."""
+    """Random data for every input of `graph`: numbers, or class indices where an operator reads them as
+    such."""
     classes = {
         operand.source: op.dims[next(iter({*dims} - {*operand.dims} - {*op.output}))]
         for block in graph.blocks
@@ -41,7 +42,7 @@ def batches(graph: OpGraph, step: int) -> dict[str, Tensor]:
 
 
 def indices(op: OpNode) -> list[tuple[Operand, tuple[str, ...]]]:
-    """What an operator reads as classes, and the dims of what they are classes of."""
+    """The operands that an operator reads as class indices, each with the dims that the classes number."""
     if op.kind == "embedding":
         return [(op.inputs[0], op.parameters[0].dims)]
     return [(op.inputs[1], op.inputs[0].dims)] if op.kind == "cross_entropy" else []
@@ -79,7 +80,7 @@ def single_process(plan: GraphPlan, *, seed: int, steps: int) -> Run:
 
 
 def differences(report: Report, cases: list[tuple[GraphPlan, Run, int, str | None]]) -> list[float]:
-    """On every rank: how far each plan's run is from what is expected."""
+    """On every rank: the difference of each plan's run from the expected one."""
     return [_difference(*case) for case in cases]
 
 

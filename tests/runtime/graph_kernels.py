@@ -1,4 +1,4 @@
-"""What ranks compute of small operators, on processes, beside the same in numpy on one."""
+"""Runs small operators under sharding rules on several processes, and compares them with numpy on one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from shardwise.runtime.graphs.sharded_operator import ShardedOperator
 from shardwise.runtime.workers import Report
 
 Case = tuple[str, tuple[int, ...]]
-"""An operator by its name, and the numbers of its rules, one per axis."""
+"""An operator by name, and the number of its rule along each mesh axis."""
 
 Outcome = tuple[Array, list[Array | None]]
-"""A rank's part of the output, and of the gradients of inputs and parameters."""
+"""A rank's shard of the output, and of the gradients of inputs and parameters."""
 
 
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
@@ -36,7 +36,7 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "clamp": lambda x: x.clamp(-0.5, 0.5),
     "nonlinear": lambda x, y: x.tanh() * y.tanh(),
 }
-"""What the numpy programs take functions for that the graph leaves open."""
+"""The activation functions of the numpy programs, which a graph leaves open."""
 
 
 def settings_of(work: ShardedOperator) -> dict[str, Any]:
@@ -55,8 +55,7 @@ def settings_of(work: ShardedOperator) -> dict[str, Any]:
 def carried_out(
     report: Report, counts: tuple[int, ...], cases: Sequence[Case], broken: str | None
 ) -> list[Outcome]:
-    """On every rank: its parts of all cases, on a mesh of `counts`. `broken` names a twin with one mechanism
-    taken out."""
+    """On every rank: its shards of all cases, on a mesh of `counts`. `broken` names a mutant to run."""
     grid = ProcessMesh(counts)
     with with_mutant(KERNEL_MUTANTS, broken):
         return [
@@ -95,7 +94,7 @@ def _gradient(operand: Tensor) -> Array:
 
 
 def errors(case: Case, counts: tuple[int, ...], outcomes: Sequence[Outcome]) -> float:
-    """How far the parts of all ranks, put together, are from numpy on one; infinite where copies differ."""
+    """The error of the reassembled shards against numpy on one process; infinite where replicas differ."""
     op = INSTANCES[case[0]]
     rules = [rules_of(op)[at] for at in case[1]]
     mesh = Mesh(op, rules, counts)

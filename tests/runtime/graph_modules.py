@@ -1,4 +1,4 @@
-"""The modules of `captured.py` without dropout, and with data that they can be trained on."""
+"""The modules of `captured.py` without dropout, with data that they can be trained on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CLASSES = 3
-"""Below the number of classes and words of every module."""
+"""Fewer than the classes or words of any of the modules."""
 
 
 def _without_dropout(built: captured.Built) -> captured.Built:
@@ -91,7 +91,7 @@ def perceptron(batch: int = 8) -> captured.Built:
 
 
 class Readers(nn.Module):
-    """Recurrent layers in a row, each added to what it reads."""
+    """Recurrent layers in a row with residual connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,8 +112,7 @@ def readers(batch: int = 4, seq_len: int = 6) -> captured.Built:
 
 
 class Translator(nn.Module):
-    """Encoder and decoder with tables of their own: what the encoder makes is read in every layer of the
-    decoder."""
+    """Encoder and decoder with separate tables; every decoder layer reads the encoder's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,9 +136,9 @@ def translator(batch: int = 4, seq_len: int = 6) -> captured.Built:
     )  # fmt: skip
 
 
-class Lending(nn.Module):
-    """Source and target embedded before anything else, as in PyTorch's tutorial of `nn.Transformer`; what the
-    first layer of the decoder adds to all is read by those behind it."""
+class SkipTensors(nn.Module):
+    """Source and target are embedded first, as in PyTorch's tutorial of `nn.Transformer`. Later decoder
+    layers read a tensor that the first one computes (skip tensors)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,28 +159,28 @@ class Lending(nn.Module):
         return functional.cross_entropy(self.head(x).flatten(0, 1), target.flatten())
 
 
-def lending(batch: int = 4, seq_len: int = 6) -> captured.Built:
+def skip_tensors(batch: int = 4, seq_len: int = 6) -> captured.Built:
     long = torch.long
-    return Lending(), (torch.zeros(batch, seq_len, dtype=long), torch.ones(batch, seq_len, dtype=long))
+    return SkipTensors(), (torch.zeros(batch, seq_len, dtype=long), torch.ones(batch, seq_len, dtype=long))
 
 
 MODULES = {
     each.__name__: each
     for each in (
         vgg, resnet, lstm, gru, transformer, llama, uneven, again, towers, vision, digits, numbers, rows,
-        cells, perceptron, readers, translator, lending,
+        cells, perceptron, readers, translator, skip_tensors,
     )
 }  # fmt: skip
 
 
 def module_of(name: str, seed: int) -> nn.Module:
-    """The module with parameters of the seed, in fp64."""
+    """The module in fp64 with the parameters of a seed."""
     torch.manual_seed(seed)
     return MODULES[name]()[0].double()
 
 
 def data_of(name: str, step: int) -> tuple[Tensor, ...]:
-    """What its forward is called with in a step."""
+    """The arguments of its forward pass in a step."""
     random = torch.Generator().manual_seed(100 + step)
     return tuple(
         torch.randn(like.shape, generator=random, dtype=torch.float64)

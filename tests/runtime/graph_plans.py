@@ -1,4 +1,4 @@
-"""Plans of operator graphs for tests: from frontiers, drawn at random, and by hand."""
+"""Plans of operator graphs for tests: from frontiers, sampled, and by hand."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from shardwise.plans import GraphJob, GraphPlan
 from shardwise.search import GraphCurves, StagedCurves
 from shardwise.strategy import PROFILES, Optimizer
 
-Wanted = Callable[[OpNode], Sequence[str]]
-"""Names of the rules that an operator is to have, the first that it has and that goes is taken."""
+RulePreference = Callable[[OpNode], Sequence[str]]
+"""Names of rules for an operator, most preferred first; the first that the operator has and that is legal is
+taken."""
 
 
 def plan_with(
@@ -31,7 +32,7 @@ def plan_with(
     optimizer: Optimizer = "adamw",
     dtype: str = "fp32",
 ) -> GraphPlan:
-    """A plan of `layout` on so many processes; its prices are not of interest."""
+    """A plan of `layout` on that many processes; its predictions do not matter."""
     devices = int(np.prod(ranks))
     cluster = load_cluster(f"1x{devices}xcpu")
     return GraphPlan(
@@ -50,7 +51,7 @@ def plan_with(
 
 
 def estimated(plan: GraphPlan) -> GraphPlan:
-    """`plan` with the prices of its layout."""
+    """`plan` with the predictions for its layout."""
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
     price = estimate_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
     return replace(
@@ -60,13 +61,13 @@ def estimated(plan: GraphPlan) -> GraphPlan:
 
 
 def alone(graph: OpGraph, *, optimizer: Optimizer = "adamw", dtype: str = "fp32") -> GraphPlan:
-    """Everything on one process."""
+    """The whole graph on one process."""
     layout = by_rules(graph, (1,), lambda op: ("replicate",))
     return plan_with(graph, (1,), layout, optimizer=optimizer, dtype=dtype)
 
 
-def by_rules(graph: OpGraph, ranks: Sequence[int], *required: Wanted) -> GraphLayout:
-    """The layout in which each operator has, along each axis, the first rule that is wanted and goes."""
+def by_rules(graph: OpGraph, ranks: Sequence[int], *required: RulePreference) -> GraphLayout:
+    """The layout in which each operator has, along each axis, the first requested rule that is legal."""
     found = []
     for block in graph.blocks:
         rules: dict[str, tuple[ShardingRule, ...]] = {}
@@ -81,7 +82,7 @@ def by_rules(graph: OpGraph, ranks: Sequence[int], *required: Wanted) -> GraphLa
 
 
 def sampled(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterator[GraphPlan]:
-    """Layouts with any rule of each operator, any place of each tensor, any storage of each parameter."""
+    """Layouts with any rule of each operator, any placement of each tensor, any storage of each parameter."""
     devices = int(np.prod(ranks))
     cluster = load_cluster(f"1x{devices}xcpu")
     mesh = mesh_of(cluster, tuple(ranks))
@@ -92,7 +93,7 @@ def sampled(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Itera
 
 
 def on_frontier(graph: OpGraph, devices: int, count: int) -> list[GraphPlan]:
-    """Plans of so many points of the frontier on processes of this machine, its ends among them."""
+    """Plans of `count` points of the frontier on processes of this machine, its extreme points among them."""
     cluster = load_cluster(f"1x{devices}xcpu")
     curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(cluster, epsilon=0.01)
     places = sorted({round(at * (len(curve.points) - 1) / max(count - 1, 1)) for at in range(count)})
@@ -100,8 +101,8 @@ def on_frontier(graph: OpGraph, devices: int, count: int) -> list[GraphPlan]:
 
 
 def in_stages(plan: GraphPlan, cuts: Sequence[int], microbatches: int) -> GraphPlan:
-    """The layout of `plan`, which is for the size of a micro-batch, cut before the blocks `cuts` into stages
-    on meshes like its own."""
+    """The layout of `plan`, made for one micro-batch, cut before the blocks `cuts` into stages on equal
+    meshes."""
     layout = StagedLayout(
         ranks=plan.mesh.ranks, blocks=plan.layout.blocks, cuts=tuple(cuts), microbatches=microbatches,
         schedule="1f1b",
@@ -111,9 +112,9 @@ def in_stages(plan: GraphPlan, cuts: Sequence[int], microbatches: int) -> GraphP
 
 
 def staged_by_rules(
-    graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, *required: Wanted
+    graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, *required: RulePreference
 ) -> GraphPlan:
-    """In stages, each operator by the first rule that is wanted and goes, along each axis."""
+    """A staged layout; each operator has the first requested rule that is legal along each axis."""
     layout = by_rules(scaled(graph, graph.batch // microbatches), ranks, *required)
     return in_stages(plan_with(graph, ranks, layout), cuts, microbatches)
 
@@ -121,8 +122,7 @@ def staged_by_rules(
 def sampled_in_stages(
     graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, seeds: Sequence[int]
 ) -> Iterator[GraphPlan]:
-    """Layouts as `sampled` of a micro-batch, in stages: tensors cross cuts in any place that they may
-    have."""
+    """Staged layouts of a micro-batch, sampled as in `sampled`: tensors cross cuts in any legal placement."""
     for plan in sampled(scaled(graph, graph.batch // microbatches), ranks, seeds):
         yield in_stages(replace(plan, graph=graph), cuts, microbatches)
 
@@ -130,7 +130,7 @@ def sampled_in_stages(
 def on_staged_frontier(
     graph: OpGraph, devices: int, stages: int, microbatches: int, count: int
 ) -> list[GraphPlan]:
-    """Plans of so many points of the frontier in stages, its ends among them."""
+    """Plans of `count` points of the staged frontier, its extreme points among them."""
     cluster = load_cluster(f"1x{devices}xcpu")
     curves = StagedCurves(graph, cluster, Training(dtype="fp32"), 0.05, stages, (microbatches,))
     curve = curves.curve(cluster, epsilon=0.2)
@@ -146,6 +146,6 @@ def on_staged_frontier(
 
 
 def without_recomputation(plan: GraphPlan) -> GraphPlan:
-    """The plan with all blocks kept: the trace does not list recomputation separately."""
+    """The plan with no block recomputed: the trace does not list recomputation separately."""
     blocks = tuple(replace(block, mode="kept") for block in plan.layout.blocks)
     return replace(plan, layout=replace(plan.layout, blocks=blocks))

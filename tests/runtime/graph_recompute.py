@@ -1,4 +1,4 @@
-"""Runs under graph plans that are saved on the way and go on, and broken twins of what saves and loads."""
+"""Runs under graph plans that save checkpoints and resume, and mutants of saving and loading."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from shardwise.runtime.state_dict import StateDict, graph_load_targets
 from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 3
-"""Steps before and behind the checkpoint."""
+"""Steps before and after the checkpoint."""
 
 LR = 0.02
-"""With which a few steps show whether moments are there."""
+"""Learning rate; large enough that a few steps show whether Adam's moments were loaded."""
 
 
 @dataclass(frozen=True)
 class CheckpointedRun:
-    """Losses of some steps; and of every parameter and optimizer state, whole, as it was saved or loaded, its
+    """Losses of some steps; and for every parameter and optimizer state as saved or loaded, gathered: its
     dtype and a hash of its bits."""
 
     losses: tuple[float, ...]
@@ -42,7 +42,7 @@ def stepped(job: GraphTrainingJob, graph: OpGraph, first: int, last: int) -> tup
 
 
 def whole_losses(plan: GraphPlan) -> tuple[float, ...]:
-    """Losses of a run on one process that nothing happens to."""
+    """Losses of an uninterrupted run on one process."""
     job = graph_training_job(
         graph_module(plan.graph, seed=1),
         alone(plan.graph, optimizer=plan.job.optimizer),
@@ -55,8 +55,7 @@ def whole_losses(plan: GraphPlan) -> tuple[float, ...]:
 
 
 def tensors_of(job: GraphTrainingJob) -> dict[str, tuple[str, str]]:
-    """Every parameter as it is updated, and each of its states, as every rank puts them together; without
-    numbers of steps."""
+    """Every parameter as updated and each of its states, gathered on every rank; without step counts."""
 
     def whole(kind: str, param: ShardedParameter) -> Tensor:
         own = param.owned.detach() if kind == "model" else job.optimizer.state[param.owned][kind]
@@ -73,7 +72,7 @@ def tensors_of(job: GraphTrainingJob) -> dict[str, tuple[str, str]]:
 def saves(
     report: Report, cases: Sequence[tuple[GraphPlan, str]], broken: str | None = None
 ) -> list[CheckpointedRun]:
-    """Runs under each of these plans that go on while they are saved on the way, each in its folder."""
+    """Runs under each of these plans; each saves a checkpoint to its folder midway and continues."""
     found = []
     for plan, root in cases:
         job = parallelize(graph_module(plan.graph, seed=1), plan, lr=LR, max_norm=MAX_NORM)
@@ -90,7 +89,7 @@ def saves(
 def loads(
     report: Report, cases: Sequence[tuple[GraphPlan, str]], broken: str | None = None
 ) -> list[CheckpointedRun]:
-    """Runs that start from other parameters, then from the checkpoint in each folder."""
+    """Runs that start from other parameters, then load the checkpoint of each folder."""
     found = []
     for plan, root in cases:
         job = parallelize(graph_module(plan.graph, seed=5), plan, lr=LR, max_norm=MAX_NORM)
@@ -106,7 +105,7 @@ def narrow(plan: GraphPlan) -> GraphPlan:
 
 
 def _without(ending: str) -> Callable[[GraphTrainingJob], StateDict]:
-    """Of what names end so nothing is read."""
+    """Load targets without names of this ending: those are not read."""
     return lambda job: {
         name: own for name, own in graph_load_targets(job).items() if not name.endswith(ending)
     }
@@ -117,7 +116,7 @@ def _parameters_alone(job: GraphTrainingJob) -> StateDict:
 
 
 def _first_copies(job: GraphTrainingJob) -> StateDict:
-    """A rank that has a copy of a parameter that another has keeps its own."""
+    """Load targets without further copies of a parameter: those ranks keep their own values."""
     stale = {f"model.{param.name}" for param in job.store.values() if not param.is_first_copy}
     return {name: own for name, own in graph_load_targets(job).items() if name not in stale}
 
@@ -127,7 +126,7 @@ def _upside_down(param: ShardedParameter, own: Tensor) -> dict[Any, Tensor]:
 
 
 def _at_anothers_place(param: ShardedParameter, own: Tensor) -> dict[Any, Tensor]:
-    """A rank's part lies where that of the rank opposite should."""
+    """A rank's chunk is written at the offset of the opposite rank."""
     grid, here = param.grid, param.grid.here
     grid.here = tuple(count - 1 - at for count, at in zip(grid.counts, here, strict=True))
     try:
@@ -150,7 +149,7 @@ LOADING_MUTANTS: Mapping[str, tuple[str, Any]] = {
         lambda job: None,
     ),
 }
-"""What is replaced while a checkpoint is loaded, and by what."""
+"""Mutants of loading, by name: the dotted name that is patched, and its replacement."""
 
 SAVING_MUTANTS: Mapping[str, tuple[str, Any]] = {
     "boxes are written upside down": (
@@ -162,4 +161,4 @@ SAVING_MUTANTS: Mapping[str, tuple[str, Any]] = {
         _at_anothers_place,
     ),
 }
-"""The same while it is saved."""
+"""Mutants of saving."""

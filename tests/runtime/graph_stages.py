@@ -1,4 +1,4 @@
-"""Broken twins of what runs graphs in stages."""
+"""Mutants of the runtime of staged graph plans."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ STAGE_MUTANTS: Mapping[str, tuple[str, Any]] = {
         _of_first_stage,
     ),
 }
-"""What is replaced, and by what."""
+"""Mutants by name: the dotted name that is patched, and its replacement."""

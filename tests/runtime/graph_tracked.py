@@ -1,5 +1,5 @@
-"""Allocated memory of one rank of a plan of an operator graph by PyTorch's memory tracker: a step on fake
-tensors, among fake ranks."""
+"""Allocated memory of one rank of a graph plan by PyTorch's memory tracker: a step on fake tensors among fake
+ranks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from shardwise.runtime.graphs.job import GraphTrainingJob
 
 
 def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
-    """Bytes in tensors of `rank` at the peak of its second step (the first makes the optimizer's states). The
-    batch, whole on every rank, lies with the host: what the rank reads of it is a copy, as on an accelerator,
-    and counts."""
+    """Bytes in tensors of `rank` at the peak of its second step (the first creates optimizer states). The
+    full batch is on the host; the part that the rank reads is copied and counts, as on an accelerator."""
     fake, there = FakeTensorMode(allow_non_fake_inputs=True), Host()
     with (
         patch.object(

@@ -1,4 +1,4 @@
-"""Plans from text, without a search, and the tiny models that they are for."""
+"""Plans from text without a search, and the tiny models that they are for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.plans import Plan
 from shardwise.strategy import Job, complete, parse_fields
 
 GPT = {"layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 96, "seq_len": 32}
-"""LayerNorms, biases, learned positions; one table is both embedding and output projection."""
+"""LayerNorm, biases, learned positions; the embedding and the output projection are tied."""
 
 LLAMA = {
     "model_type": "llama",
@@ -26,7 +26,7 @@ LLAMA = {
     "rope_theta": 1000.0,
     "tie_word_embeddings": False,
 }
-"""RMSNorms, rotary positions, gated MLPs, grouped queries."""
+"""RMSNorm, rotary positions, gated MLPs, grouped-query attention."""
 
 QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 4, "tie_word_embeddings": True}
 """Norms on queries and keys."""
@@ -40,19 +40,19 @@ NEOX = {
     "vocab_size": 96,
     "max_position_embeddings": 64,
 }
-"""Attention and MLP side by side; a quarter of each head is rotated."""
+"""Attention and MLP in parallel; a quarter of each head is rotated."""
 
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
-"""Four experts in every layer, of which a token takes two."""
+"""Four experts in every layer; a token goes to two."""
 
 QWEN3_MOE = QWEN3 | {
     "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16,
     "norm_topk_prob": False, "mlp_only_layers": [1], "max_window_layers": 0,
 }  # fmt: skip
-"""Eight experts, probabilities as they are, and one layer without experts."""
+"""Eight experts, probabilities that are not normalised, and one dense layer."""
 
 GPT_MOE = GPT | {"experts": 4, "top_k": 2, "dense_layers": 1, "expert_ffn": 24, "shared_ffn": 16}
-"""Plain experts with biases beside a shared one, behind a dense layer."""
+"""Ungated experts with biases, a shared expert, and a dense layer first."""
 
 OPT = {
     "model_type": "opt", "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -62,19 +62,19 @@ OPT = {
 """Norms after the residuals; embeddings of half the width, projected."""
 
 PHI3 = LLAMA | {"model_type": "phi3", "sliding_window": 6, "pad_token_id": None}
-"""A window on every layer."""
+"""A sliding window on every layer."""
 
 BLOOM = {"model_type": "bloom", "hidden_size": 48, "n_head": 6, "n_layer": 4, "vocab_size": 96}
-"""Slopes for positions, of six heads, and a norm behind the embedding."""
+"""ALiBi slopes for six heads, and a norm after the embedding."""
 
 FALCON = {
     "model_type": "falcon", "hidden_size": 32, "num_attention_heads": 4, "num_kv_heads": 2,
     "new_decoder_architecture": True, "num_hidden_layers": 4, "vocab_size": 96,
 }  # fmt: skip
-"""Attention and MLP side by side, a norm each, grouped queries."""
+"""Attention and MLP in parallel, each with its own norm; grouped-query attention."""
 
 FALCON_7B = FALCON | {"new_decoder_architecture": False}
-"""The same behind one norm, with one key-value head."""
+"""The same with one norm for both, and one key-value head."""
 
 FALCON_RW = FALCON_7B | {
     "alibi": True,
@@ -83,21 +83,21 @@ FALCON_RW = FALCON_7B | {
     "parallel_attn": False,
     "bias": True,
 }
-"""One after the other, with slopes."""
+"""Attention, then MLP, with ALiBi slopes."""
 
 GEMMA2 = LLAMA | {
     "model_type": "gemma2", "head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 12,
     "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
     "pad_token_id": None,
 }  # fmt: skip
-"""Norms on both sides, windows on every other layer, scores and logits below caps that bite."""
+"""Sandwich norms, sliding windows on every other layer, soft-caps on scores and logits that take effect."""
 
 GEMMA3 = LLAMA | {
     "model_type": "gemma3_text", "head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 3,
     "query_pre_attn_scalar": 12, "rope_local_base_freq": 100.0, "tie_word_embeddings": True,
     "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "pad_token_id": None,
 }  # fmt: skip
-"""Two layers with windows to one without, whose positions turn otherwise; norms on queries and keys."""
+"""Two layers with sliding windows to one without, with two rotary bases; norms on queries and keys."""
 
 GPT_OSS = LLAMA | {
     "model_type": "gpt_oss", "head_dim": 8, "sliding_window": 6, "num_local_experts": 4,
@@ -106,7 +106,7 @@ GPT_OSS = LLAMA | {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": False,
     },
 }  # fmt: skip
-"""Sinks, windows on every other layer, biases everywhere, experts with clamped gates."""
+"""Attention sinks, windows on every other layer, biases everywhere, experts with clamped gates."""
 
 DEEPSEEK_V2 = {
     "model_type": "deepseek_v2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
@@ -121,12 +121,12 @@ DEEPSEEK_V2 = {
         "mscale_all_dim": 0.5,
     },
 }  # fmt: skip
-"""Latent attention with whole queries, experts in groups beside shared ones, one dense layer."""
+"""Latent attention with full-rank queries, grouped experts with shared ones, one dense layer."""
 
 DEEPSEEK_V3 = DEEPSEEK_V2 | {
     "model_type": "deepseek_v3", "q_lora_rank": 20, "norm_topk_prob": True, "num_nextn_predict_layers": 0,
 }  # fmt: skip
-"""Queries from a latent too; experts chosen by corrected scores of their own."""
+"""Queries from a latent too; experts chosen by sigmoid scores with a correction bias."""
 
 CONFIGS: Mapping[str, Mapping[str, object]] = {
     "gpt": GPT, "llama": LLAMA, "qwen3": QWEN3, "neox": NEOX, "mixtral": MIXTRAL, "qwen3_moe": QWEN3_MOE,
@@ -136,7 +136,8 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
 }  # fmt: skip
 
 SLOPED_ONCE = "sdpa"
-"""The attention of Transformers 5 that adds a Falcon's slopes once; its `eager` one adds them twice."""
+"""Attention implementation of Transformers 5 that adds a Falcon's ALiBi slopes once; its `eager` one adds
+them twice."""
 
 SEQ_LEN = 32
 BATCH = 8
@@ -156,8 +157,8 @@ def make_plan(
     seq_len: int = SEQ_LEN,
     global_batch_size: int = BATCH,
 ) -> Plan:
-    """The plan of the strategy that `text` names, on as many cpu devices as it needs; priced, not searched
-    for."""
+    """The plan of the strategy that `text` names, on as many cpu devices as it needs; estimated without a
+    search."""
     fields = parse_fields(text)
     devices = 1
     for axis in ("tp", "cp", "pp", "dp"):

@@ -1,4 +1,4 @@
-"""Models of Hugging Face, small, as `capture` is pointed at them."""
+"""Small Hugging Face models, with the functions that `capture` is called on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Built = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 class WithLoss(nn.Module):
-    """A model whose forward gives its loss alone."""
+    """A model whose forward pass returns its loss alone."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

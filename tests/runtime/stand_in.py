@@ -1,8 +1,8 @@
-"""A stand-in accelerator, on which nothing is computed: PyTorch's place for devices that it does not know,
-taken once and for good, so in a process of its own (`python -m tests.runtime.stand_in`).
+"""A stand-in accelerator that computes nothing, in PyTorch's slot for unknown devices (PrivateUse1).
 
-Tensors are fake, as in `tracked`, and PyTorch refuses operators whose tensors lie on several devices: a step
-that ends has everything where it belongs. Prints what steps under `PLANS` did, as JSON.
+The slot is taken for the rest of the process, so this runs in its own (`python -m tests.runtime.stand_in`).
+Tensors are fake, as in `tracked`, and PyTorch refuses operators whose tensors are on several devices: a step
+that ends has every tensor on the right device. Prints as JSON what steps under `PLANS` did.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Idle:
 
 
 class Accelerator(_DummyBackendModule):
-    """What `fully_shard` asks a device's module for."""
+    """The functions of a device module that `fully_shard` calls."""
 
     Stream = Event = Idle
 
@@ -92,7 +92,7 @@ class Accelerator(_DummyBackendModule):
 
 
 class Fake(FakeTensorMode):
-    """Makes no tensor on the device before it is fake."""
+    """Creates tensors as fake ones from the start, never on the device first."""
 
     avoid_device_init = True
 
@@ -116,7 +116,7 @@ def _on_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def fakes() -> Iterator[None]:
-    """Tensors are fake, but for the numbers of ranks that meshes and groups are made of."""
+    """Inside, tensors are fake, except the rank numbers of meshes and groups."""
     on_real = [
         (job, "device_mesh"), (job, "coordinates_of"), (divide, "expert_mesh"), (divide, "rank_grid"),
         (checkpoint, "chunk_of"), (divide, "_context_of"), (divide, "tie_of"),
@@ -130,7 +130,7 @@ def fakes() -> Iterator[None]:
         stack.enter_context(patch.object(torch.Tensor, "item", lambda _: 1))
         stack.enter_context(patch.object(torch.accelerator, "current_stream", lambda *_: Idle()))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        stack.enter_context(patch.dict("os.environ", {LOCAL_RANK: "0"}))  # of as many hosts as ranks
+        stack.enter_context(patch.dict("os.environ", {LOCAL_RANK: "0"}))  # one host per rank
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         yield
@@ -138,7 +138,7 @@ def fakes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ranks(rank: int, count: int) -> Iterator[None]:
-    """The process group of a rank among others that are not there, for tensors here and there."""
+    """The process group of a rank among fake ranks, for tensors on the host and on the device."""
     backend = f"cpu:fake,{NAME}:fake"
     distributed.init_process_group(backend, rank=rank, world_size=count, store=FakeStore())
     try:
@@ -148,7 +148,7 @@ def ranks(rank: int, count: int) -> Iterator[None]:
 
 
 def reported(plan: Plan, rank: int) -> dict[str, Any]:
-    """Where lies what one rank has after a step, and what it sent in it."""
+    """The devices of one rank's tensors after a step, and the collectives of that step."""
     with ranks(rank, plan.cluster.devices), fakes():
         with torch.device("meta"):
             module = reference_module(plan.model)
@@ -171,7 +171,7 @@ def _local_tensors(running: Running) -> Iterator[Tensor]:
 
 
 def _saved(running: Running) -> Iterator[Tensor]:
-    """What a checkpoint is written from."""
+    """The tensors that a checkpoint is written from."""
     for name, value in checkpoint.copied(running).items():
         if isinstance(value, TensorChunks):
             yield from (value.at(item.index) for item in value.__create_write_items__(name, None))
@@ -199,11 +199,11 @@ def checkpoint_left_on_the_device() -> Iterator[None]:
 
 
 BROKEN = (weights_left_on_the_host, norm_on_the_host, checkpoint_left_on_the_device)
-"""Twins of `replicas` on the stand-in that lack one step."""
+"""Mutants that lack one step each."""
 
 
 def report_of(mutant: Callable[[], contextlib.AbstractContextManager[None]], plan: Plan) -> str:
-    """What is wrong with a broken twin; nothing where nobody notices."""
+    """The error that a mutant causes; empty where nothing notices it."""
     with mutant():
         try:
             found = reported(plan, rank=3)

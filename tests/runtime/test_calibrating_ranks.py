@@ -1,4 +1,4 @@
-"""Who measures: ranks that a launcher started, or processes started for it."""
+"""The ranks that measure for `calibrate`: those of a launcher, or processes started for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shardwise.runtime.workers import HOST, WorkerPool
 
 
 def seen(report: Any, factor: int) -> tuple[int, int, int]:
-    """The group that this is called in: a sum over it, its size; and the process."""
+    """A sum over the process group of this call, the size of the group, and the process id."""
     total = torch.tensor(float(factor))
     distributed.all_reduce(total)
     return int(total), distributed.get_world_size(), os.getpid()
@@ -42,7 +42,7 @@ def test_without_a_launcher_processes_are_started() -> None:
         assert len({os.getpid(), *(pid for _, _, pid in run_separately)}) == 3
         assert [pid for *_, pid in ranks.run_separately(seen, 5)] == [
             pid for *_, pid in run_separately
-        ]  # they stay
+        ]  # the same processes in each call
         assert [found[:2] for found in ranks.run_in_group(seen, 5)] == [(10, 2), (10, 2)]
         assert ranks.gathered("this one") == ["this one"]
         assert ranks.rank == 0 and list(ranks.speeds) == [1.0, 1.0]
@@ -53,7 +53,8 @@ def _threads(report: Any) -> int:
 
 
 def test_threads_are_those_of_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of six cores each of two processes has three; under a launcher what it was started with."""
+    """Two processes on six cores have three threads each; under a launcher, the number it was started
+    with."""
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     with WorkerPool(2) as team:
         assert team.run(2, _threads) == [3, 3]
@@ -87,7 +88,8 @@ if __name__ == "__main__":
 
 
 def test_ranks_of_a_launcher_measure_apart_and_together(tmp_path: Path) -> None:
-    """Each in a process and group of its own, and all know what all found; then the two of them in one."""
+    """Each rank measures in its own process and group, and all results are gathered; then both measure in one
+    group."""
     script = tmp_path / "launched.py"
     script.write_text(LAUNCHED)
     reported = launched([str(script)])
@@ -97,7 +99,7 @@ def test_ranks_of_a_launcher_measure_apart_and_together(tmp_path: Path) -> None:
 
 
 def launched(words: list[str], **variables: str) -> list[tuple[int, str, str]]:
-    """Exit code, stdout and stderr of Python with these words, as each of two ranks of a launcher."""
+    """Exit code, stdout and stderr of Python with these arguments, as each of two ranks of a launcher."""
     with socket.create_server((HOST, 0)) as free:
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": HOST, "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none"}
@@ -114,11 +116,12 @@ def launched(words: list[str], **variables: str) -> list[tuple[int, str, str]]:
 
 
 def test_nodes_of_a_launched_cluster_are_the_hosts(tmp_path: Path) -> None:
-    """Two hosts of one process each are no node of two, whose links are those in a node."""
+    """Two hosts with one process each are two nodes, not one node of two, whose links would be those inside a
+    node."""
     words = ["-m", "shardwise", "calibrate", "--links", "--cluster", "1x2xcpu", "--out", str(tmp_path / "c")]
     for code, out, err in launched(words, LOCAL_WORLD_SIZE="1"):
         assert (code, out) == (2, "")
-        assert "--cluster: has other nodes than processes were started on; found nodes of 2 devices" in err
+        assert "--cluster: has other nodes than the launched processes; found nodes of 2 devices" in err
         assert err.rstrip().endswith("allowed: nodes of 1, 1")
     assert list(tmp_path.iterdir()) == []
 
@@ -140,7 +143,7 @@ def test_hosts_are_known_by_their_own_numbers_of_processes(
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "--cluster: is needed where hosts have unequal"),
+        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "--cluster: is required where hosts have unequal"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE: is not set as torchrun sets it; found 'two'"),
         ({}, "WORLD_SIZE: is not set as torchrun sets it; found ''"),
     ],
@@ -178,7 +181,7 @@ def test_a_port_in_use_is_a_one_line_error(tmp_path: Path) -> None:
 
 
 def kills_one(report: Any) -> None:
-    """What the system does to a rank when memory is short."""
+    """The kernel's out-of-memory killer."""
     if distributed.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     distributed.barrier()
@@ -190,14 +193,14 @@ def test_a_killed_rank_is_a_one_line_error(
     monkeypatch.setattr(calibrating, "_kernels", lambda device, ranks, threads: ranks.run_in_group(kills_one))
     assert main(["calibrate", "--out", str(tmp_path / "c.yaml"), "--cluster", "1x2xcpu"]) == 1
     assert capsys.readouterr().err == (
-        "shardwise: error: rank 1 was ended by signal 9 while it measured; nothing was written\n"
+        "shardwise: error: rank 1 was ended by signal 9 during measurement; nothing was written\n"
     )
     assert list(tmp_path.iterdir()) == []
 
 
 @dataclass(frozen=True)
-class Told:
-    """Ranks that say what is told: of each call in turn the seconds of steps on every rank."""
+class ScriptedRanks:
+    """Ranks with scripted results: for each call in order, the seconds of steps on every rank."""
 
     speeds: list[float]
     found: Iterator[list[list[float]]]
@@ -214,7 +217,7 @@ class Told:
 
 def small_steps(speeds: list[float], *found: list[list[float]]) -> StepMeasurement:
     plans = calibration_plans(load_cluster("1x1xcpu"), eager_profile())[:2]
-    return StepMeasurement(Told(speeds, iter(found)), plans, threads=1)
+    return StepMeasurement(ScriptedRanks(speeds, iter(found)), plans, threads=1)
 
 
 def test_steps_are_those_of_their_plan_and_rank_and_medians_count() -> None:
@@ -230,8 +233,8 @@ def test_steps_are_those_of_their_plan_and_rank_and_medians_count() -> None:
 
 
 def test_a_step_takes_the_time_of_the_slowest_device_of_speed_one() -> None:
-    """Of 1 and 4 s, 5 and 2, 3 and 3 it is 4, 5 and 3, in the middle 4; either rank's own median is 3, and
-    what the third takes, of half the speed, does not count."""
+    """Per round, the slower of the two full-speed ranks counts: 4, 5 and 3 s, with the median 4. Each rank's
+    own median is 3 s. The third rank has half the speed and does not count."""
     of_ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0], [8.0, 8.0, 8.0]]
     steps = small_steps([1.0, 1.0, 0.5], of_ranks, [[6.0]] * 3)
     steps.measure(0)
@@ -240,8 +243,8 @@ def test_a_step_takes_the_time_of_the_slowest_device_of_speed_one() -> None:
 
 
 class Alternating:
-    """Three ranks whose steps take 2 s, but those of the first and the second by turns 3 s; kernels as a
-    device of 10 GFLOP/s and 4 GB/s has them, on the second half as fast."""
+    """Three ranks with steps of 2 s, except that the first and the second alternately take 3 s. Kernel times
+    are those of a device with 10 GFLOP/s and 4 GB/s; the second rank is half as fast."""
 
     rank, speeds = 0, (1.0, 1.0, 1.0)
 
@@ -275,8 +278,8 @@ class Alternating:
 
 
 def test_a_calibration_takes_the_slowest_steps_and_median_kernels() -> None:
-    """Each step has a rank that takes 3 s, though 2.5 s are the most that any takes in its median; in the
-    middle is either of the first two."""
+    """In each round some rank takes 3 s, though no rank's median exceeds 2.5 s; the median rank is one of the
+    first two."""
     rounds = KernelMeasurement(cast(Ranks, Alternating()), threads=1)
     for measurement in range(rounds.measurements):
         rounds.measure(measurement)
@@ -287,8 +290,8 @@ def test_a_calibration_takes_the_slowest_steps_and_median_kernels() -> None:
 
 
 def test_the_middle_one_of_the_devices_of_speed_one_counts() -> None:
-    """Of 1, 2 and 3 s it is that of 2 s, the last; among all five, with two of half the speed that take 8 and
-    9, it would be the first, of 3 s."""
+    """Full-speed ranks take 3, 1 and 2 s, so the last one is the median. Among all five ranks, with two of
+    half speed that take 9 and 8 s, the first would be."""
     of_ranks = [[3.0], [9.0], [1.0], [8.0], [2.0]]
     steps = small_steps([1.0, 0.5, 1.0, 0.5, 1.0], of_ranks, [[0.0]] * 5)
     steps.measure(0)
@@ -299,7 +302,7 @@ def test_the_middle_one_of_the_devices_of_speed_one_counts() -> None:
 
 
 def test_batches_begin_when_all_are_ready() -> None:
-    """Warming up, one call, and three batches: five times ready, each before the clock is read."""
+    """Warm-up, one call and three batches: five barriers, each before the clock is read."""
     message: list[str] = []
 
     def now() -> float:
@@ -311,7 +314,7 @@ def test_batches_begin_when_all_are_ready() -> None:
 
 
 def test_batches_of_a_group_begin_together() -> None:
-    """Three: warming up, one call, and a batch; a clock of one process alone never waits for others."""
+    """Three barriers: warm-up, one call, one batch. A timer of a single process waits for nobody."""
     with mock.patch.object(distributed, "barrier") as barrier:
         group_timer(batches=1).seconds(lambda: None)
         assert barrier.call_count == 3

@@ -1,4 +1,4 @@
-"""How `make accuracy` times what several ranks do at once."""
+"""How `make accuracy` times steps that several ranks run at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardwise.runtime.private import process_groups
 from shardwise.strategy import read_calibration
 
 READINGS = ((10.0, 14.0), (20.0, 26.0))
-"""Of each rank's clock, before and after."""
+"""Each rank's clock before and after the step."""
 
 
 def _timed(report: Any) -> float:
@@ -36,13 +36,13 @@ def _timed(report: Any) -> float:
 
 
 def test_a_step_takes_the_time_of_the_slowest_rank() -> None:
-    """Of 4 and 6 s; a twin without the maximum over ranks would tell 4 on the first."""
+    """4 and 6 s; a mutant without the maximum over ranks would return 4 on the first."""
     with WorkerPool(2) as team:
         assert team.run(2, _timed) == [6.0, 6.0]
 
 
 def _numbered(done: list[str], name: str) -> Callable[[], Callable[[], object]]:
-    """Makes a plan whose steps say its name and which of its own they are, from 1 on."""
+    """Makes a plan whose steps record its name and their number, from 1."""
 
     def made() -> Callable[[], object]:
         done.append(f"{name} made")
@@ -53,8 +53,9 @@ def _numbered(done: list[str], name: str) -> Callable[[], Callable[[], object]]:
 
 
 def test_calibration_rounds_alternate_with_all_plans() -> None:
-    """Five rounds of two pieces behind four turns: two or three at a time. Of a plan the second step counts;
-    a twin that makes plans once, or times the first step, is seen."""
+    """Two plans in two rounds, with five repetitions of two measurements spread between them, two or three at
+    a time. The second step of a plan is timed: a mutant that makes plans once, or times the first step, is
+    caught."""
     done: list[str] = []
     measurements = [lambda: done.append("piece 0"), lambda: done.append("piece 1")]
     spent = iter([1.0, 2.0, 3.0, 4.0])
@@ -74,7 +75,7 @@ def test_calibration_rounds_alternate_with_all_plans() -> None:
 
 
 def test_the_groups_of_a_plan_end_with_its_round() -> None:
-    """Those that were there before stay; a twin that ends none, or all, is seen."""
+    """Groups made before it stay; a mutant that ends no group, or all groups, is caught."""
 
     def made() -> Callable[[], object]:
         distributed.new_group([0])
@@ -96,8 +97,8 @@ def test_slices_are_those_of_their_numbers() -> None:
 
 
 def test_a_round_has_the_steps_of_small_plans_twice_and_all_else_once() -> None:
-    """Of two small plans, kernels behind them, and three groups of links; a twin that takes kernels twice, or
-    steps once, is seen."""
+    """Two small plans, then kernels, then three groups of links; a mutant that measures kernels twice, or
+    steps once, is caught."""
     taken: list[str] = []
     machine = SimpleNamespace(
         measurements=3, measure=lambda measurement: taken.append(f"machine {measurement}")
@@ -110,8 +111,8 @@ def test_a_round_has_the_steps_of_small_plans_twice_and_all_else_once() -> None:
 
 
 def test_a_calibration_between_plans_measures_current_kernels_and_links(tmp_path: Path) -> None:
-    """Kernels and software as `rounds` found them, what is between ranks as `links` did; a twin that keeps
-    what the calibration before has of either is seen."""
+    """Kernels and software come from `rounds`, links from `links`; a mutant that keeps either from the
+    previous calibration is caught."""
     known = read_calibration(written(tmp_path))
     assert known.profile is not None
     (device,) = known.devices.values()

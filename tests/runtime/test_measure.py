@@ -1,4 +1,4 @@
-"""The clock on a time of its own; kernels and links measured for real, once and briefly."""
+"""The batch timer on a simulated clock; real kernels and links, measured once and briefly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from shardwise.strategy import read_calibration, target_of
 
 
 class Calls:
-    """A call that takes 2 ms on its own clock, and 50 ms more in the batches that are disturbed."""
+    """A call that takes 2 ms on its own clock, and 50 ms more when its number is in `disturbed`."""
 
     def __init__(self, disturbed: frozenset[int] = frozenset()) -> None:
         self.now_s = 0.0
@@ -64,7 +64,7 @@ def test_the_clock_counts_whole_batches() -> None:
 
 
 def test_a_disturbed_batch_does_not_count() -> None:
-    """Calls 20 and 50 lie in the second and the fourth batch; the mean of all would be 3.3 ms."""
+    """Calls 20 and 50 are in the second and the fourth batch; the mean of all batches would be 3.3 ms."""
     calls = Calls(frozenset({20, 50}))
     assert BatchTimer(batches=5, batch_s=0.03, now=calls.now).seconds(calls) == pytest.approx(0.002)
 
@@ -78,7 +78,7 @@ def test_each_kind_of_kernel_is_measured() -> None:
 
 
 class Flops:
-    """A clock of a device of one flop per second, which does all but products at once."""
+    """The clock of a device with one flop per second, on which all but matrix products take no time."""
 
     def seconds(self, call: Callable[[], object]) -> float:
         with FlopCounterMode(display=False) as counter:
@@ -99,7 +99,7 @@ def _links(report: Any, groups: list[list[int]]) -> list[LinkSample]:
 
 def test_links_are_measured_by_kind_and_bytes() -> None:
     with WorkerPool(3) as team:
-        samples = team.run(3, _links, [[0, 2]])  # rank 1 takes part in none
+        samples = team.run(3, _links, [[0, 2]])  # rank 1 is in no group
     assert samples[0] == samples[1] == samples[2]
     assert [(sample.kind, sample.ranks, sample.nbytes) for sample in samples[0]] == [
         (kind, 2, nbytes) for kind in COLLECTIVES for nbytes in (4096.0, 65536.0)
@@ -113,7 +113,7 @@ def _overlap(report: Any, groups: list[list[int]]) -> list[OverlapSample]:
 
 def test_sums_are_measured_during_computation() -> None:
     with WorkerPool(3) as team:
-        samples = team.run(3, _overlap, [[0, 2]])  # rank 1 takes part in none
+        samples = team.run(3, _overlap, [[0, 2]])  # rank 1 is in no group
     assert samples[0] == samples[1] == samples[2]
     (sample,) = samples[0]
     assert min(sample.communication_s, sample.computation_s, sample.both_s) > 0.0
@@ -125,13 +125,13 @@ def _lockstep(report: Any, groups: list[list[int]]) -> float:
 
 def test_waiting_for_each_other_is_measured_on_all_ranks() -> None:
     with WorkerPool(3) as team:
-        found = team.run(3, _lockstep, [[0, 2]])  # rank 1 takes part in none
+        found = team.run(3, _lockstep, [[0, 2]])  # rank 1 is in no group
     assert found[0] == found[1] == found[2] >= 0.0
 
 
 def test_the_time_lost_by_a_group_is_its_common_waiting() -> None:
-    """Ranks 0 and 2 wait 3 and 5 ms: now one is late, now the other, and 3 ms are lost. Rank 3 is always the
-    last, and what rank 1 waits for it is its own slowness: nothing is lost."""
+    """Ranks 0 and 2 wait 3 and 5 ms, each for the other in turn: 3 ms are lost. Rank 3 is always last, so
+    rank 1 only waits for a slower rank: nothing is lost."""
     waits_s = [0.003, 0.008, 0.005, 0.0]
     assert lost_s(waits_s, [[0, 2]]) == 0.003
     assert lost_s(waits_s, [[1, 3]]) == 0.0
@@ -140,7 +140,7 @@ def test_the_time_lost_by_a_group_is_its_common_waiting() -> None:
 
 
 class Operators(DispatchMode):
-    """Notes what is called."""
+    """Records the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Operators(DispatchMode):
 
 
 class Noting:
-    """A clock that notes the operators of each call."""
+    """A clock that records the operators of each call."""
 
     def __init__(self) -> None:
         self.seen: list[list[str]] = []
@@ -165,7 +165,8 @@ class Noting:
 
 
 def test_a_memory_pass_writes_into_allocated_memory() -> None:
-    """A sum into a new tensor of 32 MiB or more took five times as long: its pages are cleared first."""
+    """A sum into a new tensor of 32 MiB or more takes five times as long: the system clears its pages
+    first."""
     clock = Noting()
     kernels._pass(clock, 256, torch.float32)  # type: ignore[arg-type]
     assert clock.seen == [["aten.add.out"]]
@@ -192,7 +193,7 @@ def test_medians_of_rounds_are_those_of_each_kernel() -> None:
 def test_calibrate_writes_a_file_that_the_planner_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: bool
 ) -> None:
-    """Links alone, on top of a calibration; in full the kernels too (20 CPU seconds)."""
+    """Links alone, added to an existing calibration; with `full` the kernels too (20 CPU seconds)."""
     from tests.unit.app.test_cli_calibrate import written
 
     out = str(tmp_path / "out.yaml")
@@ -202,8 +203,9 @@ def test_calibrate_writes_a_file_that_the_planner_reads(
     calibration = read_calibration(out)
     device = calibration.devices["cpu"]
     assert calibration.profile is not None and device.efficiency.is_calibrated
-    assert device.scale_up_bytes_per_s != 2e9  # not the one of the base
-    # Whether or not sums of gradients hide here, ours of shared states wait, and so do plans of graphs.
+    assert device.scale_up_bytes_per_s != 2e9  # not that of the base calibration
+    # Whatever overlap was measured, our runtime exposes the reductions of shared states and those of graph
+    # plans.
     assert calibration.profile.state_overlap == 0.0
     assert calibration.profile_without_data_overlap == replace(calibration.profile, data_overlap=0.0)
     if not full:
@@ -214,28 +216,28 @@ def test_calibrate_writes_a_file_that_the_planner_reads(
 
 PEAK, MEMORY = find_device("H100-SXM").peak_flop_per_s["bf16"], find_device("H100-SXM").memory_bytes_per_s
 LAUNCH_S = 5e-6
-"""Of each kernel of the stand-in."""
+"""Launch time of each kernel of the stand-in; seconds."""
 
 REACHED = {"peak_fraction": 0.7, "k_half": 250.0}
 
 
 class Accelerator:
-    """A clock of a device that is not here: what is called runs on no device at all, and takes what an
-    H100-SXM would take that reaches so much of its peaks."""
+    """The clock of a device that is not here: calls run on the meta device, and take what an H100-SXM with
+    the efficiency REACHED would take."""
 
     def __init__(self) -> None:
         self.dtypes: set[torch.dtype] = set()
 
     def seconds(self, call: Callable[[], object]) -> float:
-        spent = Spent()
+        spent = OperatorSeconds()
         with spent:
             call()
         self.dtypes |= spent.dtypes
         return spent.seconds
 
 
-class Spent(DispatchMode):
-    """Seconds of the operators that are called on it."""
+class OperatorSeconds(DispatchMode):
+    """Seconds of the operators that run inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +259,7 @@ class Spent(DispatchMode):
             self.seconds += LAUNCH_S + 2.0 * m * n * k / (PEAK * float(share))
         elif name == "add.out":
             self.seconds += LAUNCH_S + 6.0 * tensors[0].numel() / (0.8 * MEMORY)
-        elif name == "bmm.default":  # of attention, which has no fused kernel here: causal, the half of it
+        elif name == "bmm.default":  # unfused attention; causal, so half of the flop count
             (batch, m, k), n = tensors[0].shape, tensors[1].shape[2]
             self.seconds += batch * m * n * k / (0.5 * PEAK)
         elif "softmax" in name:
@@ -265,8 +267,8 @@ class Spent(DispatchMode):
         return result
 
 
-def reaching() -> Device:
-    """An H100-SXM that the stand-in stands in for."""
+def imitated_device() -> Device:
+    """The H100-SXM that the stand-in imitates."""
     known = find_device("H100-SXM")
     curves = KernelCurves(
         launch_s=LAUNCH_S, flop_per_s=REACHED["peak_fraction"] * PEAK, k_half=REACHED["k_half"],
@@ -279,7 +281,8 @@ def reaching() -> Device:
 def test_a_cuda_device_is_recorded_with_the_efficiency_of_its_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The driver's name finds the device; the file has the shares that its kernels reach of the peaks."""
+    """The driver's name identifies the device; the file has the fractions of the peaks that its kernels
+    reach."""
     clock = Accelerator()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
@@ -291,12 +294,12 @@ def test_a_cuda_device_is_recorded_with_the_efficiency_of_its_kernels(
     software = replace(eager_profile(), pointwise_passes=3.0, host_step_s=4e-3, dispatch_s=6e-5)
 
     def taken(plans: Sequence[Plan], large: int) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
-        """The steps of such software on a device that reaches what the kernels above do."""
+        """Steps of this software on a device with the efficiency above."""
         own = target_of("shardwise").run_by(software)
         queued = replace(own, dispatch_s=0.0)
         steps = [
             MeasuredStep(
-                plan=plan, seconds=predicted_step_s(plan, reaching(), queued if place < large else own)
+                plan=plan, seconds=predicted_step_s(plan, imitated_device(), queued if place < large else own)
             )
             for place, plan in enumerate(plans)
         ]
@@ -320,17 +323,18 @@ def test_a_cuda_device_is_recorded_with_the_efficiency_of_its_kernels(
     assert efficiency.memory.fraction == pytest.approx(0.8, rel=1e-6)
     assert efficiency.launch_s == pytest.approx(LAUNCH_S, rel=1e-6)
     assert efficiency.attention["flash-2"].forward_fraction == pytest.approx(0.5, rel=1e-6)
-    # Four products back and two forth, where a fused kernel makes 2.5 times those: 0.5 * 2.5 / 2.
+    # Unfused: four products backward, two forward. A fused kernel counts 2.5 times the forward flop: 0.5 *
+    # 2.5 / 2.
     assert efficiency.attention["flash-2"].backward_fraction == pytest.approx(0.625, rel=1e-6)
     assert efficiency.is_calibrated
-    # Where few of the plans fit, kernels alone are told.
+    # Where too few of the plans fit, only kernels are reported.
     monkeypatch.setattr(calibrating, "MIN_PLANS", 100)
     assert main(["calibrate", "--devices", "cuda", "--out", out]) == 0
     assert read_calibration(out).profile is None
 
 
 def test_steps_of_a_plan_are_timed_one_by_one() -> None:
-    """On the host, which does not tell what is allocated."""
+    """On the host, where allocated bytes are unknown."""
     plan = calibration_plans(load_cluster("1x1xcpu"), eager_profile())[3]
     with WorkerPool(1) as team:
         (found,) = team.run(1, _timed, plan)
@@ -346,9 +350,9 @@ def _timed(report: object, plan: Plan) -> TimedSteps:
     ("options", "reported"),
     [
         ((), "shardwise: error: --devices: finds no CUDA device on this machine"),
-        (("--links",), "shardwise: error: --links: does not go with --devices cuda"),
-        (("--from", "steps.jsonl"), "shardwise: error: --from: does not go with --devices cuda"),
-        (("--devices", "tpu"), "shardwise: error: --devices: is not measured"),
+        (("--links",), "shardwise: error: --links: cannot be combined with --devices cuda"),
+        (("--from", "steps.jsonl"), "shardwise: error: --from: cannot be combined with --devices cuda"),
+        (("--devices", "tpu"), "shardwise: error: --devices: cannot be measured"),
     ],
 )
 def test_a_failed_measurement_is_a_one_line_error(

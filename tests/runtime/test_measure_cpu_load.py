@@ -1,4 +1,4 @@
-"""What other programs take while something is measured, read off a folder like /proc."""
+"""CPU time that other programs take during a measurement, from a folder like /proc."""
 
 import os
 from dataclasses import asdict, replace
@@ -13,7 +13,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def process(proc: Path, pid: int, parent: int, *ticks: int) -> None:
-    """`ticks`: at work itself, as user and in the kernel, and the same of children that ended."""
+    """`ticks`: user and kernel time of the process, then both of its finished children."""
     (proc / str(pid)).mkdir(parents=True)
     before = f"{pid} (a (name) of 2 words) S {parent} 1 1 0 -1 4194304 100 0 0 0"
     (proc / str(pid) / "stat").write_text(f"{before} {' '.join(map(str, ticks))} 20 0 1 0\n")
@@ -62,18 +62,19 @@ def at(now_s: float, busy: tuple[float, float], own_s: float, *, machine: str = 
 
 
 def test_other_load_is_the_busy_time_beyond_our_processes() -> None:
-    """In 10 s both cores were busy, for 9 and 8 s; two ranks took 5 and 4 of these: 8 of 20 are others'."""
+    """In 10 s the two cores are busy for 9 and 8 s. Two ranks account for 5 and 4 s of this; the other 8 of
+    20 s are others'."""
     start = [at(100.0, (50.0, 60.0), 1.0), at(100.5, (50.0, 60.0), 2.0)]
     end = [at(110.0, (59.0, 68.0), 6.0), at(110.5, (59.0, 68.0), 6.0)]
     taken = cores_used_by_others(start, end)
     assert taken.cores == pytest.approx(0.8) and taken.of == 2
     quiet = [at(0.0, (0.0, 0.0), 0.0, machine="b"), *start]
     also = cores_used_by_others(quiet, [at(10.0, (3.0, 3.0), 6.0, machine="b"), *end])
-    assert also == taken  # of two machines the busier one
+    assert also == taken  # the busier of two machines counts
 
 
 def test_each_rank_reports_its_own_cores() -> None:
-    """Ranks pinned to a core each: 9 + 8 - 5 - 4 in 10 s, as if both had told of both."""
+    """Two ranks, each pinned to a core: 9 + 8 - 5 - 4 in 10 s, as if each had reported both cores."""
     ranks = [at(0.0, (0.0, 0.0), 0.0), at(0.0, (0.0, 0.0), 0.0)]
     ends = [at(10.0, (9.0, 8.0), 5.0), at(10.0, (9.0, 8.0), 4.0)]
     pinned = [
@@ -94,5 +95,5 @@ def test_a_busy_machine_is_reported() -> None:
         lines = _warnings({"other programs": {"cores": cores, "of": 4}})
         return "".join(text for line in lines for text, _ in line)
 
-    assert "other programs took 0.5 of 4 cores meanwhile" in message(0.5)
+    assert "other programs used 0.5 of 4 cores" in message(0.5)
     assert message(0.4) == "" and not list(_warnings({}))

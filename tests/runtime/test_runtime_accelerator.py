@@ -1,4 +1,4 @@
-"""Plans for accelerators: whole steps on a stand-in, and what is refused where there is none."""
+"""Plans for accelerators: whole steps on a stand-in, and refusals where there is no accelerator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("accelerator")
 
 @pytest.fixture(scope="module")
 def stand_in() -> dict[str, Any]:
-    """What steps on the stand-in did, in a process of its own."""
+    """Results of steps on the stand-in, which runs in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.runtime.stand_in"], check=False, capture_output=True, text=True
     )
@@ -62,7 +62,7 @@ def test_a_cluster_is_on_the_host_or_on_accelerators() -> None:
 
 
 def test_a_step_is_over_when_its_device_is_done() -> None:
-    """A device is given work and the host goes on; the host's own work is done when it is given."""
+    """A device call returns before the device is done; the host's own work is done when the call returns."""
     with patch.object(torch.accelerator, "synchronize") as waited:
         synchronize_device(load_cluster("1x4xcpu"))
         assert waited.call_count == 0

@@ -1,5 +1,5 @@
-"""A run that changes plans on the way: losses are those of a run that does not, no sample is lost, and the
-bytes that go between nodes are those that `replan` charges."""
+"""Runs that change plans midway: their losses equal those of a run that does not, no sample is lost, and the
+bytes between nodes are those that `replan` predicts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shardwise.strategy import Job, Strategy, complete, target_of
 
 @dataclass(slots=True)
 class Scripted:
-    """Advises one strategy after the other, whatever is measured; then to stay."""
+    """Advises a list of strategies one by one, whatever is measured; then to stay."""
 
     script: list[Strategy]
 
@@ -54,7 +54,7 @@ def trained(report: Report, plan: Plan, options: TrainOptions) -> list[StepRecor
 
 
 def on(cluster: Cluster, plan: Plan) -> Plan:
-    """The same on other nodes."""
+    """The same plan on another cluster."""
     return search.plan_of_strategy(plan.model, cluster, plan.job, plan.best.strategy)
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_migrates_twice_ends_like_one_that_does_not(
         assert ran[:3] == [plan.best.strategy for plan in plans] and ran[3:] == [ran[2]] * 2
         changes = [record.change for record in records[:2]]
         assert all(isinstance(change, ReplanEvent) and change.moved_bytes > 0 for change in changes)
-        assert records[-1].change is None  # there is nothing left to move for
+        assert records[-1].change is None  # no step is left to migrate for
 
 
 @dataclass(slots=True)
@@ -98,8 +98,8 @@ class Killed(Scripted):
 
 
 def test_a_run_killed_after_a_migration_resumes_from_its_checkpoint(team: WorkerPool, tmp_path: Path) -> None:
-    """It moves after step 1, saves after step 2 under the second plan and dies after step 3: no loss of the
-    run that goes on, under the first plan again, differs from the undisturbed run's."""
+    """The run migrates after step 1, saves after step 2 under the second plan, and dies after step 3. It
+    resumes under the first plan, with the losses of an undisturbed run."""
     cluster = load_cluster("2x1xcpu")
     first, second = (on(cluster, make_plan(text)) for text in ("dp=2,zero_stage=1", "pp=2,schedule=1f1b"))
     options = TrainOptions(steps=5, checkpoint=str(tmp_path), checkpoint_every=2)
@@ -112,7 +112,7 @@ def test_a_run_killed_after_a_migration_resumes_from_its_checkpoint(team: Worker
 
 
 def estimated(before: Plan, after: Plan) -> float:
-    """Bytes that replan charges for all links into nodes."""
+    """Bytes that `replan` predicts for all links into nodes."""
     present = LinkAwarePlanner(before, target_of("shardwise"))
     change = present.transition(before.best.strategy, after.best.strategy, {}, Costs())
     return sum(b for name, b in change.bytes_per_link.items() if name.split(">")[1].startswith("n"))
@@ -140,13 +140,13 @@ def test_the_bytes_between_nodes_are_those_that_replan_charges(
 
 def test_a_step_time_monitor_uses_the_middle_of_the_last_steps() -> None:
     watch = StepTimeMonitor(1.0)
-    assert not watch.deviates(9.0)  # the first step sets things up
-    assert not any(watch.deviates(seconds) for seconds in (1.0, 5.0, 1.1, 1.0, 4.0))  # one is slow by itself
+    assert not watch.deviates(9.0)  # the first step includes setup
+    assert not any(watch.deviates(seconds) for seconds in (1.0, 5.0, 1.1, 1.0, 4.0))  # single slow steps
     assert watch.deviates(2.0 * DEVIATION) and watch.typical_s == 2.0 * DEVIATION
     watch.rebaseline()
-    assert not any(watch.deviates(4.0) for _ in range(2 * RECENT))  # looked into: that is how it is now
+    assert not any(watch.deviates(4.0) for _ in range(2 * RECENT))  # the new baseline
     faster = [watch.deviates(4.0 / DEVIATION / 1.1) for _ in range(RECENT)]
-    assert faster == [False, True, True]  # faster is news too
+    assert faster == [False, True, True]  # faster deviates too
     watch.restart(2.0)
     assert not watch.deviates(9.0)
     assert [watch.deviates(2.0 * DEVIATION * 1.01) for _ in range(RECENT)] == [False, False, True]
@@ -156,7 +156,7 @@ def test_every_link_is_crossed_both_ways_by_two_neighbours_where_there_are_two()
     """Nodes of 2, 1 and 2 devices start at ranks 0, 2 and 3."""
     cluster = load_cluster("1x2xcpu+1x1xcpu+1x2xcpu")
     assert rounds(cluster) == [[(0, 2)], [(2, 0)], [(2, 3)], [(3, 2)]]
-    # Of node 1 only what comes from it is slow: its way up is told from the ways down of the others.
+    # Only messages from node 1 are slow; each link has the best rate of its messages.
     found = link_rates(cluster, {(0, 2): 8.0, (2, 0): 1.0, (2, 3): 1.5, (3, 2): 9.0})
     up = {name: rate for name, rate in found.items() if name.startswith("n")}
     down = {name.split(">")[1]: rate for name, rate in found.items() if not name.startswith("n")}
@@ -174,8 +174,8 @@ def test_messages_are_timed_alike_on_all_ranks(team: WorkerPool) -> None:
 
 
 def test_a_link_that_lost_its_bandwidth_leads_to_a_migration() -> None:
-    """The advisor, told of links at a tenth of what the plan assumes; and where a change brings next to
-    nothing, all stays."""
+    """The advisor migrates when links have a tenth of the planned bandwidth, and stays when a migration would
+    gain almost nothing."""
     cluster = load_cluster("2x1xcpu", inter_node="640Mb/s")
     model = model_from_config(
         {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 128}, name="small"
@@ -190,7 +190,7 @@ def test_a_link_that_lost_its_bandwidth_leads_to_a_migration() -> None:
     assert migrated.decision == "move" and migrated.strategy.pp == 2
     assert migrated.keep_step_s is not None and migrated.step_s < 0.7 * migrated.keep_step_s
     assert advisor.advise(strategy, slower, horizon_s=600.0, migration_s=2.0).strategy == strategy
-    # The way back gains 4 %, which is less than predictions are off.
+    # The way back would gain 4 %, which is within the prediction error.
     assert advisor.advise(migrated.strategy, {}, horizon_s=1e5, migration_s=2.0).decision == "keep"
 
 
@@ -208,7 +208,7 @@ def test_train_adaptive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     write_plan(plan, make_plan("dp=2"))
     assert main(["train", plan, "--adaptive"]) == 2
     error = capsys.readouterr().err
-    assert "--adaptive: has no links to watch" in error and error.count("\n") == 1
+    assert "--adaptive: has no links to monitor" in error and error.count("\n") == 1
 
 
 def scripted_run(steps: list[tuple[Strategy, float, float]]) -> Callable[..., object]:
@@ -243,20 +243,20 @@ def test_the_summary_names_the_last_strategy_and_that_it_changed(
 
     # Of the two steps under pp 2 the median is (0.5 + 0.4) / 2; of all but the first quarter it would be 1.
     once = summary(*[(first, 1.0, 1.0)] * 4, (second, 0.5, 0.3), (second, 0.4, 0.3))
-    assert once["strategy"] == "pp 2" and once["changed"] == "after step 4; it began with dp 2"
+    assert once["strategy"] == "pp 2" and once["changed"] == "after step 4; initially dp 2"
     assert once["step time"] == "450 ms measured (median), 300 ms predicted"
     back = summary((first, 1.0, 1.0), (second, 0.5, 0.3), (first, 0.9, 0.8))
     assert back["strategy"] == "dp 2" and back["step time"] == "900 ms measured (median), 800 ms predicted"
-    assert back["changed"] == "2 times, last after step 2; it began with dp 2"
+    assert back["changed"] == "2 times, last after step 2; initially dp 2"
     alike = summary((first, 1.0, 1.0), (without_zero, 1.0, 1.0))
-    assert alike["changed"] == "after step 1; it began with dp 2 (optim_shard 2)"
+    assert alike["changed"] == "after step 1; initially dp 2 (optim_shard 2)"
     assert "changed" not in summary((first, 1.0, 1.0), (first, 1.0, 1.0))
 
 
 def test_the_trace_after_a_migration_names_the_plan_that_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run of which the last step was made under another strategy than the plan's."""
+    """The last step of this run has another strategy than the plan."""
     plan, trace = make_plan("dp=2,zero_stage=1"), str(tmp_path / "m.json")
     migrated = search.plan_of_strategy(plan.model, plan.cluster, plan.job, make_plan("pp=2").best.strategy)
     ran = [(plan.best.strategy, 1.0, 1.0), (migrated.best.strategy, 1.0, 1.0)]

@@ -1,4 +1,4 @@
-"""Memory that tensors free is there for the next ones, without the system between."""
+"""The process reuses freed tensor memory without returning it to the system."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from shardwise.runtime import WorkerPool, parallelize, reference_module
 
 MIB = 2**20
 SIZES = (48 * MIB, 16 * MIB, 3 * MIB)
-"""Above glibc's largest threshold for pieces of their own (32 MiB), and below."""
+"""Above and below glibc's largest mmap threshold (32 MiB)."""
 
 PAGE = resource.getpagesize()
 
 
 def pages_of_a_step(report: object, plan: Plan | None) -> int:
-    """The fewest pages that the system gives this process while tensors of SIZES come and go, behind the
-    second time; in a process that runs `plan`, if any. Once may be more: a small piece that another thread
-    takes out of what is free leaves the largest tensor no room."""
+    """The fewest pages that the system gives this process while tensors of SIZES are made and freed, after
+    two warm-up rounds; the process runs `plan`, if any. A single round may need more: another thread's small
+    allocation can split the free block that the largest tensor needs."""
     job = None if plan is None else parallelize(reference_module(plan.model), plan)
     for _ in range(2):
         _come_and_go()
@@ -44,6 +44,6 @@ def test_a_process_reuses_the_memory_that_it_has_freed() -> None:
         (without,) = team.run(1, pages_of_a_step, None)
         (with_plan,) = team.run(1, pages_of_a_step, plan)
 
-    # Without one at least the largest tensor comes anew: 48 MiB are 12,288 pages of 4 KiB.
+    # Without a plan at least the largest tensor is mapped anew: 48 MiB are 12,288 pages of 4 KiB.
     assert without >= SIZES[0] // PAGE
     assert with_plan < 100

@@ -1,4 +1,4 @@
-"""The capability file and the runtime agree: what the file rules out is refused by its name."""
+"""The capability file and the runtime agree: the runtime refuses by name whatever the file excludes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardwise.strategy.target import Condition, Limit
 
 SAMPLED = 3
 DEGREES = ((1, 1, 2, 2), (2, 1, 1, 2), (2, 1, 2, 1), (1, 2, 1, 2), (1, 2, 2, 1), (1, 1, 4, 1), (2, 2, 1, 1))
-"""tp, cp, pp and dp of four ranks, two axes at a time; and four stages."""
+"""tp, cp, pp and dp of four ranks: two axes at a time, and four stages."""
 
 
 def with_strategy(plan: Plan, **changes: Any) -> Plan:
@@ -32,7 +32,7 @@ def with_strategy(plan: Plan, **changes: Any) -> Plan:
 
 
 def refused(plan: Plan) -> tuple[str | None, str | None]:
-    """Key and allowed values of the refusal; without what a refused strategy is told to plan with."""
+    """Key and allowed values of the refusal, without its advice on planning."""
     with pytest.raises(ConfigError) as caught:
         check_runnable(plan)
     key, allowed = caught.value.key, caught.value.allowed
@@ -67,7 +67,7 @@ def beyond(condition: Condition) -> dict[str, Any]:
         return {field: condition.values[-1]}
     if condition.below is not None:
         return {field: 2, condition.below.fields[0]: 4}
-    return {field: 4}  # all of the four replicas
+    return {field: 4}  # all four replicas
 
 
 @pytest.mark.parametrize("limit", TARGET.limits, ids=lambda limit: limit.allowed[:40])
@@ -77,7 +77,7 @@ def test_values_beyond_a_limit_are_refused_and_those_within_run(limit: Limit) ->
     for condition in limit.where:
         broken |= beyond(condition)
     assert refused(with_strategy(plan, **broken)) == (f"best.strategy.{limit.field}", limit.allowed)
-    for condition in limit.where:  # one condition less
+    for condition in limit.where:  # all conditions but one
         reduced = {name: value for name, value in broken.items() if name not in beyond(condition)}
         check_runnable(with_strategy(plan, **reduced))
 
@@ -105,7 +105,8 @@ def test_parts_of_models_that_the_file_lacks_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["phi3", "gemma2", "gemma3", "gpt_oss"])
 def test_scores_that_need_all_keys_are_refused_on_context_ranks(name: str) -> None:
-    """A window of 6, caps and sinks; of a sequence as long as the window, caps and sinks alone."""
+    """A window of 6, soft-caps and sinks; where the sequence is as long as the window, soft-caps and sinks
+    only."""
     plan = make_plan("cp=2", model=name)
     assert refused(plan) == ("best.strategy.cp", "1")
     short = make_plan("cp=2", model=name, seq_len=4)
@@ -116,7 +117,7 @@ def test_scores_that_need_all_keys_are_refused_on_context_ranks(name: str) -> No
 
 
 def sampled(draw: random.Random, model: str) -> str:
-    """Any strategy of four ranks, as text; legal or not."""
+    """Any strategy of four ranks, as text; it may be illegal."""
     tp, cp, pp, dp = draw.choice(DEGREES)
     schedule = draw.choice(FIELD_VALUES["schedule"]) if pp > 1 else "1f1b"
     vpp = 2 if schedule in ("zb_v", "dualpipe_v", "interleaved_1f1b") else 1
@@ -134,7 +135,7 @@ def sampled(draw: random.Random, model: str) -> str:
 
 
 def not_refused(model: str) -> Iterator[Plan]:
-    """Plans that are legal and that the file does not rule out, in an order of the seed's."""
+    """Legal plans that the file does not exclude, in a seeded order."""
     draw = random.Random(f"plans for {model}")
     while True:
         try:

@@ -1,4 +1,5 @@
-"""Captured modules against PyTorch's own counts, against the shipped graphs, and against themselves."""
+"""Captured modules, compared with PyTorch's own counts, with the shipped graphs, and with captures at other
+sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ NAMES = (
 )  # fmt: skip
 
 SCALED = ("vgg", "lstm", "llama", "towers", "digits", "rows", "cells")
-"""Of which a run without `--full` takes these at another size."""
+"""Modules that a run without `--full` captures at another size."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def _built(name: str) -> captured.Built:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_are_the_modules(name: str, graph_of: Callable[[str], OpGraph]) -> None:
-    """Their number, and each by its name and its elements."""
+    """All parameters, by name and number of elements."""
     with torch.device("meta"):
         module, _ = _built(name)
     graph = graph_of(name)
@@ -82,15 +83,15 @@ def _numbered(name: str, repetition: int) -> str:
     return f"{front}{int(number) + repetition}{back}" if brace else name
 
 
-# Causal attention counts half here and in full there: 4 b h s s d in each of 4 layers, of which we have half.
+# PyTorch counts causal attention in full, 4 b h s s d in each of 4 layers; we count half of it.
 CAUSAL_HALF = {"llama": 4 * 2 * 2 * 4 * 16 * 16 * 16}
 
 BACKWARD_DIFFERS = {
-    # The gradient of the state before the first step, left out by PyTorch: 2 b g h h in each of 2 layers.
+    # PyTorch leaves out the gradient of the initial state: 2 b g h h in each of 2 layers.
     "lstm": 2 * 2 * 4 * 4 * 32 * 32,
     "gru": 2 * 2 * 4 * 3 * 32 * 32,
-    "cells": 2 * 4 * (4 + 3) * 8 * 8,  # of an LSTM cell and of a GRU cell
-    # PyTorch counts the weight's gradient of 6 groups as if each group had all channels: 2 b c h w 9, 5 more.
+    "cells": 2 * 4 * (4 + 3) * 8 * 8,  # an LSTM cell and a GRU cell
+    # PyTorch counts the weight's gradient of 6 groups as if each had all channels: 5 x 2 b c h w 9 too much.
     "towers": -5 * 2 * 4 * 6 * 10 * 4 * 9,
 }
 
@@ -98,7 +99,7 @@ BACKWARD_DIFFERS = {
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.parametrize("name", NAMES)
 def test_flop_are_those_that_pytorch_counts(name: str, graph_of: Callable[[str], OpGraph]) -> None:
-    with torch.backends.mkldnn.flags(enabled=False):  # fused cells would not be counted
+    with torch.backends.mkldnn.flags(enabled=False):  # fused cells are not counted
         module, inputs = _built(name)
         forward, both = FlopCounterMode(display=False), FlopCounterMode(display=False)
         with forward, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -141,7 +142,7 @@ def test_repeated_blocks_are_folded(graph_of: Callable[[str], OpGraph]) -> None:
     assert folded("llama") == [("layers", 4)]
     assert folded("resnet") == [("stages.0", 2), ("stages.1", 3)]
     assert folded("transformer") == [("encoder.layers", 3), ("decoder.layers", 2)]
-    assert skip_tensors_of(graph_of("transformer")).names == ("shared",)  # what the encoder ends with
+    assert skip_tensors_of(graph_of("transformer")).names == ("shared",)  # the encoder's output
     assert not any(skip_tensors_of(graph_of(name)).names for name in ("llama", "resnet", "vision"))
     assert folded("uneven") == [("layers", 2), ("block3", 2)] or folded("uneven") == [("layers", 2)] * 2
     assert folded("again") == []
@@ -153,18 +154,18 @@ def test_repeated_blocks_are_folded(graph_of: Callable[[str], OpGraph]) -> None:
 
 
 def test_repetitions_may_read_tensors_made_before_the_first() -> None:
-    """The encoder folds though what the target is embedded to passes it by; the layers of the decoder behind
-    the first, which makes what the others read too."""
-    graph = capture(graph_modules.__file__, "lending")
+    """The encoder folds, though the embedded target skips it. So do the decoder layers after the first, which
+    makes a tensor that the others read."""
+    graph = capture(graph_modules.__file__, "skip_tensors")
     repeated = {block.name: block.repeat for block in graph.blocks if block.repeat > 1}
     assert repeated == {"encoder.layers": 2, "decoder": 2}
     skips = skip_tensors_of(graph)
     [decoder] = [place for place, block in enumerate(graph.blocks) if block.name == "decoder"]
-    assert len(skips.skip_inputs[decoder]) == 2  # what the encoder ends with, and what the first layer added
+    assert len(skips.skip_inputs[decoder]) == 2  # the encoder's output, and the first layer's tensor
 
 
 def test_a_tensor_without_elements_adds_nothing(tmp_path: Path) -> None:
-    """As caches of keys and values begin with."""
+    """Key-value caches start with such a tensor."""
     file = tmp_path / "cache.py"
     file.write_text(
         "import torch\nfrom torch import nn\n\n\nclass Cached(nn.Module):\n"
@@ -192,13 +193,14 @@ PUBLISHED = [
     ("gpt2", "model.transformer.h"),
     ("bert", "model.bert.encoder.layer"),
 ]
-"""Models and their layers; the first, which has what ours has, with `--full` alone."""
+"""Models and their layers; the first, which resembles our own module, runs with `--full` only."""
 
 
 @pytest.mark.parametrize(("name", "layers"), sample_of(PUBLISHED, PUBLISHED[1:]))
 def test_hugging_face_models_are_captured_unchanged(name: str, layers: str) -> None:
-    """With the graphs' own parameters (BERT's pooler is not there, GPT-2's head is its table), layers folded,
-    and at another batch and length the graph that capturing gives there."""
+    """Parameters are those of the shipped graphs (without BERT's pooler; GPT-2's head is its embedding
+    table), layers are folded, and scaling to another batch size and length gives the graph captured at that
+    size."""
     from tests.runtime import published
 
     graph = capture(published.__file__, name)
@@ -216,8 +218,8 @@ NUMBERS = {
     "where": ("nonlinear", None), "pow_1": ("power", 3.0), "div_1": ("scale", None),
     "div_2": ("nonlinear", None), "masked_fill_1": ("masked_fill", None), "exp": ("exp", None),
 }  # fmt: skip
-"""What becomes of functions of a tensor and a number: neither a number that is not finite nor one that
-follows the batch is told."""
+"""Captured functions of a tensor and a number. A number that is not finite, or depends on the batch size, is
+left out."""
 
 
 def test_a_number_is_written_and_only_products_with_one_take_partial_sums(

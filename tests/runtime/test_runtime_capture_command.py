@@ -1,4 +1,5 @@
-"""What cannot be captured is told with its line and what to do; and the command as users run it."""
+"""The command `capture` as users run it; an error names the line of code that cannot be captured, and the
+remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ WRONG = {
         "        return (x * self.w).topk(2).values.sum()\n\n\n"
         "def build(batch=2):\n    return M(), (torch.zeros(batch, 3),)\n",
         "line 11",
-        "aten.topk is no operator that graphs have; found [2, 2], [2, 2]; allowed: weights that all",
+        "aten.topk has no operator in graphs; found [2, 2], [2, 2]; allowed: weights over all",
     ),
     "no loss": (
         "def build(batch=2):\n    return torch.nn.Linear(3, 4), (torch.zeros(batch, 3),)\n",
@@ -41,21 +42,21 @@ WRONG = {
     "no answer": (
         "def build():\n    return torch.zeros(3)\n",
         "build()",
-        "returns another thing; found Tensor",
+        "does not return a module and its inputs; found Tensor",
     ),
     "no inputs": (
         "def build():\n    return torch.nn.Linear(3, 4), ()\n",
         None,
-        "returns no tensor with a dim",
+        "returns no input tensor with a dim",
     ),
     "an error": ("def build():\n    raise KeyError('tokens')\n", "line 6", "found KeyError: 'tokens'"),
     "an exit": ("def build():\n    import sys\n    sys.exit(0)\n", "line 7", "found SystemExit: 0"),
     "an error of its file": ("import no_such_module\n", "line 5", "found ModuleNotFoundError: No module"),
-    "a mistake": ("def build(:\n", "line 5", "raises an error of its own; found SyntaxError"),
+    "a mistake": ("def build(:\n", "line 5", "raises an error; found SyntaxError"),
     "another device": (
         "def build():\n    m = torch.nn.Linear(3, 4, device='cpu')\n    return m, (torch.zeros(2, 3),)\n",
         "build()",
-        "another device than the default one; found weight on cpu",
+        "not on the default device; found weight on cpu",
     ),
     "another name": ("def biuld():\n    pass\n", None, "has no function build (did you mean biuld?)"),
     "a length without default": ("def build(seq_len):\n    pass\n", "build(seq_len)", "has no default"),
@@ -63,7 +64,7 @@ WRONG = {
         "def build(batch=2):\n    layers = [torch.nn.Linear(3, 3) for _ in range(batch)]\n"
         "    return torch.nn.Sequential(*layers), (torch.zeros(batch, 3),)\n",
         None,
-        "is another network when the batch doubles",
+        "is a different network when the batch doubles",
     ),
     "a size of no product": (
         "class M(torch.nn.Module):\n    def __init__(self, n):\n        super().__init__()\n"
@@ -71,7 +72,7 @@ WRONG = {
         "        return self.w.sum() * x.sum()\n\n\n"
         "def build(batch=2):\n    return M(batch), (torch.zeros(batch, 3),)\n",
         "parameter w",
-        "otherwise than by a product; found 3, and 5 when the batch doubles",
+        "not a multiple of a power of the batch; found 3, and 5 when the batch doubles",
     ),
 }
 
@@ -89,7 +90,7 @@ def test_a_failed_capture_names_the_line_and_the_remedy(
     assert message in str(caught.value) and caught.value.allowed
     assert main(["capture", f"{path}:build", "--out", str(out)]) == 2
     error = capsys.readouterr().err.splitlines()
-    assert error[0] == f"shardwise: runs {path}, which is your code"
+    assert error[0] == f"shardwise: running your code in {path}"
     assert len(error) == 2 and error[1].startswith(f"shardwise: error: {path}: ")
     assert not out.exists()
 
@@ -98,7 +99,7 @@ def test_the_command_writes_a_graph_that_loads(tmp_path: Path, capsys: pytest.Ca
     out = tmp_path / "vgg.json"
     assert main(["capture", f"{FILE}:vgg", "--out", str(out), "--batch", "6"]) == 0
     ran = capsys.readouterr()
-    assert ran.err.splitlines() == [f"shardwise: runs {FILE}, which is your code", f"wrote {out}"]
+    assert ran.err.splitlines() == [f"shardwise: running your code in {FILE}", f"wrote {out}"]
     graph = load_graph(str(out))
     assert graph == capture(FILE, "vgg", batch=6)
     assert f"vgg: {parameter_count(graph):,} parameters" in ran.out
@@ -107,10 +108,10 @@ def test_the_command_writes_a_graph_that_loads(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("mine.py", "names no function of a file"),
-        (":build", "names no function of a file"),
-        ("mine.py:a b", "names no function of a file"),
-        ("no-such.py:build", "no-such.py: is no file"),
+        ("mine.py", "is not FILE.py:function"),
+        (":build", "is not FILE.py:function"),
+        ("mine.py:a b", "is not FILE.py:function"),
+        ("no-such.py:build", "no-such.py: is not a file"),
     ],
 )
 def test_a_wrong_target_is_refused(
@@ -126,8 +127,8 @@ def test_a_file_that_could_not_be_read_again_is_refused_before_any_work(
 ) -> None:
     assert main(["capture", f"{FILE}:vgg", "--out", str(tmp_path / name)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("shardwise: error: --out: names no graph file; found ")
-    assert line.endswith("; allowed: a name in .yaml, .yml, .json")
+    assert line.startswith("shardwise: error: --out: is not the name of a graph file; found ")
+    assert line.endswith("; allowed: a name that ends in .yaml, .yml, .json")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,5 @@
-"""What a graph would lose or train beside the module is refused by its line, and nothing else is."""
+"""Code that a graph would not represent, or would train otherwise than the module does, is refused with its
+line; other code is not."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class M(nn.Module):
     def forward(self, x):
 """
 FIRST_LINE = 1 + HEAD.count("\n")
-"""Of a forward pass."""
+"""Line number of the first statement of a forward pass."""
 
 
 def _file(tmp_path: Path, forward: str, build: str = "torch.zeros(batch, 4, 16)") -> str:
@@ -40,17 +41,17 @@ def _file(tmp_path: Path, forward: str, build: str = "torch.zeros(batch, 4, 16)"
 
 REFUSED = {
     "a state of other layers": (
-        "y, s = self.lstm(x); z, _ = self.lstm(y, s); return z.mean()", 1, "begins with a state",
+        "y, s = self.lstm(x); z, _ = self.lstm(y, s); return z.mean()", 1, "has an initial state",
     ),
     "a state of a parameter": (
-        "s = self.a(x[:, :1]).transpose(0, 1); return self.gru(x, s)[0].mean()", 1, "begins with a state",
+        "s = self.a(x[:, :1]).transpose(0, 1); return self.gru(x, s)[0].mean()", 1, "has an initial state",
     ),
     "a state of data": (
-        "return self.gru(x, x[:, :1].transpose(0, 1).contiguous())[0].mean()", 0, "begins with a state",
+        "return self.gru(x, x[:, :1].transpose(0, 1).contiguous())[0].mean()", 0, "has an initial state",
     ),
     "a state of zeros written to": (
         "s = torch.zeros(1, x.shape[0], 16); s[0, 0] = 1.0; return self.gru(x, s)[0].mean()", 2,
-        "begins with a state",
+        "has an initial state",
     ),
     "a part changed": ("h = self.a(x); h[..., :8].add_(self.b(x)); return h.mean()", 1, "changes in place"),
     "a part assigned": ("h = self.a(x); h[..., :8] = self.b(x); return h.mean()", 1, "changes in place"),
@@ -66,21 +67,21 @@ REFUSED = {
     ),
     "a parameter": ("return (F.linear(x, self.frozen.weight) + self.a(x)).mean()", 0, "is frozen"),
     "a table": ("return (self.a(x) * self.table).mean()", 0, "reads table, which is frozen"),
-    "detached": ("return self.c(self.a(x).detach()).mean()", 0, "aten.detach cuts off the gradient"),
-    "detached beside": ("h = self.a(x); return (h * h.detach()).mean()", 1, "aten.detach cuts off"),
-    "no gradient": ("with torch.no_grad(): h = self.a(x); return self.c(h).mean()", 0, "torch.no_grad runs"),
+    "detached": ("return self.c(self.a(x).detach()).mean()", 0, "aten.detach stops the gradient"),
+    "a detached branch": ("h = self.a(x); return (h * h.detach()).mean()", 1, "aten.detach stops"),
+    "no gradient": ("with torch.no_grad(): h = self.a(x); return self.c(h).mean()", 0, "no_grad covers"),
     "autocast": (
         "with torch.autocast('cpu', dtype=torch.bfloat16): h = self.a(x); return self.c(h.float()).mean()", 0,
-        "torch.autocast runs",
+        "torch.autocast covers",
     ),
     "a mask": ("h = self.a(x); return h[x > 0].mean()", 1, "aten.index.Tensor makes a tensor whose size"),
     "filters": (
         "f = self.a(x)[0, :3, :3].expand(2, 2, 3, 3); return F.conv2d(x.view(-1, 2, 4, 8), f).mean()", 1,
-        "filters that are computed",
+        "computes its filters",
     ),
     "an exit": ("import sys; sys.exit(3)", 1, "found SystemExit: 3"),
 }  # fmt: skip
-"""By what is wrong: a forward pass, the line of it that is told, and what is said."""
+"""By name: a forward pass, the number of the reported statement, and part of the message."""
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
@@ -97,7 +98,7 @@ TAKEN = {
     "a change of a view alone": ("h = self.a(x).view(-1, 8); h.add_(1.0); return h.mean()", 272),
     "data changed": ("m = torch.zeros(16); m[3:] = 1.0; return (self.a(x) * m).mean()", 272),
     "a state of zeros": ("s = torch.zeros(1, x.shape[0], 16); return self.gru(x, s)[0].mean()", 1632),
-    "results beside the loss": ("h = self.a(x); return h.mean(), h.detach(), self.c(h)", 272),
+    "results in addition to the loss": ("h = self.a(x); return h.mean(), h.detach(), self.c(h)", 272),
     "every other row": ("return (F.linear(x, self.w[0::2]) + F.linear(x, self.w[1::2])).mean()", 128),
     "a part and the whole": ("return (F.linear(x, self.w)[..., :4] + F.linear(x, self.w[2:6])).mean()", 128),
     "a part alone": ("return F.linear(x, self.w[:4]).mean()", 128),
@@ -127,7 +128,7 @@ INSTEAD = {
     "upsample_nearest2d": "return h.view(8, 4, 1, 16, 1).expand(-1, -1, 2, -1, 2).reshape(8, 8, 32).mean()",
     "copy": "return torch.cat((self.b(x), h[..., 8:]), -1).mean()",
 }
-"""By PyTorch's operator what its advice says to write."""
+"""By PyTorch's operator: the code that the error about it advises."""
 
 
 @pytest.mark.parametrize("name", INSTEAD)
@@ -154,7 +155,7 @@ def build(batch: int = 2, seq_len: int = SIZE):
 
 
 def test_a_table_longer_than_the_sequence_is_stored_whole(tmp_path: Path) -> None:
-    # Two files: of one that is written again within a second Python may take what it compiled before.
+    # Two files: Python may reuse bytecode for a file that is rewritten within a second.
     short, long = tmp_path / "short.py", tmp_path / "long.py"
     short.write_text(TABLE.replace("SIZE", "16"))
     graph = capture(str(short), "build")
@@ -164,11 +165,11 @@ def test_a_table_longer_than_the_sequence_is_stored_whole(tmp_path: Path) -> Non
         capture(str(long), "build")
     assert caught.value.key == "line 8"
     assert "when the seq_len doubles, to 80" in str(caught.value)
-    assert "tables that are long enough" in str(caught.value)
+    assert "tables that suffice" in str(caught.value)
 
 
 class Masked(nn.Module):
-    """A mask that is written in place."""
+    """Writes a mask in place."""
 
     def __init__(self) -> None:
         super().__init__()

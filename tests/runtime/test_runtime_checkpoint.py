@@ -1,5 +1,5 @@
-"""A checkpoint goes on as the run would have, under the same plan bit by bit and under another to tolerance;
-what is torn, foreign or newer is refused; a killed run resumes."""
+"""A resumed run continues as the uninterrupted one would: bit by bit under the same plan, to tolerance under
+another. Torn, foreign and newer checkpoints are refused; a killed run resumes."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ from shardwise.runtime.weights import load_weights
 from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 2
-"""Steps before and behind the checkpoint."""
+"""Steps before and after the checkpoint."""
 
 
 def saves(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
-    """Losses of a run that goes on while it is saved on the way."""
+    """Losses of a run that saves a checkpoint midway and continues."""
     job = parallelize(whole_module(plan.model, 0), plan, lr=LR, max_norm=MAX_NORM)
     losses = [job.step(batches(plan, 0).batch(step)).loss for step in range(BEFORE)]
     saving = AsyncCheckpoint(job, root, step=BEFORE, seed=0, data="synthetic")
@@ -78,7 +78,7 @@ def saves(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
 
 
 def loads(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
-    """Losses of a run that starts from other parameters, then from the checkpoint."""
+    """Losses of a run that starts from other parameters, then loads the checkpoint."""
     job = parallelize(whole_module(plan.model, 5), plan, lr=LR, max_norm=MAX_NORM)
     load(job, resumable(plan, root)[0])
     return [job.step(batches(plan, 0).batch(BEFORE + step)).loss for step in range(AFTER)]
@@ -123,7 +123,7 @@ MORE_MIGRATIONS = [
         "sgd",
     ),
 ]
-"""Run with `--full` alone."""
+"""Run with `--full` only."""
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_a_run_resumes_under_another_plan(
 
 
 UNEVEN_MIGRATIONS = [
-    # cuts and tensor degrees that cross, a tied table that one plan has on three ranks and the other on two
+    # cuts and tensor degrees that differ; a tied table on three ranks in one plan, on two in the other
     ("5 tp2l4 + 3 l2 l2", "3 l1 tp2l3 + 5 l4", "gpt", "adamw"),
     ("2 dp2l2 tp2l2 + 2 l4", "4 l3 l1", "llama", "sgd"),
-    # from an uneven plan to one of another kind, and back
+    # from an uneven plan to a uniform one, and back
     ("6 l4 + 2 l1 l3", "tp=2,dp=2,zero_stage=1,micro_batch_size=4", "gpt", "adamw"),
     ("dp=2,zero_stage=3", "3 tp2l1 l3 + 5 l4", "llama", "adamw"),
 ]
@@ -173,7 +173,7 @@ def test_a_run_resumes_from_or_under_an_uneven_plan(
 
 
 def shares_of_3_and_1(model: str = "llama", devices: int | None = None) -> UnevenFile:
-    """Of four microbatches."""
+    """Two pipelines with 3 and 1 of four micro-batches."""
     return make_uneven("3 tp2l4 + 1 l4", model=model, micro_batch_size=2, devices=devices)
 
 
@@ -214,7 +214,7 @@ def test_an_uneven_run_exports_the_weights_that_another_plan_would(team: WorkerP
 
 
 def loads_upside_down(report: Report, plan: UnevenFile, root: str) -> list[float]:
-    """As `loads`, with every share of weights and states from its end to its beginning."""
+    """As `loads`, with every shard of weights and states reversed."""
     scattered = OptimizerShards.scattered
     with patch.object(
         OptimizerShards, "scattered", lambda *given: [share.flip(0) for share in scattered(*given)]
@@ -223,7 +223,7 @@ def loads_upside_down(report: Report, plan: UnevenFile, root: str) -> list[float
 
 
 def loads_without_states(report: Report, plan: UnevenFile, root: str) -> list[float]:
-    """As `loads`, with the optimizer as it is before the first step."""
+    """As `loads`, with optimizer states as before the first step."""
     job = parallelize(whole_module(plan.model, 5), plan, lr=LR, max_norm=MAX_NORM)
     load(job, resumable(plan, root)[0])
     if job.optimizer is not None:
@@ -290,7 +290,7 @@ def test_a_torn_foreign_or_newer_checkpoint_is_refused_by_name(checkpoint: Path)
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(checkpoint: Path) -> None:
-    """A run that is killed while it saves leaves files without a manifest: the one before counts."""
+    """A run that is killed while it saves leaves files without a manifest: the previous checkpoint counts."""
     later = checkpoint.with_name("step-00000009")
     shutil.copytree(checkpoint, later)
     assert finished(str(checkpoint.parent)) == [BEFORE, 9]
@@ -302,8 +302,8 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(checkpoint: Path) -> None:
 
 
 def saves_late(report: Report, plan: Plan, root: str, is_broken: bool) -> list[float]:
-    """As `saves`, with files that are written only behind the last step. In the broken twin what is to be
-    written is no copy."""
+    """As `saves`, with files that are written only after the last step. The mutant does not copy the
+    state."""
     are_done = threading.Event()
     write = torch.distributed.checkpoint.save
 
@@ -354,7 +354,7 @@ def test_a_failed_write_of_a_checkpoint_is_a_one_line_error_on_every_rank(
 
 
 def finished_files(root: Path, step: int) -> tuple[str, Manifest]:
-    """A folder with files as of a checkpoint after `step` steps, and the manifest that would commit it."""
+    """A folder with the files of a checkpoint after `step` steps, and the manifest that would commit it."""
     folder = Path(folder_of(str(root), step))
     mark_folder(str(folder))
     (folder / "__0_0.distcp").write_bytes(b"%d" % step)
@@ -365,17 +365,17 @@ def finished_files(root: Path, step: int) -> tuple[str, Manifest]:
 
 
 class Killed(BaseException):
-    """In the place of a kill: no handler of ours may catch it and go on."""
+    """Replaces a kill: no handler of ours may catch it."""
 
 
 def test_a_commit_killed_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    """Each call on the filesystem in turn is the last one (before it, and behind it), until one run needs no
-    more calls: what is found then is the old checkpoint or the new one, whole."""
+    """The process ends before each filesystem call in turn, until one run needs no more calls. What remains
+    is always a complete checkpoint, the old or the new one."""
     calls, found = 0, set()
     names = ("os.open", "os.write", "os.fsync", "os.replace", "os.unlink", "os.rmdir")
 
     def commit_until(root: Path, last: int) -> bool:
-        """Whether it came to the end."""
+        """Whether the commit finished."""
         made = [0]
 
         def counted(original: Any, *arguments: Any, **named: Any) -> Any:
@@ -415,14 +415,14 @@ STEPS, EVERY = 8, 2
 
 @dataclass
 class Survived:
-    """What came of a run: losses by step as a log has them, and for each restart the steps that were done and
-    those that it went on from."""
+    """Results of a run: losses by step as in a log, and for each restart the steps done before and the step
+    it resumed from."""
 
     losses: dict[int, float] = field(default_factory=dict)
     restarts: list[tuple[int, int]] = field(default_factory=list)
 
     def report(self, record: StepRecord) -> None:
-        assert record.step == len(self.losses) + 1  # each step's samples once
+        assert record.step == len(self.losses) + 1  # each step once
         self.losses[record.step] = record.loss
 
     def roll_back(self, _: RankLost, step: int) -> None:
@@ -443,7 +443,7 @@ def survived(plan: AnyPlan, root: Path, faults: tuple[Fault, ...] = ()) -> Survi
 def check_survives(
     plan: AnyPlan, folder: Path, whole: Mapping[int, float], struck: Sequence[tuple[int, int, str]]
 ) -> None:
-    """Each rank, step and phase in `struck`, in order, is a death; the run ends as one without."""
+    """Rank, step and phase of each death, in order, are in `struck`; the run ends like one without deaths."""
     faults = tuple(
         Fault(rank, step, phase, str(folder / f"{number}"))
         for number, (rank, step, phase) in enumerate(struck)
@@ -456,7 +456,7 @@ def check_survives(
 
 
 def undisturbed(team: WorkerPool, plan: AnyPlan) -> dict[int, float]:
-    """Losses of a run that nothing happens to and that saves nothing."""
+    """Losses of a run that is not interrupted and saves nothing."""
     run = Survived()
     team.run(plan.cluster.devices, train, plan, TrainOptions(steps=STEPS), report=run.report)
     assert sorted(run.losses) == list(range(1, STEPS + 1))
@@ -464,14 +464,14 @@ def undisturbed(team: WorkerPool, plan: AnyPlan) -> dict[int, float]:
 
 
 def test_a_run_survives_a_killed_rank_with_the_same_losses(team: WorkerPool, tmp_path: Path) -> None:
-    """A rank dies while a checkpoint is committed: no more than an interval is done again, and every loss is
-    that of the undisturbed run, bit by bit."""
+    """A rank dies while a checkpoint is committed: at most one interval is repeated, and every loss is that
+    of the undisturbed run, bit by bit."""
     plan = make_plan("dp=2,zero_stage=1")
     check_survives(plan, tmp_path, undisturbed(team, plan), [(0, 4, "committing")])
 
 
 def test_a_run_under_an_uneven_plan_survives_a_killed_rank(team: WorkerPool, tmp_path: Path) -> None:
-    """The rank whose pipeline has 3 of the 8 microbatches dies in the backward pass of step 5."""
+    """The rank whose pipeline has 3 of the 8 micro-batches dies in the backward pass of step 5."""
     plan = make_uneven("5 l4 + 3 l4")
     check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 5, "backward")])
 
@@ -487,8 +487,8 @@ MATRIX = (
 def test_a_run_survives_a_kill_of_any_rank_at_any_step_and_phase(
     team: WorkerPool, tmp_path: Path, full: bool, text: str
 ) -> None:
-    """In full: every rank in every phase of steps 1 to 5, and of the checkpoints behind steps 2 to 6; else
-    two of these deaths, which differ from plan to plan, in one run."""
+    """With `--full`: every rank in every phase of steps 1 to 5, and of the checkpoints after steps 2 to 6.
+    Otherwise two of these deaths in one run, different ones for each plan."""
     plan = make_plan(text)
     whole = undisturbed(team, plan)
     every: dict[tuple[str, int], list[tuple[int, int, str]]] = {}
@@ -517,7 +517,7 @@ def losses(log: Path) -> dict[int, float]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """The ranks of a run, in their order: copies of the process that it starts them from."""
+    """Process ids of the ranks of a run, in order: children of its fork server."""
     servers = [
         child for child in children(pid) if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
@@ -529,8 +529,8 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_run_with_killed_ranks_continues_and_is_resumed(team: WorkerPool, tmp_path: Path) -> None:
-    """kill -9 of a worker after steps 3 and 6, with one restart: the first time the run goes on by itself,
-    the second time one line says what happened and one has the command that goes on. Every step is in the
+    """kill -9 of a worker after steps 3 and 6, with one restart allowed. The first time the run continues by
+    itself; the second time one line names the cause and one has the command to resume. Every step is in the
     logs once, with the loss of the undisturbed run; two checkpoints are kept."""
     plan = str(tmp_path / "p.yaml")
     write_plan(plan, make_plan("dp=2,zero_stage=1"))
@@ -571,7 +571,7 @@ def test_a_run_with_killed_ranks_continues_and_is_resumed(team: WorkerPool, tmp_
     [
         (["--resume"], "--resume: needs --checkpoint"),
         (["--resume", "--checkpoint", "{}/none"], "has no finished checkpoint"),
-        (["--checkpoint", "{}/p.yaml"], "--checkpoint: cannot be made"),
+        (["--checkpoint", "{}/p.yaml"], "--checkpoint: cannot be created"),
         (["--checkpoint", "{}/x", "--checkpoint-every", "0"], "--checkpoint-every"),
         (["--checkpoint", "{}/x", "--restarts", "-1"], "--restarts"),
         (["--checkpoint", "{}/used"], "has checkpoints of an earlier run"),

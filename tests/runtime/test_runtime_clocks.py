@@ -1,4 +1,4 @@
-"""Spans of ranks whose clocks differ lie on one."""
+"""Spans of ranks with different clocks are put on one time axis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AHEAD_S = (0.0, 1000.0, -500.0)
 
 
 def _joined(report: Report) -> tuple[Span, ...]:
-    """One span per rank, from now on for a second, by clocks that are far apart."""
+    """One span of a second per rank that starts now, by clocks that differ widely."""
     rank = torch.distributed.get_rank()
 
     def now() -> float:
@@ -27,8 +27,8 @@ def _joined(report: Report) -> tuple[Span, ...]:
 
 
 def test_clocks_of_other_hosts_are_read(team: WorkerPool) -> None:
-    """All begin at one barrier: by rank 0's clock within seconds, where a twin that takes every clock for its
-    own finds them 500 s or 1,000 s apart."""
+    """All spans start at one barrier, so within seconds of each other by rank 0's clock. A mutant that does
+    not convert clocks finds them 500 s or 1,000 s apart."""
     first, *others = team.run(3, _joined)
     assert others == [(), ()]
     assert [span.rank for span in first] == [0, 1, 2]

@@ -1,4 +1,5 @@
-"""Samples depend on seed and step alone; files are visited whole; what cannot be used is refused."""
+"""Samples depend on seed and step only; an epoch has every window of a file once; unusable files are
+refused."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def test_a_synthetic_batch_is_a_function_of_seed_and_step() -> None:
 
 
 def test_synthetic_text_can_be_learned() -> None:
-    """The most common follower of each token predicts 9 in 10 of the next ones, and is the same in every
-    step."""
+    """The most common successor of each token is right for 9 in 10 of the next tokens, and is the same in
+    every step."""
     source = Synthetic(vocab=20, global_batch_size=64, seq_len=64, seed=0)
     counts = np.zeros((20, 20))
     for step in range(4):
@@ -38,22 +39,22 @@ def test_synthetic_text_can_be_learned() -> None:
         np.add.at(counts, (batch[:, :-1].ravel(), batch[:, 1:].ravel()), 1)
     best = counts.max(axis=1).sum() / counts.sum()
     assert best == pytest.approx(0.9 + 0.1 / 20, abs=0.02)
-    # the loss of one who knows: -0.905 ln 0.905 - 0.095 ln(0.1 / 20) = 0.594, against ln 20 = 3.0
+    # the loss of a perfect model: -0.905 ln 0.905 - 0.095 ln(0.1 / 20) = 0.594, against ln 20 = 3.0
     rows = counts / counts.sum(axis=1, keepdims=True)
     entropy = -(counts * np.log(np.maximum(rows, 1e-12))).sum() / counts.sum()
     assert entropy < 0.62 < log(20)
 
 
 def test_few_tokens_of_a_large_vocabulary_are_words() -> None:
-    """256 of 50,257, in all parts of it, each followed by one of its own."""
+    """256 of 50,257 tokens, spread over the vocabulary, each with a successor of its own."""
     source = Synthetic(vocab=50_257, global_batch_size=8, seq_len=512, seed=0)
     batch = torch.cat([source.batch(step) for step in range(8)]).numpy()
     words = np.unique(batch)
     assert len(words) == 256
-    # the least is token 0, the largest 255 * 50,257 // 256 = 50,060.7, and they are 196.3 apart
+    # token 0 is the smallest, 255 * 50,257 // 256 the largest; they are 196.3 apart
     assert (words[0], words[-1]) == (0, 50_060)
     assert set(np.diff(words)) == {196, 197}
-    # about 128 times 9 in 10, never fewer than 7 in 10 (seven standard deviations)
+    # about 128 times 9 in 10; never fewer than 7 in 10 (seven standard deviations)
     followers = [most_common(batch[:, 1:][batch[:, :-1] == word]) for word in words]
     assert min(share for _, share in followers) > 0.7
     assert len({token for token, _ in followers}) == 256
@@ -101,13 +102,13 @@ def test_a_shuffle_has_every_number_at_one_place(seed: int) -> None:
     for count in COUNTS:
         order = shuffle(count, seed).at(np.arange(count))
         assert np.array_equal(np.sort(order), np.arange(count))
-        # place by place as all at once
+        # one by one as all at once
         some = np.arange(0, count, 7)
         assert np.array_equal(shuffle(count, seed).at(some), order[some])
 
 
 def test_a_shuffle_that_does_not_advance_is_caught() -> None:
-    """The twin that brings numbers beyond the last back by a remainder."""
+    """The mutant folds numbers beyond the last back with a modulo."""
 
     def folded(self: FeistelPermutation, places: NDArray[np.int64]) -> NDArray[np.int64]:
         return (self._permuted(places.astype(np.uint64)) % self.count).astype(np.int64)
@@ -119,7 +120,7 @@ def test_a_shuffle_that_does_not_advance_is_caught() -> None:
 def test_a_shuffle_is_another_one_under_another_seed_and_mixes() -> None:
     orders = [shuffle(10_000, seed).at(np.arange(10_000)) for seed in range(4)]
     for one, other in pairwise(orders):
-        assert (one == other).sum() < 10  # one place of them in the mean
+        assert (one == other).sum() < 10  # on average one place is the same
     for order in orders:
         assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05
         steps = np.diff(order)
@@ -127,8 +128,8 @@ def test_a_shuffle_is_another_one_under_another_seed_and_mixes() -> None:
 
 
 def test_a_batch_does_not_draw_the_order_of_all_windows(tmp_path: Path) -> None:
-    """Of a file of 1 GiB (a hole) a batch takes no more memory than one of a small file, where a permutation
-    of its 134 million windows takes another GiB."""
+    """A batch of a file of 1 GiB (sparse) takes no more memory than one of a small file. A permutation of its
+    134 million windows would take another GiB."""
     path = tmp_path / "large.bin"
     with open(path, "wb") as file:
         file.truncate(1 << 30)

@@ -1,4 +1,4 @@
-"""Under every plan, losses and gradients are those of one process."""
+"""Under every plan, losses and gradients equal those of one process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shardwise.runtime import WorkerPool
 from shardwise.runtime.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_STATES
 
 STEPS, MORE_STEPS, MANY_STEPS = 2, 3, 20
-"""The loss of the second step shows the first update, that of the third what the optimizer has remembered."""
+"""The loss of the second step shows the first update, that of the third the optimizer states."""
 
 TOLERANCE = 2e-5
-"""Relative, in fp32: sums in another order. The worst over the matrix is 8e-6."""
+"""Relative, in fp32: sums have another order. The worst over the matrix is 8e-6."""
 
 HALF_TOLERANCE = 2e-2
-"""With bf16 matmuls, held against fp32."""
+"""For bf16 matmuls, compared with fp32."""
 
 SHARDED = [
     ("dp=2", "gpt"),
@@ -264,13 +264,13 @@ AGAIN = [
     ("tp=2,dp=2,ep=2,zero_stage=3,sequence_parallel=true,micro_batch_size=4", "deepseek_v3"),
     ("cp=2,cp_kind=all_to_all,ep=2,micro_batch_size=4,recompute=selective", "deepseek_v3"),
 ]
-"""Of the matrix: each mechanism, and each two of them, another plan has too. Run with `--full` alone."""
+"""Run with `--full` only: the other plans of the matrix have each mechanism, and each pair of them, too."""
 
 SAMPLE = [case for case in MATRIX if case not in AGAIN]
 
 
 def mechanisms(text: str, model: str) -> set[str]:
-    """What a plan has, in words."""
+    """The mechanisms of a plan, as words."""
     plan = make_plan(text, model=model)
     strategy = plan.best.strategy
     axes = ("tp", "cp", "pp", "dp", "ep", "etp")
@@ -318,7 +318,7 @@ def run(
 
 @pytest.mark.parametrize(("text", "model"), sample_of(MATRIX, SAMPLE))
 def test_a_divided_run_equals_one_process(team: WorkerPool, text: str, model: str) -> None:
-    """States of the optimizer are divided, or elsewhere, in the plans that take a step more."""
+    """Plans with sharded or offloaded optimizer states take a further step."""
     plan = make_plan(text, model=model)
     found = run(team, plan, steps=MORE_STEPS if (text, model) in [*SHARDED, *OFFLOADED] else STEPS)
     assert max(rank.largest for rank in found) < TOLERANCE
@@ -341,9 +341,8 @@ def test_a_run_of_many_steps_stays_with_one_process(team: WorkerPool, text: str,
 
 
 def strayed(plan: Plan, found: list[Difference]) -> list[str]:
-    """What ranks did that the plan does not say: the layers that each holds are those of the plan's layout,
-    attention is computed again where it says so, and every action of its table ran, in its order, on its
-    rank (what is between them is communication)."""
+    """Deviations of the ranks from the plan: the layers of each rank, the layers that recompute attention,
+    and the actions of its schedule in order (communication between them is ignored)."""
     places = plan.best.layout.pipelines[0].stages
     local_layers = {stage: own for stage, own in enumerate(layers_of_stages(plan))}
     strategy = plan.best.strategy
@@ -372,7 +371,7 @@ def strayed(plan: Plan, found: list[Difference]) -> list[str]:
 
 
 def layers_of_stages(plan: Plan) -> list[tuple[int, ...]]:
-    """The numbers of the layers of each stage, by the counts in the layout of the plan."""
+    """The numbers of the layers of each stage, from the counts in the plan's layout."""
     counts = [list(place.layers) for place in plan.best.layout.pipelines[0].stages]
     end_modules = list(accumulate(counts[place].pop(0) for place in plan.schedule.stage_rank))
     return [tuple(range(start, stop)) for start, stop in zip([0, *end_modules], end_modules, strict=False)]
@@ -394,7 +393,7 @@ def test_sgd_detects_gradients_of_the_wrong_size(team: WorkerPool) -> None:
 def test_bf16_with_fp32_reduction_stays_close(team: WorkerPool, text: str, model: str) -> None:
     found = run(team, make_plan(text, model=model, dtype="bf16"))
     largest = max(rank.loss for rank in found)
-    assert 1e-6 < largest < HALF_TOLERANCE  # not fp32 under another name
+    assert 1e-6 < largest < HALF_TOLERANCE  # the run is not in fp32
     assert max(rank.norm for rank in found) < HALF_TOLERANCE
 
 
@@ -406,7 +405,7 @@ def test_in_bf16_weights_and_sums_are_stored_in_fp32(team: WorkerPool, text: str
 
 
 def test_a_mutant_that_reduces_in_bf16_is_caught(team: WorkerPool) -> None:
-    """Of one reduction a step: what several add up to in fp32 may be more than bf16 can tell."""
+    """With one reduction a step: a sum of several in fp32 may have more digits than bf16."""
     text, model = HALF[0]
     plan = make_plan(text, model=model, dtype="bf16")
     found = team.run(plan.cluster.devices, precision, plan, "gradients are added up in bf16")
@@ -487,7 +486,7 @@ STRAYING = [
 def test_a_disobedient_mutant_is_caught(
     team: WorkerPool, mutant: str, text: str, reported: list[str]
 ) -> None:
-    """Its numbers are right: nothing but what it did tells."""
+    """Its numbers are right: only what the ranks executed shows the mutant."""
     plan = make_plan(text)
     found = run(team, plan, broken=mutant)
     assert max(rank.largest for rank in found) < TOLERANCE

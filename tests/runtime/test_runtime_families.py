@@ -1,4 +1,4 @@
-"""What families compute in their own ways: each mechanism is told from its absence."""
+"""Numerics of model families: a model without one of its mechanisms is detected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ TOLERANCE = 2e-4
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Tensor, Tensor]]:
-    """Of a tiny model: weights that Transformers wrote, tokens, and the logits that it computes."""
+    """For a tiny model: weights that Transformers wrote, tokens, and the logits that Transformers
+    computes."""
 
     @cache
     def of(name: str) -> tuple[Path, Tensor, Tensor]:
@@ -51,7 +52,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 
 
 def error(written: tuple[Path, Tensor, Tensor], name: str) -> float:
-    """How far our logits are from theirs, at most."""
+    """The largest difference between our logits and theirs."""
     folder, tokens, logits = written
     module = reference_module(tiny(name))
     load_weights(module, tiny(name), str(folder))
@@ -65,27 +66,27 @@ V3 = Routing(score="sigmoid", renormalised=True, scale=2.0, best_of_group=2, cor
 CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
     "scores without a cap": ("gemma2", {"score_cap": None}),
     "logits without a cap": ("gemma2", {"logit_cap": None}),
-    "scores divided as elsewhere": ("gemma2", {"score_divisor": None}),
-    "embeddings as they are": ("gemma2", {"are_scaled": False}),
-    "layers with windows turn like others": ("gemma3", {"window_theta": None}),
-    "turns that are not slowed": ("gemma3", {"scaling": None}),
+    "scores with the default divisor": ("gemma2", {"score_divisor": None}),
+    "embeddings without scaling": ("gemma2", {"are_scaled": False}),
+    "one rotary base for all layers": ("gemma3", {"window_theta": None}),
+    "no rotary scaling": ("gemma3", {"scaling": None}),
     "positions from the first row on": ("opt", {"first_position": 0}),
     "no slopes": ("bloom", {"alibi": None}),
-    "slopes beside divided scores": ("falcon-rw", {"alibi": 1.0}),
+    "slopes added to divided scores": ("falcon-rw", {"alibi": 1.0}),
     "gates without a limit": ("gpt_oss", {"expert_gate": replace(OSS, limit=None)}),
-    "gates that SiLU makes": ("gpt_oss", {"expert_gate": replace(OSS, gain=1.0)}),
-    "ups as they are": ("gpt_oss", {"expert_gate": replace(OSS, shift=0.0)}),
-    "probabilities as they are": ("gpt_oss", {"routing": Routing()}),
-    "turned elements of their own length": ("gpt_oss", {"rope_attention_factor": 1.0}),
+    "SiLU gates": ("gpt_oss", {"expert_gate": replace(OSS, gain=1.0)}),
+    "ups without a shift": ("gpt_oss", {"expert_gate": replace(OSS, shift=0.0)}),
+    "probabilities without normalisation": ("gpt_oss", {"routing": Routing()}),
+    "no rope attention factor": ("gpt_oss", {"rope_attention_factor": 1.0}),
     "no YaRN": ("gpt_oss", {"scaling": None}),
-    "halves turn instead of neighbours": ("deepseek_v2", {"interleaved": False}),
-    "scores of their own size": ("deepseek_v2", {"score_factor": 1.0}),
+    "halves rotated instead of neighbours": ("deepseek_v2", {"interleaved": False}),
+    "no score factor": ("deepseek_v2", {"score_factor": 1.0}),
     "probabilities among all experts": ("deepseek_v3", {"routing": replace(V3, score="softmax")}),
     "weights that are not scaled": ("deepseek_v3", {"routing": replace(V3, scale=1.0)}),
     "scores that are not corrected": ("deepseek_v3", {"routing": replace(V3, correction=False)}),
     "groups that count as their best": ("deepseek_v3", {"routing": replace(V3, best_of_group=1)}),
 }
-"""A model, and what of its numerics is taken out or changed."""
+"""A model, and the numerics of it that are removed or changed."""
 
 
 def without_window(**kinds: Any) -> Scores:
@@ -113,15 +114,15 @@ REPLACED: dict[str, tuple[str, str, Any]] = {
     "no window on fused kernels": ("phi3", "shardwise.runtime.attention.Scores", without_window),
     "no sinks": ("gpt_oss", "shardwise.runtime.attention.scored_attention", without_sinks),
     "experts of all groups": ("deepseek_v2", "shardwise.runtime.moe.Router._eligible", all_groups),
-    "no norms behind blocks": ("gemma2", "shardwise.runtime.modules._apply_norm", past),
-    "no norm behind the embedding": ("bloom", "shardwise.runtime.modules._apply_norm", past),
-    "norms as files have them": (
+    "no norms after blocks": ("gemma2", "shardwise.runtime.modules._apply_norm", past),
+    "no norm after the embedding": ("bloom", "shardwise.runtime.modules._apply_norm", past),
+    "norm weights without an offset": (
         "gemma3",
         "shardwise.runtime.weights._Named.with_norm_offset",
         not_shifted,
     ),
 }
-"""A model, and what is replaced (a dotted name) by what."""
+"""A model, the dotted name that is patched, and its replacement."""
 
 
 @pytest.mark.parametrize("mutant", CHANGED)
@@ -145,14 +146,14 @@ def test_a_model_without_one_of_its_parts_is_detected(written: Any, mutant: str)
 
 
 def test_slopes_are_those_of_the_paper() -> None:
-    """Of 8 heads 1/2, 1/4 ... 1/256; of 6 those of 4 heads, 2^-2 to 2^-8, and the first and third of 8."""
+    """8 heads: 1/2, 1/4 ... 1/256. 6 heads: those of 4 heads, 2^-2 to 2^-8, and the first and third of 8."""
     assert alibi_slopes(8) == tuple(2.0**-number for number in range(1, 9))
     assert alibi_slopes(6) == (2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3)
 
 
 def test_yarn_slows_the_pairs_of_low_frequency() -> None:
-    """8 pairs of theta 16: frequencies 2^(-i/2). Of an original length of 64 pi pair 0 turns 32 times and
-    pair 10 would turn once, so that pair i is i/10 on the way to a quarter of its frequency."""
+    """8 pairs with theta 16 have frequencies 2^(-i/2). Over the original length of 64 pi, pair 0 makes 32
+    rotations and pair 10 would make one. So pair i moves i/10 of the way to a quarter of its frequency."""
     yarn = YarnScaling(factor=4.0, fast=32.0, slow=1.0, length=64 * torch.pi, truncates=False)
     rotation = rotation_of(Rope(dims=16, theta=16.0, scaling=yarn), torch.tensor([1]))
     angles = torch.atan2(rotation.sin, rotation.cos).flatten()
@@ -182,11 +183,11 @@ SCORES = [
     Scores(scale=0.3, cap=2.0, window=3),
 ]
 TOKENS = 300
-"""More than are taken at a time, and not a multiple of it."""
+"""More than one block of scores has, and no multiple of it."""
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scores: Scores) -> Tensor:
-    """The same by the whole square of scores."""
+    """The same attention with the full matrix of scores."""
     k, v = (each.repeat_interleave(2, dim=1) for each in (k, v))
     found = q @ k.transpose(2, 3) * scores.scale
     if scores.cap is not None:

@@ -1,6 +1,6 @@
-"""Graph plans in bf16: computed with in bf16, weights and gradients in fp32, under every layout.
+"""Graph plans in bf16: every layout computes in bf16, with weights and gradients in fp32.
 
-What is held against a run in fp32 differs by the roundings of bf16 (2^-9 of a number), a few in a row.
+Differences from a run in fp32 come from a few bf16 roundings in a row (2^-9 relative each).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from shardwise.runtime.workers import Report
 GRAPH = mlp(8, 6, 12, 5)
 
 STEPS = 1
-"""What is looked at is of the first."""
+"""Only the first step is compared."""
 
 LOSS, GRADIENT = 0.01, 0.03
-"""Relative; of a gradient's norm. One rounding is 0.002."""
+"""Tolerances, relative: of the loss, and of the norm of a gradient's error. One rounding is 0.002."""
 
 
 def narrow(plan: GraphPlan) -> GraphPlan:
@@ -61,12 +61,13 @@ def expected() -> Run:
 
 
 def loss_off(found: Run, right: Run) -> float:
-    """Of the first steps: later ones are of weights that AdamW has moved by the signs of small gradients."""
+    """Error of the first loss; later ones depend on weights that AdamW moves by the signs of small
+    gradients."""
     return abs(found.losses[0] / right.losses[0] - 1.0)
 
 
 def gradients_off(found: Run, right: Run) -> float:
-    """The worst of the gradients."""
+    """The largest error of a gradient."""
     floor = 0.1 * max(float(each.norm()) for each in right.gradients.values())
     return max(
         float((found.gradients[name] - each).norm()) / max(float(each.norm()), floor)
@@ -116,7 +117,7 @@ def alone_in_bf16(graph: OpGraph, lr: float) -> GraphTrainingJob:
 
 @contextmanager
 def no_masters() -> Iterator[None]:
-    """The twin whose optimizer updates what is computed with."""
+    """The mutant whose optimizer updates the bf16 weights themselves."""
 
     def narrow_only(
         param: ShardedParameter, grid: Any, stored: Any, whole: Tensor, dtype: torch.dtype, sums: Tensor
@@ -129,7 +130,7 @@ def no_masters() -> Iterator[None]:
 
 
 def change_after(job: GraphTrainingJob, steps: int) -> float:
-    """How far the typical weight moves."""
+    """The median change of a weight."""
     before = {name: each.clone() for name, each in job.parameters().items()}
     for _ in range(steps):
         job.step(batches(GRAPH, 0))
@@ -139,8 +140,8 @@ def change_after(job: GraphTrainingJob, steps: int) -> float:
 
 
 def test_updates_too_small_for_bf16_add_up() -> None:
-    """AdamW moves a weight by the rate in each of five steps of one batch: by 5e-6 of weights of about 0.3,
-    whose neighbours in bf16 are 2^-9 of them away, some 6e-4."""
+    """AdamW moves a weight by the learning rate in each of five steps: by 5e-6 with weights of about 0.3,
+    where neighbouring bf16 numbers are 2^-9 relative apart, about 6e-4."""
     assert change_after(alone_in_bf16(GRAPH, lr=1e-6), steps=5) == pytest.approx(5e-6, rel=0.1)
     with no_masters():
         assert change_after(alone_in_bf16(GRAPH, lr=1e-6), steps=5) == 0.0
@@ -156,7 +157,7 @@ def test_bf16_copies_follow_the_updated_weights() -> None:
 
 @pytest.mark.parametrize("ranks", [(2,), (2, 2)])
 def test_collectives_in_bf16_are_as_predicted(team: WorkerPool, ranks: tuple[int, ...]) -> None:
-    """Numbers and weights 2 bytes each, gradients of weights and sums within the loss 4."""
+    """Activations and weights have 2 bytes each; gradients of weights and sums within the loss have 4."""
     plans = [
         plan_with(EVEN, on, by_rules(EVEN, on, *required), dtype="bf16")
         for on, required in BY_HAND.values()

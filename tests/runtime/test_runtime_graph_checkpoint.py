@@ -1,5 +1,5 @@
-"""Under the plan of an operator graph a checkpoint goes on as the run would have, bit by bit under the same
-plan and to tolerance under any other of the graph; what is foreign is refused; a killed run resumes."""
+"""Checkpoints of graph plans: a resumed run equals the uninterrupted one bit by bit under the same plan, and
+to tolerance under any other plan of the graph. Foreign checkpoints are refused; a killed run resumes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def columns(op: OpNode) -> Sequence[str]:
 
 @cache
 def layouts(graph: str) -> list[GraphPlan]:
-    """Any rule, place, storage and use on 1, 2 and 4 processes, in stages too."""
+    """Any rule, placement, storage and use on 1, 2 and 4 processes, also in stages."""
     of = {"chain": CHAIN, "uneven": UNEVEN}[graph]
     return [
         alone(of),
@@ -85,7 +85,7 @@ def run_all(
     cases: Sequence[tuple[GraphPlan, str]],
     *more: Any,
 ) -> list[list[CheckpointedRun]]:
-    """What `work` finds on each rank in each case; cases for as many ranks go at once."""
+    """Results of `work` on each rank in each case; cases with the same number of ranks run together."""
     found: dict[int, list[CheckpointedRun]] = {}
     for ranks in sorted({plan.devices for plan, _ in cases}):
         own = [number for number, (plan, _) in enumerate(cases) if plan.devices == ranks]
@@ -99,7 +99,7 @@ def run_all(
 def test_a_run_resumes_under_any_other_layout(
     team: WorkerPool, tmp_path: Path, graph: str, optimizer: str, full: bool
 ) -> None:
-    """Every parameter and state comes back bit by bit on every rank, and losses go on as those of one
+    """Every parameter and state is loaded bit by bit on every rank, and the losses equal those of one
     process."""
     plans = [with_optimizer(plan, optimizer) for plan in layouts(graph)]
     pairs = [(before, after) for before in plans for after in plans if before is not after]
@@ -123,7 +123,7 @@ def test_a_run_resumes_bit_by_bit_under_the_same_plan(team: WorkerPool, tmp_path
 
 
 def test_a_bf16_run_resumes_under_another_layout(team: WorkerPool, tmp_path: Path, full: bool) -> None:
-    """Weights are kept in fp32, whatever is computed with."""
+    """Weights are saved in fp32, whatever the compute dtype."""
     plans = [narrow(plan) for plan in layouts("uneven")]
     pairs = random.Random(0).sample([(one, other) for one in plans for other in plans], 4 if full else 2)
     roots = [str(tmp_path / str(number)) for number in range(len(pairs))]
@@ -136,7 +136,7 @@ def test_a_bf16_run_resumes_under_another_layout(team: WorkerPool, tmp_path: Pat
 
 
 def test_a_checkpoint_has_every_element_once(team: WorkerPool, tmp_path: Path, full: bool) -> None:
-    """Copies along an axis are written by one rank, and shares of states as boxes of the whole."""
+    """Replicas along an axis are written by one rank, state shards as boxes of the whole tensor."""
     plans = layouts("uneven")[1 :: 1 if full else 2]
     cases = [(plan, str(tmp_path / str(number))) for number, plan in enumerate(plans)]
     run_all(team, saves, cases)
@@ -153,14 +153,14 @@ def test_a_checkpoint_has_every_element_once(team: WorkerPool, tmp_path: Path, f
         for one in tensors.values():
             assert prod(one.size) == sum(prod(chunk.sizes) for chunk in one.chunks)
         boxes = max(boxes, *(len(one.chunks) for one in tensors.values()))
-    assert boxes > 4  # runs of elements of four ranks are no whole rows
+    assert boxes > 4  # the shards of four ranks do not end at rows
 
 
 @pytest.mark.parametrize(
     "sizes", [(), (1,), (7,), (3, 4), (2, 3, 5), (1, 1, 4), (4, 1, 2), (2, 1, 3, 2), (3, 0)]
 )
 def test_boxes_of_a_run_are_its_elements_in_their_order(sizes: tuple[int, ...]) -> None:
-    """Against counting: element by element the numbers from first to stop, for every run there is."""
+    """Compared with counting the elements from first to stop, for every run there is."""
     whole = torch.arange(prod(sizes)).reshape(sizes)
     for first in range(prod(sizes) + 1):
         for stop in range(first, prod(sizes) + 1):
@@ -173,11 +173,11 @@ def test_boxes_of_a_run_are_its_elements_in_their_order(sizes: tuple[int, ...]) 
 
 EVEN = chain(8, 6, 12, 4)
 HALVED = list(sampled(EVEN, (2,), range(4)))
-"""Two processes with halves of what is split, and shares of states of the rest."""
+"""Two processes with halves of the sharded tensors, and state shards of the others."""
 
 
 def furthest(found: Sequence[Sequence[CheckpointedRun]]) -> float:
-    """How far a loss of any rank in any case is from what it should be."""
+    """The largest error of a loss, over all ranks and cases."""
     whole = whole_losses(HALVED[0])
     return max(
         abs(loss / right - 1.0)
@@ -215,15 +215,15 @@ def test_a_broken_save_is_caught(team: WorkerPool, tmp_path: Path, mutant: str) 
 
 
 def test_parts_that_do_not_make_up_the_whole_are_no_checkpoint(team: WorkerPool, tmp_path: Path) -> None:
-    """Where halves are not alike, a part at another's place is seen when it is written."""
+    """Where halves differ in size, a chunk at another rank's place is noticed when it is written."""
     plan = plan_with(UNEVEN, (2,), by_rules(UNEVEN, (2,), columns))
     with pytest.raises(ConfigError, match="cannot be written: failed to validate global plan"):
         team.run(2, saves, [(plan, str(tmp_path))], "a rank writes where another should")
 
 
 def test_a_run_survives_a_killed_rank_with_the_same_losses(team: WorkerPool, tmp_path: Path) -> None:
-    """A rank dies in the backward pass, another while a checkpoint is committed: no more than an interval is
-    done again, and every loss is that of the undisturbed run, bit by bit."""
+    """A rank dies in the backward pass, another while a checkpoint is committed: at most one interval is
+    repeated, and every loss is that of the undisturbed run, bit by bit."""
     plan = next(sampled(CHAIN, (2,), [3]))
     check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 3, "backward"), (0, 6, "committing")])
 
@@ -257,7 +257,7 @@ def test_the_checkpoint_of_another_run_is_refused_by_name(team: WorkerPool, tmp_
 
 
 def test_a_graph_is_identified_by_its_computation() -> None:
-    """At any batch, by any name, whatever its file says of costs."""
+    """Whatever its batch size, its name and the costs in its file."""
 
     def changed(graph: OpGraph, **changes: Any) -> OpGraph:
         first, *others = graph.blocks
@@ -292,7 +292,7 @@ def test_a_graph_is_identified_by_its_computation() -> None:
 
 
 def own_module(report: Report, plan: GraphPlan, root: str, seed: int, first: int) -> tuple[float, ...]:
-    """A user's module that is saved behind step 2, or goes on from there."""
+    """A user's module that is saved after step 2, or resumes there."""
     job = parallelize(module_of("perceptron", seed), plan, data_of("perceptron", 0))
     if first:
         folder, manifest = resumable(plan, root)
@@ -307,7 +307,7 @@ def own_module(report: Report, plan: GraphPlan, root: str, seed: int, first: int
 
 
 def test_a_custom_module_is_saved_and_resumed(team: WorkerPool, tmp_path: Path) -> None:
-    """In fp64, captured, under another layout, in stages."""
+    """In fp64; captured; resumed under another layout, in stages."""
     graph, root = graph_of("perceptron"), str(tmp_path)
     first = next(sampled(graph, (2,), [1]))
     second = next(sampled_in_stages(graph, (1,), (2,), 2, [2]))

@@ -1,4 +1,4 @@
-"""What is there while a tensor is brought from how it lies to how it is read: what is charged."""
+"""Memory that redistributing a tensor takes at its peak: it equals the prediction."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def allocated_elements(
 def test_allocated_elements_of_redistributions_are_as_predicted(
     ranks: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """All pairs of ways to lie, on the first rank, but those between which parts shift, which are charged
-    roughly. Of the whole that becomes a partial sum the first rank's is itself, and others make zeros."""
+    """All pairs of placements, on the first rank. Pairs whose shards shift are left out: their prediction is
+    rough. So is a whole tensor that becomes a partial sum: the first rank keeps it, others make zeros."""
     form_table = data_placements(shape, ranks)
     forms = form_table.placements
     predicted = redistribution_elements(shape, ranks, forms[:, None], forms[None, :])
@@ -89,8 +89,8 @@ PUT = redistribute._StepOnRank._put
 
 
 def test_mutants_that_copy_more_take_more() -> None:
-    """Rows come in order, and are there once more where nobody sees that. What was gathered is gone when it
-    is padded, unless whoever handed it over still has it."""
+    """All-gathered rows arrive in order; a mutant that does not see this copies them once more. A gathered
+    tensor is freed when it is padded, unless the caller still refers to it."""
     shape = (16, 24)
     with fake_ranks(0, 4):
         line, square = ProcessMesh((4,)), ProcessMesh((2, 2))

@@ -1,4 +1,5 @@
-"""Samples of a folder of arrays: each once an epoch, together with what belongs to it; what is refused."""
+"""Samples from a folder of arrays: each sample once an epoch, with its own target; unusable arrays are
+refused."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ SAMPLES = 10
 
 
 def folder_of(path: Path, *, samples: int = SAMPLES) -> str:
-    """Sample i is i everywhere, and of class i % 5."""
+    """Sample i has the value i everywhere, and class i % 5."""
     numbers = np.arange(samples)
     np.save(path / "x.npy", np.repeat(numbers[:, None], 6, axis=1).astype(np.float32))
     np.save(path / "target.npy", (numbers % 5).astype(np.uint8))
@@ -35,13 +36,13 @@ def folder_of(path: Path, *, samples: int = SAMPLES) -> str:
 
 
 def is_together(samples: ArrayFolder) -> bool:
-    """Whether every input of a batch is of the same samples."""
+    """Whether every input of a batch has the same samples."""
     batches = [samples.batch(step) for step in range(6)]
     return all(torch.equal(batch["target"], batch["x"][:, 0].long() % 5) for batch in batches)
 
 
 def has_each_once(samples: ArrayFolder) -> bool:
-    """Whether 20 steps of four are eight epochs of ten samples, most of them in orders of their own."""
+    """Whether 20 steps of four are eight epochs of ten samples, most of them in different orders."""
     visited = torch.cat([samples.batch(step)["x"][:, 0] for step in range(20)]).long().tolist()
     epochs = [visited[start : start + SAMPLES] for start in range(0, 80, SAMPLES)]
     return (
@@ -51,7 +52,7 @@ def has_each_once(samples: ArrayFolder) -> bool:
 
 
 def test_an_epoch_has_every_sample_once_with_its_target(tmp_path: Path) -> None:
-    """The same by seed and step, another order by another seed."""
+    """The order depends on seed and step, and differs between seeds."""
     samples = ArrayFolder(folder_of(tmp_path), GRAPH, seed=1)
     assert is_together(samples) and has_each_once(samples)
     batch = samples.batch(0)
@@ -92,7 +93,7 @@ def test_a_broken_mutant_is_caught(
 
 
 def test_samples_do_not_depend_on_the_batch_size(tmp_path: Path) -> None:
-    """Two steps of four are one of eight."""
+    """Two steps of four samples equal one of eight."""
     four = ArrayFolder(folder_of(tmp_path), GRAPH, seed=1)
     eight = ArrayFolder(str(tmp_path), scaled(GRAPH, 8), seed=1)
     assert torch.equal(torch.cat([four.batch(2)["x"], four.batch(3)["x"]]), eight.batch(1)["x"])
@@ -158,8 +159,8 @@ def test_arrays_without_samples_are_refused(tmp_path: Path) -> None:
 def test_training_on_arrays_resumes_with_the_same_arrays_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The loss falls, as each sample has its class; after a checkpoint what is in the files must be the same,
-    wherever they lie."""
+    """The loss falls, as each sample has its class. After a checkpoint the files must have the same content,
+    wherever they are."""
     plan, log, runs = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl", str(tmp_path / "runs")
     write_graph_plan(plan, plan_with(GRAPH, (2,), by_rules(GRAPH, (2,), lambda op: ("split b",))))
     for name in ("here", "there", "others"):

@@ -1,4 +1,5 @@
-"""Every rule of every kind on processes: parts of outputs and gradients make what numpy makes on one."""
+"""Every sharding rule of every kind of operator: the shards that processes compute make up what numpy
+computes on one."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ TOLERANCE = 1e-9
 
 
 def cases_on(counts: tuple[int, ...]) -> list[Case]:
-    """All rules of all operators that go together on so many ranks; windows only where rows are even, and
-    along one dim by one axis."""
+    """All combinations of rules of all operators on that mesh; windows only where rows divide evenly, and
+    each dim along one axis."""
     found = []
     for name, op in INSTANCES.items():
         rules = rules_of(op)
@@ -46,7 +47,7 @@ def cases_on(counts: tuple[int, ...]) -> list[Case]:
 def wrong(
     team: WorkerPool, counts: tuple[int, ...], cases: list[Case], broken: str | None = None
 ) -> list[tuple[str, tuple[str, ...], float]]:
-    """The cases that are not what numpy makes, with how far they are from it."""
+    """The cases that differ from numpy, with their error."""
     outcomes = list(zip(*team.run(prod(counts), carried_out, counts, cases, broken), strict=True))
     found = []
     for case, parts in zip(cases, outcomes, strict=True):
@@ -58,7 +59,7 @@ def wrong(
 
 
 STEP = {(2,): 1, (3,): 4, (4,): 3, (2, 2): 20}
-"""Of so many cases on a mesh one is run; all with `--full`."""
+"""Every n-th case on a mesh is run; all of them with `--full`."""
 
 
 @pytest.mark.parametrize("counts", STEP)
@@ -80,7 +81,7 @@ SHOWN_BY = {
     "a rank takes its own maximum for that of all": ("cross entropy", "split v"),
     "a rank knows its own state alone": ("lstm", "split h"),
 }
-"""An operator and a rule for each broken kernel."""
+"""An operator and a rule for each mutant."""
 
 
 def test_every_kind_is_computed() -> None:
@@ -88,8 +89,8 @@ def test_every_kind_is_computed() -> None:
 
 
 def ignoring(report: Report, rule: str) -> tuple[float, Tensor]:
-    """On each of two ranks: the loss of four rows of six classes, two of them without a target (its part of
-    a sum, where rows are split), and the gradient of its part of the logits."""
+    """On each of two ranks: the loss of four rows of six classes, two of them without a target (a partial sum
+    where rows are split), and the gradient of its shard of the logits."""
     sizes = {"b": 4, "v": 6}
     loss = operator("loss", "cross_entropy", sizes, [("x", "bv"), ("target", "b")], "")
     work = ShardedOperator(
@@ -107,7 +108,8 @@ LOGITS, TARGETS = torch.arange(24.0, dtype=torch.float64).view(4, 6).sin(), torc
 
 @pytest.mark.parametrize(("rule", "dim"), [("split b", 0), ("split v", 1)])
 def test_rows_without_a_target_have_no_loss(team: WorkerPool, rule: str, dim: int) -> None:
-    """They count in the mean (docs/concepts/graph-plans.md): the sum over the others, of four rows."""
+    """They count in the mean (docs/concepts/graph-plans.md): the sum over the other rows is divided by
+    four."""
     rows = LOGITS.clone().requires_grad_()
     expected = functional.cross_entropy(rows, TARGETS, reduction="sum") / 4
     expected.backward()

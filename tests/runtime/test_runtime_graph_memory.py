@@ -1,4 +1,4 @@
-"""Memory of plans of operator graphs: what a rank allocates is what is charged."""
+"""Memory of graph plans: what a rank allocates equals the prediction."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def deep(batch: int) -> OpGraph:
 
 
 def stored_as(word: Placement, graph: OpGraph, ranks: int = RANKS) -> GraphPlan:
-    """A divided batch, nothing recomputed, all parameters stored so."""
+    """A plan with a sharded batch, no recomputation, and all parameters stored as `word`."""
     plan = without_recomputation(
         plan_with(graph, (ranks,), by_rules(graph, (ranks,), lambda op: ("split b",)))
     )
@@ -63,13 +63,13 @@ def stored_as(word: Placement, graph: OpGraph, ranks: int = RANKS) -> GraphPlan:
 
 
 def predicted_bytes(plan: GraphPlan) -> float:
-    """What tensors take by the plan."""
+    """The predicted bytes of all tensors together, without the context and fragmentation."""
     parts = estimated(plan).nbytes
     return sum(nbytes for part, nbytes in parts.items() if part not in ("context", "fragmentation"))
 
 
 def at_once_bytes(plan: GraphPlan) -> float:
-    """What tensors take of it at one moment, by the plan."""
+    """The predicted bytes of the tensors that exist at the same moment."""
     price = estimated(plan)
     context, more = (price.nbytes[part] for part in ("context", "fragmentation"))
     return (price.at_once_bytes - context) / (1.0 + more / predicted_bytes(plan))
@@ -77,8 +77,8 @@ def at_once_bytes(plan: GraphPlan) -> float:
 
 @pytest.mark.parametrize("word", [REPLICATE, REPLICATE_SHARD_STATES, shard(0)])
 def test_no_more_is_allocated_than_is_predicted(word: Placement) -> None:
-    """Messages of several tensors, which are copies of them, included. (Of two gathered weights that are
-    charged, this use's and the next's, one is there.)"""
+    """Includes messages of several tensors, which are copies. (Of two gathered weights that are predicted,
+    the current and the next, one exists.)"""
     plan = stored_as(word, deep(BATCH))
     assert (0.85 if word == shard(0) else 0.95) * predicted_bytes(plan) < allocated_bytes(plan)
     assert allocated_bytes(plan) < predicted_bytes(plan)
@@ -88,10 +88,10 @@ SHIPPED = {
     "graph:mlp": 1024, "graph:vgg16": 64, "graph:resnet50": 64, "graph:transformer-big": 64,
     "graph:lstm-2x2048": 64, "graph:gpt2-1.5b": 16,
 }  # fmt: skip
-"""Of each graph the batch."""
+"""The batch size for each graph."""
 
 QUICK = ("graph:mlp", "graph:vgg16", "graph:gpt2-1.5b")
-"""Those that are run without `--full`, where of blocks that are repeated more often there are two."""
+"""Graphs that are run without `--full`, with at most two repetitions of each block."""
 
 
 def shallow(graph: OpGraph) -> OpGraph:
@@ -100,7 +100,7 @@ def shallow(graph: OpGraph) -> OpGraph:
 
 
 def ends(graph: OpGraph) -> list[GraphPlan]:
-    """The fastest and the smallest of the frontier on processes of one machine with memory for all."""
+    """The fastest and the smallest plan of the frontier on processes of one machine with enough memory."""
     cluster = with_memory(RANKS)
     curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(cluster, epsilon=0.05)
     ranks = curve.meshes[0].ranks
@@ -112,8 +112,7 @@ def ends(graph: OpGraph) -> list[GraphPlan]:
 
 @cache
 def bytes_of_ends(name: str, is_whole: bool) -> list[tuple[int, float, float]]:
-    """Of the fastest and the smallest what is allocated, what the plan says of one moment, and all that is
-    charged."""
+    """For both extreme points: allocated bytes, the predicted bytes at one moment, and the predicted sum."""
     graph = scaled(load_graph(name), SHIPPED[name])
     plans = ends(graph if is_whole else shallow(graph))
     return [(allocated_bytes(plan), at_once_bytes(plan), predicted_bytes(plan)) for plan in plans]
@@ -121,33 +120,34 @@ def bytes_of_ends(name: str, is_whole: bool) -> list[tuple[int, float, float]]:
 
 @pytest.mark.parametrize("name", sample_of(list(SHIPPED), QUICK))
 def test_points_of_shipped_graphs_allocate_as_predicted(name: str, full: bool) -> None:
-    """The fastest and the smallest of each frontier: at one moment what the plan says, within a tenth, and no
-    more than a tenth above all that is charged."""
+    """At both ends of each frontier, allocated bytes are within a tenth of the prediction for one moment, and
+    at most a tenth above the predicted sum."""
     for allocated, at_once, predicted in bytes_of_ends(name, is_whole=full):
         assert allocated == pytest.approx(at_once, rel=0.1)
         assert allocated < 1.1 * predicted
 
 
 def test_saved_activations_are_gone_when_early_layers_need_most(full: bool) -> None:
-    """Of vgg16, recomputed nowhere: all that is charged is never there at once, by a tenth and more."""
+    """vgg16 without recomputation: its parts peak at different moments, so that a tenth of their sum is never
+    used."""
     (allocated, _, predicted), _ = bytes_of_ends("graph:vgg16", is_whole=full)
     assert allocated < 0.9 * predicted
 
 
 def small_gpt(batch: int = 64) -> GraphPlan:
-    """Two layers, of which little is weights."""
+    """Two layers, in which weights are a small part."""
     return stored_as(shard(0), shallow(scaled(load_graph("graph:gpt2-1.5b"), batch)))
 
 
 def _needed_once(ledger: StepLedger, nbytes: float) -> None:
-    """As `need` where nothing is needed at another moment than it is counted at."""
+    """Replaces `need`: memory is only needed at the moment at which it is counted."""
     ledger.peak_bytes = max(ledger.peak_bytes, nbytes)
     ledger.needs.append(_Bytes(ledger.order, ledger.block, nbytes))
 
 
 def test_a_table_that_is_read_first_and_last_is_gathered_while_all_activations_are_saved() -> None:
-    """50,257 rows of 1,600, divided, for the embedding and for the logits of one sequence a rank. The twin
-    has the gathered table at the first of them alone, when nothing is kept."""
+    """A sharded table of 50,257 x 1,600, for the embedding and for the logits of one sequence a rank. The
+    mutant counts the gathered table at the embedding only, where no activations are saved."""
     plan = small_gpt(RANKS)
     profile = replace(plan.job.profile, shard_overlap=0.0)  # none is gathered before it is needed
     plan = replace(plan, job=replace(plan.job, profile=profile))
@@ -169,8 +169,8 @@ READ, GIVEN = _SectionRun._read, Interpreter.read_input
 
 
 def test_copies_that_are_not_predicted_are_not_made() -> None:
-    """On a rank: a tensor of 8 x 1,024 tokens, 1,600 wide, in each of two layers; 50,257 logits of each
-    token."""
+    """On a rank: an activation of 8 x 1,024 tokens, 1,600 wide, in each of two layers, and 50,257 logits of
+    each token."""
     plan = small_gpt()
     least = allocated_bytes(plan)
     assert least < 1.05 * predicted_bytes(plan)
@@ -182,13 +182,13 @@ def test_copies_that_are_not_predicted_are_not_made() -> None:
 
 
 def _entropy(rows: Tensor, at: Tensor) -> Tensor:
-    """PyTorch's, whose gradient has a place of its own."""
+    """PyTorch's cross entropy, whose gradient has memory of its own."""
     return functional.cross_entropy(rows.flatten(0, -2), at.flatten(), reduction="none").view(at.shape)
 
 
 def test_a_loss_of_divided_classes_has_its_logits_twice_and_no_more() -> None:
-    """2,048 rows of 1,024 classes on each of 8 ranks: what it reads, and its summands in place. The twin
-    makes these once more."""
+    """2,048 rows of 1,024 classes on each of 8 ranks: the logits, and their exponentials in place. The mutant
+    copies these once more."""
     graph = chain(BATCH, 64, 64, 1024 * RANKS)
     layout = by_rules(graph, (RANKS,), lambda op: ("split v", "split b"))
     plan = without_recomputation(plan_with(graph, (RANKS,), layout))
@@ -199,7 +199,7 @@ def test_a_loss_of_divided_classes_has_its_logits_twice_and_no_more() -> None:
 
 
 def test_tensors_without_further_readers_are_freed() -> None:
-    """Results of linear layers, of which a relu keeps nothing, when they are made again."""
+    """Recomputed outputs of linear layers are freed, as their ReLU saves nothing of them."""
     plan = layers_again(4096)
     least = allocated_bytes(plan)
     with patch.object(_SectionRun, "_read", _all_until_the_end):
@@ -213,7 +213,7 @@ def _composed(
     over: Dims,
     moments: Sequence[int] = (1, 2),
 ) -> Tensor:
-    """A norm of operators that each keep what their own backward pass reads."""
+    """A norm of several operators, each of which saves the inputs of its own backward pass."""
     at = [work.op.output.index(dim) for dim in over]
     sums = torch.stack((value.sum(at, keepdim=True), value.square().sum(at, keepdim=True)))
     mean, square = (work.summed(sums, over, gradients="summed") / work.op.elements(over)).unbind()
@@ -232,7 +232,7 @@ def test_a_norm_across_ranks_saves_its_input_alone() -> None:
 
 
 def test_a_share_of_a_weight_is_no_copy() -> None:
-    """Of weights whose states are split: neither what is updated nor its gradient."""
+    """With sharded optimizer states: neither the updated shard nor its gradient is a copy."""
 
     def copied(param: ShardedParameter, *arguments: Any) -> None:
         init(param, *arguments)
@@ -252,7 +252,7 @@ def test_a_share_of_a_weight_is_no_copy() -> None:
 
 
 def test_gathered_parameters_do_not_wait_for_their_gradients() -> None:
-    """In stages with two micro-batches in flight; the twin keeps them."""
+    """In stages with two micro-batches in flight; the mutant keeps the gathered parameters."""
     whole = deep(BATCH)
     plan = in_stages(replace(stored_as(shard(0), deep(BATCH // 4)), graph=whole), (3,), 4)
     assert allocated_bytes(plan) < predicted_bytes(plan)
@@ -261,7 +261,7 @@ def test_gathered_parameters_do_not_wait_for_their_gradients() -> None:
 
 
 def test_parameters_gathered_for_recomputation_do_not_wait_for_their_gradients() -> None:
-    """The block would have all of its weights at a time."""
+    """Otherwise all weights of the block would be there at the same time."""
     plan = layers_again(64)
     least = allocated_bytes(plan)
     assert least < 1.1 * predicted_bytes(plan)
@@ -270,7 +270,7 @@ def test_parameters_gathered_for_recomputation_do_not_wait_for_their_gradients()
 
 
 def all_gathers(report: Report, plan: GraphPlan, broken: bool) -> int:
-    """How many a step has."""
+    """The number of all-gathers of a step."""
     mutant: Any = (
         patch.object(interpreter, "rematerialize", lambda made: nullcontext()) if broken else nullcontext()
     )
@@ -280,7 +280,7 @@ def all_gathers(report: Report, plan: GraphPlan, broken: bool) -> int:
 
 
 def test_a_device_holds_only_the_part_of_the_batch_that_it_reads() -> None:
-    """Of 16,384 rows of 256 numbers on each of 8 ranks an eighth; the twin takes all along."""
+    """16,384 rows of 256 numbers: each of 8 ranks holds an eighth; the mutant holds all rows."""
     rows, width = 16384, 256
     plan = stored_as(REPLICATE, chain(rows, width, 16, 16))
     least = allocated_bytes(plan)
@@ -294,9 +294,9 @@ def test_a_device_holds_only_the_part_of_the_batch_that_it_reads() -> None:
 
 
 def test_recomputation_gathers_parameters_again_as_predicted(team: WorkerPool) -> None:
-    """Six weights: in the forward pass, in that pass again, and in the backward pass, but for the first,
-    whose input is data: 17. Charged for all three passes, and for two where nothing is recomputed. The twin,
-    which keeps what came again, has 12."""
+    """Six weights are gathered in the forward pass, in its recomputation and in the backward pass; there the
+    first needs none, as its input is data: 17 all-gathers. The cost model counts three passes, or two without
+    recomputation. The mutant keeps the weights gathered for recomputation and has 12."""
     plan = layers_again(64, ranks=2)
     head = replace(plan.layout.blocks[1], stored={"w_down": (REPLICATE,)})
     profile = replace(plan.job.profile, shard_overlap=0.0)
@@ -312,7 +312,7 @@ def test_recomputation_gathers_parameters_again_as_predicted(team: WorkerPool) -
 
 
 def layers_again(batch: int, ranks: int = RANKS) -> GraphPlan:
-    """Six layers, each with a relu, in one block that is recomputed; weights divided."""
+    """Six layers, each with a ReLU, in one recomputed block; weights are sharded."""
     sizes = {"b": batch, "v": 16, **dict.fromkeys("cdefghi", WIDTH)}
     layers = []
     for at, (read, made) in enumerate(pairwise("cdefghi")):

@@ -1,4 +1,4 @@
-"""Which collectives go as one message is decided alike on all ranks, whatever parts they have."""
+"""All ranks batch the same collectives into one message, whatever the sizes of their shards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Place(ProcessMesh):
 
 
 def first_call(here: Coordinates, shape: Sequence[int], start: Sequence[Placement]) -> CollectiveRequest:
-    """What the rank at `here` asks for first of all to bring a tensor from `start` to its transpose."""
+    """The first collective with which the rank at `here` redistributes a tensor from `start` to its
+    transpose."""
     grid, end = Place(here), value_placements(start[::-1])
     form = value_placements(start)
     local = torch.zeros(extents(box_of(tuple(shape), COUNTS, form, here)))
@@ -42,8 +43,8 @@ SHAPES = ((7, 5), (3, 9), (8, 8))
 
 
 def test_the_length_of_a_message_is_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exchanges of parts that do not go evenly: what ranks send themselves differs, and by that they would
-    put other calls together (7 x 5 and 3 x 9 in 2 x 2 parts)."""
+    """All-to-alls of uneven shards: the sizes that ranks send differ. If these decided, ranks would batch
+    different collectives (7 x 5 and 3 x 9 in 2 x 2 shards)."""
     start = (shard(0), shard(1))
     calls = {here: [first_call(here, shape, start) for shape in SHAPES] for here in mesh_coordinates(COUNTS)}
     assert {tuple(call.key for call in own) for own in calls.values()} == {
@@ -57,12 +58,12 @@ def test_the_length_of_a_message_is_the_same_on_all_ranks(monkeypatch: pytest.Mo
     bounds = {total for own in sent.values() for total in accumulate(own)}
     assert any(
         len({sum(total <= most for total in accumulate(own)) for own in sent.values()}) > 1 for most in bounds
-    )  # what is decided by what a rank sends is not decided alike
+    )  # a decision by sent sizes differs between ranks
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_contiguous_rows_are_sent_without_a_copy(dim: int) -> None:
-    """A partial sum to parts along its first dim; along its second, rows have to be put in order."""
+    """A partial sum becomes shards along its first dim; along its second, rows must be reordered."""
     grid, shape = Place((1, 0)), (4, 6)
     local = torch.arange(24.0).view(shape)
     start, end = value_placements((PARTIAL, REPLICATE)), value_placements((shard(dim), REPLICATE))
@@ -73,7 +74,7 @@ def test_contiguous_rows_are_sent_without_a_copy(dim: int) -> None:
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_contiguous_rows_are_received_in_place(dim: int) -> None:
-    """Parts to the whole: what came is that already, if they are parts along its first dim."""
+    """Shards become the whole tensor; if they are along its first dim, the received buffer is the result."""
     grid, shape = Place((1, 0)), (4, 6)
     whole = torch.arange(24.0).view(shape)
     parts = whole.chunk(2, dim)
@@ -93,7 +94,7 @@ def test_contiguous_rows_are_received_in_place(dim: int) -> None:
 
 
 def test_sums_reuse_contiguous_memory() -> None:
-    """Only where all of a message is, and one behind the other."""
+    """Only where tensors are contiguous, adjacent and in order."""
     memory = torch.arange(6.0)
     first, second = memory.split([2, 4])
     row = redistribute.contiguous_view([first, second])

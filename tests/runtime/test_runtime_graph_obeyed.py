@@ -1,8 +1,8 @@
-"""Graph plans are obeyed: a step has the collectives that the cost model charges for its layout, in kind,
-bytes and number.
+"""Graph plans are obeyed: a step has the collectives that the cost model counts for its layout, with equal
+kinds, bytes and numbers.
 
-Gathers of parameters are charged in both passes, and done in both where the backward pass reads what is
-gathered. What is done once for parameters of a block goes together, as it is priced.
+All-gathers of parameters count in both passes, and happen in both where the backward pass reads the
+parameter. Once-per-step collectives of a block's parameters are batched, as the cost model assumes.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from shardwise.runtime.graphs.redistribute import CollectiveCoroutine, TensorSpe
 from shardwise.runtime.workers import Report
 
 MLP = mlp(8, 8, 16, 4)
-"""All dims go evenly: else parts are padded to the largest."""
+"""All dims divide evenly; otherwise shards would be padded to the largest."""
 
 KINDS = {"all_gather": "pass", "reduce_scatter": "all_reduce"}
-"""What collectives are to the cost model: over gloo a reduce-scatter is an all-reduce."""
+"""The cost model's kinds of collectives: over gloo a reduce-scatter is an all-reduce."""
 
 EXTRA = {
     ("all_reduce", 8): "the gradient norm",
-    ("all_reduce", 4): "the loss that is reported",
-    ("broadcast", 8): "the same, from the last stage",
+    ("all_reduce", 4): "the reported loss",
+    ("broadcast", 8): "the reported loss, from the last stage",
 }
-"""Not charged but for its latency (docs/concepts/pareto-search.md)."""
+"""Collectives of which the cost model counts the latency only (docs/concepts/pareto-search.md)."""
 
 
 def steps_of(report: Report, plans: list[GraphPlan], broken: str | None = None) -> list[Times]:
-    """The collectives of this rank's second step under each plan, with a twin of what is named."""
+    """The collectives of this rank's second step under each plan; `broken` names a mutant to run."""
     with patch(broken, MUTANTS[broken]) if broken else nullcontext():
         return [_step_of(plan) for plan in plans]
 
@@ -81,22 +81,22 @@ FLAT, APART = "shardwise.runtime.graphs.job.program_of", "shardwise.runtime.grap
 MOST = "shardwise.runtime.graphs.redistribute.MAX_BATCH_BYTES"
 
 MUTANTS: Mapping[str, Any] = {FLAT: _with_flat_shares, APART: _one_by_one, MOST: 767}
-"""Shares of states are runs of elements whatever their gradients are; every parameter travels alone; messages
-are shorter."""
+"""State shards are ranges of elements, whatever shards their gradients have; each parameter is sent by
+itself; messages are shorter."""
 
 
 def as_predicted(found: Times) -> Times:
-    """What a step has, in the words of the cost model, without what it does not charge."""
+    """The collectives of a step in the cost model's kinds, without those that it does not count."""
     words: Times = Counter()
     for (kind, nbytes), times in found.items():
-        if kind != "recv" and (kind, nbytes) not in EXTRA:  # each is a send too
+        if kind != "recv" and (kind, nbytes) not in EXTRA:  # each has its send
             words[KINDS.get(kind, kind), nbytes] += times
     return words
 
 
 def _modules_steps(report: Report, name: str, plans: list[GraphPlan], early: bool) -> list[Times]:
-    """The same of a captured module in fp32. With `early`, each reader's gradient of a parameter that several
-    read is reduced by itself. Gathered parameters are kept here: what reads them again is not of interest."""
+    """The same for a captured module in fp32. With `early`, a parameter's gradient is reduced once for each
+    reader. Gathered parameters are kept here, so that none is gathered again."""
     data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
     mutant: Any = patch.object(ShardedParameter, "receive", _receive_early) if early else nullcontext()
     with mutant, patch.object(interpreter, "rematerialize", lambda made: nullcontext()):
@@ -113,7 +113,8 @@ receive = ShardedParameter.receive
 
 @pytest.mark.parametrize(("ranks", "layouts"), [(2, 16), (4, 6)])
 def test_any_layout_has_the_predicted_collectives(team: WorkerPool, ranks: int, layouts: int) -> None:
-    """Any rule of each operator, any place of each tensor, any storage of each parameter; all kept."""
+    """Any rule of each operator, any placement of each tensor, any storage of each parameter; no
+    recomputation."""
     plans = list(map(without_recomputation, sampled(MLP, (ranks,), range(layouts))))
     kinds: set[str] = set()
     for plan, found in zip(plans, team.run(ranks, steps_of, plans)[0], strict=True):
@@ -135,8 +136,8 @@ def test_layouts_of_two_axes_have_the_predicted_collectives(team: WorkerPool) ->
 
 
 def test_lstm_states_are_gathered_as_often_as_predicted(team: WorkerPool) -> None:
-    """Split units gather 5 states of 4 x 32 in each of two layers forward, and scatter the sums of their
-    gradients, which over gloo are all-reduces."""
+    """With split units, each of two layers gathers 5 states of 4 x 32 forward and reduce-scatters their
+    gradients (over gloo, all-reduces)."""
     graph = capture(graph_modules.__file__, "lstm")
     split = plan_with(graph, (2,), by_rules(graph, (2,), _with_exchanges))
     plans = [split, *map(without_recomputation, sampled(graph, (2,), range(3)))]
@@ -157,7 +158,7 @@ def reductions(times: Times) -> Times:
 
 
 def test_gradients_of_a_parameter_with_several_readers_are_reduced_once(team: WorkerPool) -> None:
-    """One layer three times, nothing recomputed. (Each reader gathers the parameter; that is charged.)"""
+    """One layer three times, nothing recomputed. (Each reader gathers the parameter, as predicted.)"""
     graph = capture(graph_modules.__file__, "again")
     plans = [without_recomputation(plan) for plan in sampled(graph, (2,), range(12))]
     right, wrong = (team.run(2, _modules_steps, "again", plans, early)[0] for early in (False, True))
@@ -167,7 +168,8 @@ def test_gradients_of_a_parameter_with_several_readers_are_reduced_once(team: Wo
 
 
 def test_columns_then_rows_by_hand(team: WorkerPool) -> None:
-    """Of 8 samples with 4 classes: the sum of partial logits, 8 * 4 * 4 bytes; nothing else."""
+    """8 samples with 4 classes: the all-reduce of partial logits has 8 * 4 * 4 bytes; nothing else is
+    sent."""
     ranks, required = BY_HAND["columns then rows on 2"]
     plan = plan_with(MLP, ranks, by_rules(MLP, ranks, *required))
     ((found,), _) = team.run(2, steps_of, [plan])
@@ -175,16 +177,16 @@ def test_columns_then_rows_by_hand(team: WorkerPool) -> None:
 
 
 def test_the_mutant_that_gathers_gradients_of_parts_whole_is_caught(team: WorkerPool) -> None:
-    """Where states are split of a parameter that is used in parts."""
+    """Where a parameter's states are sharded and its use is sharded too."""
     plans = list(map(without_recomputation, sampled(MLP, (2,), range(16))))
     found = team.run(2, steps_of, plans, FLAT)[0]
     assert any(as_predicted(each) != predicted(plan) for plan, each in zip(plans, found, strict=True))
 
 
 def test_parameters_of_a_block_share_one_collective(team: WorkerPool) -> None:
-    """By hand, a divided batch on two ranks: of weights of 8 x 16 and 16 x 4 the gradients are one message of
-    768 bytes; with states split what others updated is one too. Twins send
-    two each, one of them since that is longer than messages may be."""
+    """By hand, a sharded batch on two ranks: the gradients of weights of 8 x 16 and 16 x 4 are one message of
+    768 bytes. With sharded states, so are the updated shards. The mutants send two messages each; one of them
+    has a lower limit for a message."""
     weights = {"w_up": 8 * 16 * 4, "w_down": 16 * 4 * 4}
     plain = plan_with(MLP, (2,), by_rules(MLP, (2,), lambda op: ("split b",)))
     (block,) = plain.layout.blocks

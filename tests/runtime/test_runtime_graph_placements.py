@@ -1,4 +1,4 @@
-"""Parts of a dim have every element once, whatever stays together; steps are those that are priced."""
+"""Shards of a dim have every element once, in any unit; redistribute steps are those of the cost model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_parts_have_each_element_once() -> None:
 
 
 def test_units_stay_whole_unless_another_axis_splits_them() -> None:
-    # 96 elements in units of 32: 3 units in two parts are 2 and 1. Behind an axis that cut them in halves of
-    # 48, a unit and a half, two parts are 24 each.
+    # 96 elements in units of 32: two shards have 2 units and 1. If another axis first halves them to 48,
+    # which is 1.5 units, two shards have 24 each.
     assert [shard_range(0, 96, 2, index, 32) for index in (0, 1)] == [(0, 64), (64, 96)]
     assert [shard_range(48, 96, 2, index, 32) for index in (0, 1)] == [(48, 72), (72, 96)]
 
 
 ALONE = {"cut", "pad", "first_only"}
-"""What a rank does without a word with others."""
+"""Redistribute steps without communication."""
 
 
 @pytest.mark.parametrize("ranks", [(4,), (2, 4), (2, 2, 2)])
@@ -45,7 +45,7 @@ def test_redistribution_steps_with_communication_are_those_with_a_cost(ranks: tu
 
 
 def test_parts_in_other_units_with_the_same_elements_need_no_communication() -> None:
-    """8 elements in two parts of 4: as many pairs, or one by one. In units of 8 the first rank has all."""
+    """8 elements in two shards of 4, in pairs or one by one. In units of 8 the first rank has all of them."""
 
     def split(unit: int) -> MeshPlacements:
         return MeshPlacements((0,), (unit,))

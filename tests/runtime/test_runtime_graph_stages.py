@@ -1,4 +1,4 @@
-"""Graph plans in stages: losses, norms, gradients and parameters are those of one process."""
+"""Graph plans in stages: losses, norms, gradients and parameters equal those of one process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from shardwise.runtime.workers import Report
 from shardwise.sim import COMPUTE
 
 STEPS = 2
-"""The parameters behind the second show what the optimizer has remembered."""
+"""Parameters after the second step show the optimizer states."""
 
 CHAIN = chain(8, 6, 12, 5)
 UNEVEN = chain(12, 7, 11, 5)
@@ -69,7 +69,7 @@ def expected(graph: str, optimizer: str = "adamw") -> Run:
 def differ(
     team: WorkerPool, plans: Sequence[GraphPlan], graph: str, broken: str | None = None
 ) -> list[float]:
-    """The largest difference of any rank, for each plan of the same number of devices."""
+    """The largest difference of any rank, for each plan; all have the same number of devices."""
     for plan in plans:
         check_graph_runnable(plan)
     cases = [(plan, expected(graph, plans[0].job.optimizer), 1, broken) for plan in plans]
@@ -90,7 +90,8 @@ def test_two_stages_of_a_process_each_train_as_one_process_does(team: WorkerPool
 def test_any_layouts_of_stages_train_as_one_process_does(
     team: WorkerPool, ranks: tuple[int, ...], cuts: tuple[int, ...], graph: str, full: bool
 ) -> None:
-    """Any rule, place, storage and use, recomputed or kept; stages (1, 2, 3, 4) are one block each."""
+    """Any rule, placement, storage and use, with or without recomputation; stages (1, 2, 3, 4) have one block
+    each."""
     plans = [
         plan
         for microbatches in (2, 4)
@@ -103,7 +104,7 @@ def test_any_layouts_of_stages_train_as_one_process_does(
 def test_stages_with_skip_tensors_train_as_one_process_does(
     team: WorkerPool, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
 ) -> None:
-    """What crosses the first cut is lent behind it."""
+    """A tensor that crosses the first cut is a skip tensor after it."""
     plans = list(sampled_in_stages(GRAPHS["skips"], ranks, cuts, 2, range(8 if full else 2)))
     assert max(differ(team, plans, "skips")) < TOLERANCE
 
@@ -125,7 +126,7 @@ def test_a_broken_mechanism_is_caught(team: WorkerPool, mutant: str) -> None:
 
 
 def _local_sizes(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[str]]:
-    """Elements of the parameters that this rank has, and a step's passes by its profile."""
+    """Elements of this rank's parameters, and the passes of a step by its profile."""
     job = parallelize(graph_module(plan.graph, seed=0), plan)
     with traced(distributed.get_rank()) as trace:
         job.step(batches(plan.graph, 0))
@@ -136,8 +137,8 @@ def _local_sizes(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[
 
 
 def test_a_rank_holds_its_stage_and_runs_the_predicted_passes(team: WorkerPool) -> None:
-    """Of 6 x 12 + 12 numbers at first, 12 + 12 x 12 in each of the middle, 12 x 5 in the head; two ranks of
-    a stage have halves of matrices that they split by columns."""
+    """6 x 12 + 12 elements at first, 12 + 12 x 12 in each middle block, 12 x 5 in the head; two ranks of a
+    stage have halves of column-split matrices."""
     plan = staged_by_rules(CHAIN, (2,), (1, 3), 4, columns)
     found = team.run(6, _local_sizes, plan)
     local_sizes: list[dict[str, int]] = [
@@ -174,7 +175,7 @@ CUTS: Mapping[str, tuple[int, ...]] = {
 """Modules, and the blocks before which they are cut."""
 
 FEW = ("vgg", "readers")
-"""Those that are run without `--full`."""
+"""Modules that are run without `--full`."""
 
 
 def worst(team: WorkerPool, name: str, plans: Sequence[GraphPlan]) -> float:
@@ -187,7 +188,7 @@ def worst(team: WorkerPool, name: str, plans: Sequence[GraphPlan]) -> float:
 
 @pytest.mark.parametrize("name", sample_of(list(CUTS), FEW))
 def test_captured_modules_train_in_stages_as_in_one_process(team: WorkerPool, name: str, full: bool) -> None:
-    """In fp64. Two stages of two processes, under any layout."""
+    """In fp64, in two stages of two processes, under any layout."""
     assert loss_weight(graph_of(name), 2) == 0.5
     plans = list(sampled_in_stages(graph_of(name), (2,), CUTS[name], 2, range(8 if full else 2)))
     assert worst(team, name, plans) < IN_FP32.get(name, IN_FP64)
@@ -220,9 +221,9 @@ def _of_whole_numbers(report: Report, plan: GraphPlan) -> None:
 
 
 def test_integers_do_not_cross_a_stage_boundary(team: WorkerPool) -> None:
-    """A first stage that has no parameters makes of whole numbers others."""
+    """A first stage without parameters that turns integers into other integers."""
     plan = staged_by_rules(without_first_weights(CHAIN), (1,), (1,), 2, whole)
-    with pytest.raises(ConfigError, match="hands whole numbers to the next stage"):
+    with pytest.raises(ConfigError, match="sends integers to the next stage"):
         team.run(2, _of_whole_numbers, plan)
 
 
@@ -234,7 +235,8 @@ def test_a_parameter_of_two_stages_is_refused_by_name() -> None:
 
 
 def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Frontier in stages, then train a point of it: the loss falls, and the log has a line for each step."""
+    """Computes a staged frontier, then trains a point of it: the loss falls, and the log has a line for each
+    step."""
     graph, points, log = tmp_path / "chain.yaml", tmp_path / "points", tmp_path / "steps.jsonl"
     graph.write_text(graph_text(CHAIN))
     question = ["--cluster", "1x2xcpu", "--stages", "2", "--microbatches", "4"]

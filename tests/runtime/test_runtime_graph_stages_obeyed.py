@@ -1,5 +1,5 @@
-"""Graph plans in stages are obeyed: a step has the collectives and the messages that the cost model charges
-for each stage, in kind, bytes and number."""
+"""Graph plans in stages are obeyed: a step has the collectives and messages that the cost model counts for
+each stage, with equal kinds, bytes and numbers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from shardwise.runtime.graphs.parameters import reduce_gradients
 from shardwise.runtime.workers import Report
 
 CHAIN = chain(16, 8, 16, 4)
-"""All dims go evenly, those of a micro-batch too: else parts are padded to the largest."""
+"""All dims divide evenly, also those of a micro-batch; otherwise shards would be padded to the largest."""
 
 MICROBATCHES = 4
 
 
 def steps_of(report: Report, plans: list[GraphPlan], early: bool) -> list[Times]:
-    """What this rank's second step has under each plan. With `early`, gradients are reduced behind every
-    micro-batch."""
+    """The collectives of this rank's second step under each plan. With `early`, gradients are reduced after
+    every micro-batch."""
     mutant: Any = patch.object(_Passes, "_backward", _settled) if early else nullcontext()
     with mutant:
         return [
@@ -54,7 +54,7 @@ BACKWARD = _Passes._backward
 
 
 def is_obeyed(team: WorkerPool, plans: list[GraphPlan], *, early: bool = False) -> list[bool]:
-    """Whether the first rank of every stage has what is charged, for each plan."""
+    """For each plan, whether the first rank of every stage has the predicted collectives."""
     found = team.run(plans[0].devices, steps_of, plans, early)
     return [
         all(
@@ -69,7 +69,7 @@ def is_obeyed(team: WorkerPool, plans: list[GraphPlan], *, early: bool = False) 
 def test_any_layouts_of_stages_communicate_as_predicted(
     team: WorkerPool, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
 ) -> None:
-    """Any rule, any place of tensors, also across cuts, any storage of parameters; all kept."""
+    """Any rule, any placement of tensors, also across cuts, any storage of parameters; no recomputation."""
     plans = [
         without_recomputation(plan)
         for plan in sampled_in_stages(CHAIN, ranks, cuts, MICROBATCHES, range(6 if full else 3))
@@ -85,7 +85,7 @@ def test_stages_on_two_axes_communicate_as_predicted(team: WorkerPool) -> None:
 
 
 def stored_anyhow(plan: GraphPlan, seed: int) -> GraphPlan:
-    """The plan with any storage of each parameter."""
+    """The plan with a random storage of each parameter."""
     random = np.random.default_rng(seed)
     operators = [op for block in plan.graph.blocks for op in block.operators]
     shapes = {own.name: op.shape(own.dims) for op in operators for own in op.parameters}
@@ -98,19 +98,19 @@ def stored_anyhow(plan: GraphPlan, seed: int) -> GraphPlan:
 
 
 def test_gradients_along_two_axes_are_reduced_as_often_as_predicted(team: WorkerPool) -> None:
-    """Any storage of parameters on 2 x 2 ranks with a divided batch, in four micro-batches: where one axis
-    splits a parameter its gradient is scattered along that behind each pass, and summed along the other
-    once."""
+    """Any storage of parameters on 2 x 2 ranks with a sharded batch, in four micro-batches. Where one axis
+    shards a parameter, its gradient is reduce-scattered along it after each pass, and reduced along the other
+    axis once."""
     plain = staged_by_rules(CHAIN, (2, 2), (), MICROBATCHES, data, data)
     plans = [stored_anyhow(plain, seed) for seed in range(5)]
     assert all(is_obeyed(team, plans))
     with patch.object(layout, "_after_backward", lambda use, used: owned_shards(use.stored)):
-        assert not all(is_obeyed(team, plans))  # the twin that charges all of it for each micro-batch
+        assert not all(is_obeyed(team, plans))  # the mutant counts all of it for each micro-batch
     assert not all(is_obeyed(team, plans[:2], early=True))
 
 
 def test_stages_in_bf16_communicate_as_predicted(team: WorkerPool) -> None:
-    """What crosses cuts has 2 bytes a number, gradients of weights 4."""
+    """Tensors that cross cuts have 2 bytes a number, gradients of weights 4."""
     plans = [
         replace(plan, job=replace(plan.job, dtype="bf16"))
         for plan in (
@@ -128,8 +128,8 @@ def test_the_mutant_that_reduces_gradients_of_every_micro_batch_is_caught(team: 
 
 
 def test_messages_by_hand(team: WorkerPool) -> None:
-    """Of 4 micro-batches of 4 samples, 16 numbers each: 4 * 16 * 4 bytes there, as many back; of two ranks
-    each sends its half to the like one."""
+    """4 micro-batches of 4 samples with 16 numbers: 4 * 16 * 4 bytes forward, as many backward. Each of two
+    ranks sends its half to its peer."""
     for ranks, nbytes in (((1,), 256), ((2,), 128)):
         plan = staged_by_rules(CHAIN, ranks, (2,), MICROBATCHES, data if ranks == (2,) else whole)
         for found in team.run(plan.devices, steps_of, [plan], False):
@@ -139,7 +139,7 @@ def test_messages_by_hand(team: WorkerPool) -> None:
 
 
 def test_no_gradient_is_sent_to_stages_without_trained_parameters(team: WorkerPool) -> None:
-    """Four messages there and none back, which the planner charges (docs/concepts/pareto-search.md)."""
+    """Four messages forward and none backward; the planner counts both (docs/concepts/pareto-search.md)."""
     graph = without_first_weights(CHAIN)
     plan = staged_by_rules(graph, (1,), (1,), MICROBATCHES, whole)
     there, back = team.run(2, steps_of, [plan], False)

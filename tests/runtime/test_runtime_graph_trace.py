@@ -39,7 +39,7 @@ from shardwise.runtime.workers import Report
 from shardwise.sim import BLOCKS, COMMUNICATION, COMPUTE, OPERATORS, TRAFFIC, Span, read_trace
 
 CHAIN = chain(16, 8, 16, 4)
-"""All dims go evenly, those of a micro-batch too. Every operator has a backward pass."""
+"""All dims divide evenly, also those of a micro-batch. Every operator has a backward pass."""
 
 MICROBATCHES = 4
 
@@ -62,14 +62,14 @@ def _traced(plan: GraphPlan) -> tuple[Span, ...]:
 
 
 def names(spans: Sequence[Span], track: str, word: str) -> list[str]:
-    """What is on a track, in order of time, behind a word such as `F0 `."""
+    """Names on a track in order of time, after a prefix such as `F0 `."""
     own = sorted((span for span in spans if span.track == track), key=lambda span: span.start_s)
     return [span.name.removeprefix(word) for span in own if span.name.startswith(word)]
 
 
 def is_whole(spans: Sequence[Span], graph: OpGraph, first: int, end: int, microbatches: int) -> bool:
-    """Whether each block of a stage, and each operator of it, is passed once for each micro-batch, forth in
-    order and back the other way, within its action."""
+    """Whether each block and operator of a stage has one forward pass per micro-batch, in order, and one
+    backward pass, in reverse order, each within its action."""
     labels = block_labels(graph)[first:end]
     blocks = [block for block in graph.blocks for _ in range(block.repeat)][first:end]
     operators = [
@@ -92,7 +92,7 @@ def is_whole(spans: Sequence[Span], graph: OpGraph, first: int, end: int, microb
 
 
 def test_each_block_has_one_forward_and_one_backward_pass(team: WorkerPool) -> None:
-    """Any layouts of a whole graph on two ranks, all kept."""
+    """Any layout of a whole graph on two ranks, without recomputation."""
     plans = list(map(without_recomputation, sampled(CHAIN, (2,), range(4))))
     for of_rank in team.run(2, traced_steps, plans, None):
         assert all(is_whole(spans, CHAIN, 0, 5, 1) for spans in of_rank)
@@ -120,8 +120,7 @@ MUTANTS: dict[str, Any] = {
     PASSES[1]: lambda: False,
     "shardwise.runtime.graphs.job.publish": _twice,
 }
-"""All nodes are taken for those of the last operator; nothing is marked; what others updated is gathered
-twice."""
+"""All nodes are assigned to the last operator; nothing is marked; updated shards are gathered twice."""
 
 
 @pytest.mark.parametrize("mutant", PASSES)
@@ -132,7 +131,7 @@ def test_mutants_that_omit_passes_are_caught(team: WorkerPool, mutant: str) -> N
 
 
 def test_recomputed_operators_are_distinguished_in_the_trace(team: WorkerPool) -> None:
-    """Each operator of a recomputed block once more, within the backward pass of its block."""
+    """Each operator of a recomputed block runs once more, within the backward pass of its block."""
     found = 0
     for plan in sampled(CHAIN, (2,), range(4)):
         again = [
@@ -160,8 +159,8 @@ KINDS = {"all_gather": "pass", "reduce_scatter": "all_reduce", "broadcast": "bro
 
 
 def by_kind(spans: Sequence[Span]) -> Counter[str]:
-    """How many collectives of each kind a rank has, in the words of the cost model: over gloo a
-    reduce-scatter is an all-reduce."""
+    """The number of collectives of each kind on a rank, in the cost model's kinds: over gloo a reduce-scatter
+    is an all-reduce."""
     return Counter(
         KINDS.get(span.name, span.name)
         for span in spans
@@ -177,8 +176,8 @@ def predicted_by_kind(times: Times) -> Counter[str]:
 
 
 def is_as_predicted(spans: Sequence[Span], plan: GraphPlan) -> bool:
-    """Whether collectives are as many as are charged, with one more all-reduce for the norm, and one for the
-    loss that is reported where that is a sum over ranks."""
+    """Whether collectives are as many as predicted, with one more all-reduce for the norm, and one for the
+    reported loss where that is a sum over ranks."""
     found, reported = by_kind(spans), predicted_by_kind(predicted(plan))
     extra_reduces = found.pop("all_reduce", 0) - reported.pop("all_reduce", 0)
     return extra_reduces in (1, 2) and +found == +reported
@@ -201,8 +200,8 @@ def test_the_number_of_messages_between_stages_is_as_predicted(team: WorkerPool)
 
 
 def test_traffic_is_labelled_by_its_kind(team: WorkerPool) -> None:
-    """Columns then rows: the logits are partial sums, brought together for the loss and back; gradients of
-    whole weights are not summed, those of a divided batch are."""
+    """Columns then rows: the logits are partial sums, which are redistributed for the loss. Gradients of
+    whole weights are not summed there; those of a sharded batch are."""
     graph = CHAIN
     columns = plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split f", "split g", "split v")))
     data = plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",)))
@@ -211,12 +210,12 @@ def test_traffic_is_labelled_by_its_kind(team: WorkerPool) -> None:
     assert "conversions" not in names(by_data, TRAFFIC, "")
     (sums,) = [span for span in by_data if span.name == "0REDUCE_GRAD"]
     summed = [s for s in by_data if s.name == "all_reduce" and sums.start_s <= s.start_s <= sums.finish_s]
-    assert len(summed) == 4  # of each block with parameters its weights, biases and scales
+    assert len(summed) == 4  # one for each block with parameters
 
 
 def test_nodes_belong_to_the_operator_that_made_them() -> None:
-    """By hand: two operators, of which the second makes no node itself. Whatever the root's number is, it is
-    the last one's."""
+    """By hand: two operators, of which the second makes no node itself. The root belongs to the last
+    operator, whatever its number."""
     events = [
         ProfiledEvent("PP:0F0", 0.0, 10.0),
         ProfiledEvent("BLOCK:a", 0.5, 9.5),
@@ -252,7 +251,8 @@ def test_marks_are_made_where_a_profile_is_taken_alone() -> None:
 
 
 def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Train with a trace, then compare: every operator is there, forth and back; parts sum to the step."""
+    """Trains with a trace, then compares: every operator is there, forward and backward, and parts sum to the
+    step."""
     path, measured = str(tmp_path / "p.yaml"), str(tmp_path / "m.json")
     write_graph_plan(path, estimated(without_recomputation(next(sampled(CHAIN, (2,), [1])))))
     assert main(["train", path, "--steps", "3", "--trace", measured]) == 0
@@ -261,7 +261,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
     capsys.readouterr()
     assert main(["compare", path, measured]) == 0
     shown = capsys.readouterr().out
-    assert "every rank ran its actions as planned" in shown and "summing gradients" in shown
+    assert "every rank ran its actions as planned" in shown and "gradient reduction" in shown
     assert main(["compare", path, measured, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     (parts,) = document["parts"]
@@ -281,7 +281,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_traces_are_refused_on_accelerators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They read the host's threads. Before anything starts, and nothing is written."""
+    """Traces read the host's threads. The refusal comes before anything starts, and nothing is written."""
     plan = plan_with(CHAIN, (2,), by_rules(CHAIN, (2,), lambda op: ("split b",)))
     cluster = load_cluster("1x2xH100-SXM")
     path, trace = str(tmp_path / "p.yaml"), tmp_path / "t.json"

@@ -1,4 +1,4 @@
-"""`train` with the plan of an operator graph: the user's own lines, and what is refused."""
+"""`train` with a graph plan: the command lines of the docs, and refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ MLP = mlp(8, 6, 12, 5)
 def test_the_documented_command_lines_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str
 ) -> None:
-    """Frontier, then train a point of it: the loss falls, and the log has a line for each step."""
+    """Computes a frontier, then trains a point of it: the loss falls, and the log has a line for each
+    step."""
     graph, points, log = tmp_path / "mlp.yaml", tmp_path / "points", tmp_path / "steps.jsonl"
     graph.write_text(graph_text(MLP))
     question = ["--cluster", "1x2xcpu", "--global-batch-size", "8", "--dtype", dtype, "--save", str(points)]
@@ -53,8 +54,9 @@ def test_the_documented_command_lines_work(
         "step", "loss", "gradient_norm", "step_time_s", "exposed_communication_s", "predicted_s", "samples",
         "samples_per_s", "mfu",
     }  # fmt: skip
-    # Products of a step: 2 x 8 x (6 x 12 + 12 x 5) forth, the same again for the weights, and 2 x 8 x 12 x 5
-    # for the hidden layer (the input has no gradient): 2,112 + 2,112 + 960 = 5,184 flop on two devices.
+    # Matrix products of a step: 2 x 8 x (6 x 12 + 12 x 5) forward, the same again for the weights, and 2 x 8
+    # x 12 x 5 for the hidden layer (the input has no gradient): 2,112 + 2,112 + 960 = 5,184 flop on two
+    # devices.
     peak = read_graph_plan(str(points / on_two)).cluster.classes["cpu"].peak_flop_per_s[dtype]
     for record in records:
         assert record["mfu"] == pytest.approx(5_184 / (record["step_time_s"] * 2 * peak))
@@ -69,7 +71,7 @@ def saved(path: Path, plan: GraphPlan) -> str:
 
 
 def halves(graph: OpGraph = MLP) -> GraphPlan:
-    """Samples on two processes."""
+    """Data parallelism on two processes."""
     return plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",)))
 
 
@@ -79,11 +81,11 @@ def halves(graph: OpGraph = MLP) -> GraphPlan:
         (["--data", "{}/none"], "/none/x.npy: --data: cannot be read: no such file"),
         (["--adaptive"], "--adaptive: is not supported for the plan of an operator graph"),
         (["--resume"], "--resume: needs --checkpoint"),
-        (["--export", "{}/e"], "--export: needs --checkpoint"),
+        (["--export", "{}/e"], "--export: requires --checkpoint"),
         (["--checkpoint", "{}/none", "--resume"], "has no finished checkpoint"),
         (["--checkpoint", "{}/model", "--resume"], "is a checkpoint of another kind of plan"),
         (["--checkpoint", "{}/model"], "has checkpoints of an earlier run"),
-        (["--checkpoint", "{}/model", "--resume", "--weights", "w"], "--weights: is not used where"),
+        (["--checkpoint", "{}/model", "--resume", "--weights", "w"], "--weights: cannot be combined with"),
     ],
 )
 def test_a_refusal_is_one_line_and_leaves_no_folder(
@@ -119,7 +121,7 @@ def losses_of(log: Path) -> list[float]:
 def test_a_run_resumes_under_another_plan_and_appends_to_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Then its parameters are written, and another run starts from them."""
+    """Then its parameters are exported, and another run starts from them."""
     graph = chain(8, 6, 12, 5)
     first = saved(tmp_path / "p.yaml", halves(graph))
     second = saved(tmp_path / "q.yaml", next(sampled_in_stages(graph, (1,), (2,), 2, [0])))
@@ -143,7 +145,7 @@ def test_a_run_resumes_under_another_plan_and_appends_to_its_log(
     module = dict(module_of_graph(graph, seed=3, weights=str(out)).named_parameters())
     assert all(torch.equal(module[name], written[name]) for name in written)
     assert main(["train", first, "--weights", str(out), "--steps", "1", "--log", str(logs[2])]) == 0
-    assert losses_of(logs[2])[0] < losses_of(logs[0])[0] - 0.01  # the batch of step 1, which it has met twice
+    assert losses_of(logs[2])[0] < losses_of(logs[0])[0] - 0.01  # trained on this batch twice
     written["w_up"] = written["w_up"][:, :5].contiguous()
     save_file(written, out / "model.safetensors")
     assert main(["train", first, "--weights", str(out)]) == 2
@@ -155,14 +157,14 @@ def test_a_run_resumes_under_another_plan_and_appends_to_its_log(
 
 
 def takes_interrupts() -> None:
-    """A process started by a job in the background would have them ignored."""
+    """Restores the handler: a process started from a background job ignores interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("ending", sample_of([signal.SIGKILL, signal.SIGINT], [signal.SIGKILL]))
 def test_an_interrupted_run_reports_how_to_resume(tmp_path: Path, ending: signal.Signals) -> None:
-    """kill -9 of a rank without restarts, or Ctrl-C: one line says what happened, one has the command, which
-    goes on to the end with the losses of a run that nothing happens to."""
+    """kill -9 of a rank without restarts, or Ctrl-C: one line names the cause, one has the command to resume.
+    That run ends with the losses of an uninterrupted one."""
     path, log, whole = saved(tmp_path / "p.yaml", halves()), tmp_path / "l.jsonl", tmp_path / "w.jsonl"
     command = [sys.executable, "-m", "shardwise", "train", path, "--steps", "40", "--restarts", "0"]
     command += ["--checkpoint", str(tmp_path / "ck"), "--checkpoint-every", "2", "--log", str(log)]
@@ -178,7 +180,7 @@ def test_an_interrupted_run_reports_how_to_resume(tmp_path: Path, ending: signal
     assert code == (1 if ending == signal.SIGKILL else 130)
     what = "rank 1 was ended by signal 9" if ending == signal.SIGKILL else "interrupted"
     assert message[0].startswith(f"shardwise: error: {what} after step ") and len(message) == 2
-    command_again = message[1].removeprefix("  to go on from the last checkpoint: shardwise ")
+    command_again = message[1].removeprefix("  to resume from the last checkpoint: shardwise ")
     assert main(shlex.split(command_again)) == 0
     assert main(["train", path, "--steps", "40", "--log", str(whole)]) == 0
     assert losses_of(log) == losses_of(whole)
@@ -186,7 +188,7 @@ def test_an_interrupted_run_reports_how_to_resume(tmp_path: Path, ending: signal
 
 def test_functions_that_a_graph_does_not_define_are_refused() -> None:
     check_computable(MLP)
-    with pytest.raises(ConfigError, match="of operator relu does not say what is computed"):
+    with pytest.raises(ConfigError, match="of operator relu does not define what is computed"):
         check_computable(_with_function(MLP, function="scale"))
     check_computable(_with_function(MLP, function="scale", number=0.5))
 

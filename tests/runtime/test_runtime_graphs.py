@@ -1,4 +1,4 @@
-"""Graph plans on PyTorch: under every layout, losses, gradients and parameters are those of one process."""
+"""Graph plans on PyTorch: under every layout, losses, gradients and parameters equal those of one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwise.plans import GraphPlan
 from shardwise.runtime import WorkerPool, check_graph_runnable
 
 TOLERANCE = 2e-5
-"""Relative, in fp32: sums in another order."""
+"""Relative, in fp32: sums have another order."""
 
 STEPS = 3
 
@@ -60,7 +60,7 @@ BY_HAND = {
 def differ(
     team: WorkerPool, plans: Sequence[GraphPlan], graph: str, broken: str | None = None
 ) -> list[float]:
-    """The largest difference of any rank, for each plan of the same number of devices."""
+    """The largest difference of any rank, for each plan; all have the same number of devices."""
     run = expected(graph, plans[0].job.optimizer)
     cases = [(plan, run, 1, broken) for plan in plans]
     ranks = team.run(plans[0].mesh.devices, differences, cases)
@@ -81,7 +81,7 @@ def test_layouts_by_hand_train_as_one_process_does(team: WorkerPool, name: str, 
 def test_any_layout_trains_as_one_process_does(
     team: WorkerPool, ranks: tuple[int, ...], graph: str, full: bool
 ) -> None:
-    """Any rule of each operator, any place of each tensor, any storage and use of each parameter."""
+    """Any rule of each operator, any placement of each tensor, any storage and use of each parameter."""
     plans = list(sampled(GRAPHS[graph], ranks, range(12 if full else 4)))
     assert max(differ(team, plans, graph)) < TOLERANCE
 

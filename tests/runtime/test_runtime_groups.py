@@ -1,5 +1,5 @@
-"""How many process groups a job has beside the one of all ranks: each of gloo's has three threads, and one of
-them wakes a hundred times a second."""
+"""The process groups of a job in addition to the default one. They should be few: each gloo group has three
+threads, one of which wakes a hundred times a second."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ def groups_of(plan: Plan | UnevenFile, rank: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("text", "model", "groups"),
     [
-        ("dp=4", "llama", [[2]]),  # replicas are all ranks; three axes have one
+        ("dp=4", "llama", [[2]]),  # replicas are all ranks; the other axes have one rank
         ("tp=4", "llama", [[2]]),
         ("tp=2,dp=2", "llama", [[0, 2], [2], [2, 3]]),
         ("pp=2,tp=2", "llama", [[0, 2], [2], [2, 3]]),
-        ("pp=2,dp=2", "gpt", [[0, 2], [0, 2], [2], [2, 3]]),  # a table at both ends is added up apart
+        ("pp=2,dp=2", "gpt", [[0, 2], [0, 2], [2], [2, 3]]),  # a tied table has a group of its own
         ("pp=4", "gpt", [[2]]),  # ... of which this rank has neither
-        ("cp=4,cp_kind=ring", "llama", [[0, 1, 2, 3], [2]]),  # keys do not queue behind sums of gradients
-        ("dp=4,ep=2", "mixtral", [[0, 2], [2], [2], [2, 3]]),  # experts have a mesh of their own
+        ("cp=4,cp_kind=ring", "llama", [[0, 1, 2, 3], [2]]),  # keys do not wait for gradient reductions
+        ("dp=4,ep=2", "mixtral", [[0, 2], [2], [2], [2, 3]]),  # experts have their own mesh
     ],
 )
 def test_axes_of_one_rank_share_a_group_and_all_ranks_are_the_default_one(
     text: str, model: str, groups: list[list[int]]
 ) -> None:
-    """On the third of four ranks. `DeviceMesh` itself would make one for each axis of one rank."""
+    """On the third of four ranks. `DeviceMesh` itself would make a group for each axis of one rank."""
     assert groups_of(make_plan(text, model=model), 2) == groups
 
 
 @pytest.mark.parametrize(
     ("text", "rank", "groups"),
     [
-        # PyTorch's pipeline stages ask for a group and use none: it has ended.
+        # PyTorch's pipeline stages request a group but use none; it is destroyed.
         ("8 l1 l3", 1, []),
         ("4 l4 + 4 l1 tp2l3", 3, [[2, 3]]),
         ("4 l4 + 4 l1 tp2l3", 0, []),
@@ -56,12 +56,12 @@ def test_axes_of_one_rank_share_a_group_and_all_ranks_are_the_default_one(
 def test_a_rank_of_an_uneven_plan_is_grouped_with_its_peers_alone(
     text: str, rank: int, groups: list[list[int]]
 ) -> None:
-    """Beside those of whoever owns the same, which here is nobody: the other ranks are not there to say."""
+    """Ranks that own the same regions would share a further group; fake ranks report none."""
     assert groups_of(make_uneven(text), rank) == groups
 
 
 def test_the_row_of_a_rank_is_its_group() -> None:
-    """Whether rows have every rank or not, in which case some ranks have no group."""
+    """Rows may have every rank, or leave ranks without a group."""
     with fake_ranks(2, 4):
         assert group_among([[0, 1, 2, 3]]) is distributed.group.WORLD
         found = group_among([[0, 1], [2, 3]])
@@ -70,7 +70,7 @@ def test_the_row_of_a_rank_is_its_group() -> None:
 
 
 def test_a_mesh_has_the_ranks_and_groups_that_pytorch_would_give_it() -> None:
-    """Along every axis, of ranks that do not count in order either."""
+    """Along every axis, also for ranks that are not in order."""
     ranks = torch.arange(8).reshape(2, 1, 2, 2).permute(3, 1, 0, 2)
     with fake_ranks(5, 8):
         own, theirs = mesh_of(ranks, ("a", "b", "c", "d"), "cpu"), DeviceMesh("cpu", ranks)

@@ -1,4 +1,4 @@
-"""`launch --with torchrun`, for real: the process becomes torchrun, and that trains as the plan says."""
+"""`launch --with torchrun` with a real torchrun: it replaces the process and trains as the plan says."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ sys.exit(code or 10 * distributed.is_initialized())
 
 
 def test_a_launched_process_has_left_its_group_when_it_ends(tmp_path: Path) -> None:
-    """One that ends amid the threads of a group may be aborted at its very end: a failure, to a launcher."""
+    """A process that exits while gloo threads run may be aborted at exit, which a launcher sees as a
+    failure."""
     write_plan(str(tmp_path / "p.yaml"), make_plan("dp=1"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -66,7 +67,7 @@ def test_a_launched_process_has_left_its_group_when_it_ends(tmp_path: Path) -> N
 
 
 def test_torchrun_resumes_under_the_plan_of_a_graph(tmp_path: Path) -> None:
-    """From a checkpoint of a run without it, in whose log it writes on."""
+    """From a checkpoint of a run without torchrun, appending to its log."""
     graph, log = mlp(8, 6, 12, 5), tmp_path / "steps.jsonl"
     plan = str(tmp_path / "p.yaml")
     write_graph_plan(plan, plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))

@@ -1,5 +1,5 @@
-"""What a folder of checkpoints may lose: what is ours and unfinished, and nothing else; whole is what rank 0
-sees all of."""
+"""Cleaning a checkpoint folder removes our own unfinished files only; a checkpoint is complete when rank 0
+sees all of its files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from shardwise.runtime.workers import Report
 
 
 def committed(root: Path, step: int, plan: Plan, **changes: Any) -> Path:
-    """A finished checkpoint of a run under `plan`, with a file that is none of PyTorch's."""
+    """A finished checkpoint of a run under `plan`, with a stand-in for PyTorch's files."""
     folder = Path(folder_of(str(root), step))
     mark_folder(str(folder))
     (folder / "__0_0.distcp").write_bytes(b"%d" % step)
@@ -89,12 +89,12 @@ def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
     plan = make_plan("dp=2")
     folders = [committed(tmp_path, step, plan) for step in (1, 2, 3, 4)]
     (folders[0] / MARKER).unlink()
-    (folders[0] / MANIFEST).write_text("{}")  # somebody else's
-    (folders[1] / MARKER).unlink()  # of a version that left none
+    (folders[0] / MANIFEST).write_text("{}")  # not ours
+    (folders[1] / MARKER).unlink()  # of a version without markers
     unfinished = Path(folder_of(str(tmp_path), 9))
     mark_folder(str(unfinished))
     (unfinished / "__0_0.distcp").write_bytes(b"half")
-    empty = Path(folder_of(str(tmp_path), 8))  # ended before its mark, or behind its removal
+    empty = Path(folder_of(str(tmp_path), 8))  # ended before its marker was written, or after its removal
     empty.mkdir()
     check_unfinished(str(tmp_path))
     clear_unfinished(str(tmp_path))
@@ -105,7 +105,8 @@ def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("last", range(5))
 def test_remains_of_a_removal_are_recognised_as_ours(tmp_path: Path, last: int) -> None:
-    """The mark goes last: a process that ends between any two calls leaves what the next one removes."""
+    """The marker is removed last: a process that ends between any two calls leaves a folder that the next run
+    removes."""
     calls = [0]
 
     def counted(original: Any) -> Any:
@@ -131,14 +132,14 @@ def test_remains_of_a_removal_are_recognised_as_ours(tmp_path: Path, last: int) 
 
 
 def saves_apart(report: Report, plan: Plan, root: str) -> None:
-    """Each rank has a folder of its own by the same name, as on hosts that share none."""
+    """Each rank has its own folder of the same name, as on hosts without a shared filesystem."""
     rank = torch.distributed.get_rank()
     job = parallelize(whole_module(plan.model, 0), plan)
     job.step(batches(plan, 0).batch(0))
     try:
         AsyncCheckpoint(job, f"{root}/{rank}", step=1, seed=0, data="synthetic").wait()
     except ConfigError:
-        torch.distributed.barrier()  # a team ends with its first refusal, and the other rank tidies up yet
+        torch.distributed.barrier()  # the first error ends the pool: wait until all have cleaned up
         raise
 
 
@@ -192,8 +193,8 @@ def test_an_unreadable_checkpoint_is_a_one_line_error_on_every_rank(team: Worker
 
 
 def test_a_full_disk_is_a_one_line_error_and_leaves_nothing(tmp_path: Path) -> None:
-    """No file may grow beyond 100,000 bytes, as on a full disk: PyTorch's own error is of a file that ends
-    too early. The run can go on, as the next line says."""
+    """No file may grow beyond 100,000 bytes, as on a full disk, where PyTorch reports a file that ends too
+    early. The run can be resumed, as the next line says."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -209,7 +210,7 @@ def test_a_full_disk_is_a_one_line_error_and_leaves_nothing(tmp_path: Path) -> N
     assert message[0] == (
         f"shardwise: error: {root}/step-00000002: --checkpoint: cannot be written: file too large"
     )
-    assert message[1].startswith("  to go on from the beginning: shardwise train ") and len(message) == 2
+    assert message[1].startswith("  to resume from the beginning: shardwise train ") and len(message) == 2
     assert os.listdir(root) == []
 
 
@@ -218,7 +219,8 @@ def trained_on(report: Report, plan: Plan, options: TrainOptions) -> None:
 
 
 def test_data_is_identified_by_its_content(team: WorkerPool, tmp_path: Path) -> None:
-    """A copy by another name goes on; a shorter file, another one and an order of before do not."""
+    """A run resumes with a copy of the data under another name, but not with a shorter file, other data, or
+    an earlier order of samples."""
     plan = make_plan("dp=2")
     data, root = tmp_path / "tokens.bin", str(tmp_path / "ck")
     np.random.default_rng(0).integers(0, 40, 33 * 40, dtype="<u2").tofile(data)
@@ -245,7 +247,7 @@ def test_data_is_identified_by_its_content(team: WorkerPool, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_manifest_of_an_earlier_version_resumes_with_synthetic_data(tmp_path: Path, version: int) -> None:
-    """As it was written: without graphs, and the first without what data is."""
+    """As those versions wrote it: without graphs, and the first without the identity of data."""
     plan = make_plan("dp=2")
     path = committed(tmp_path, 2, plan) / MANIFEST
     document = json.loads(path.read_text())

@@ -1,4 +1,5 @@
-"""Memory: what the tightest rank allocates in a step, tracked among fake ranks, is what the plan says."""
+"""Memory: what the tightest rank allocates in a step, tracked among fake ranks, equals the plan's
+prediction."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from shardwise.strategy import MEGATRON_2024, Job, complete, parse_fields, targe
 WITHIN = 0.10
 
 WITHIN_ALONE = 0.03
-"""Of one device, bf16."""
+"""Tolerance for a single device, bf16."""
 
 SMALL: dict[str, object] = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
@@ -38,13 +39,13 @@ SIZES = {
 
 
 def small(text: str, full: bool) -> dict[str, object]:
-    """Without `--full` half of the layers, where the stages leave that: each takes what the others do."""
+    """Without `--full` half of the layers, if the stages allow it: all layers allocate alike."""
     needs_all = full or any(word in text for word in ("pp=8", "zb_v"))
     return SMALL if needs_all else SMALL | {"num_hidden_layers": 4}
 
 
 def with_memory(devices: int) -> Cluster:
-    """A cluster of cpu devices on which everything fits: nothing is allocated."""
+    """A cluster of cpu devices with enough memory for everything: nothing is really allocated."""
     nodes, each = max(1, devices // 8), min(8, devices)
     cluster = load_cluster(f"{nodes}x{each}xcpu")
     classes = {name: replace(device, memory_bytes=1 << 44) for name, device in cluster.classes.items()}
@@ -62,7 +63,7 @@ def plan_on(devices: int, text: str, batch: int, dtype: str, config: Mapping[str
 
 
 def ratio(plan: Plan) -> float:
-    """Tracked bytes over the plan's."""
+    """Tracked bytes divided by the plan's."""
     return allocated_bytes(plan, plan.best.tightest_rank)["Total"] / plan.best.peak_memory.allocated
 
 
@@ -107,8 +108,8 @@ ALONE = [
     ("micro_batch_size=1", 1),
     ("micro_batch_size=1,recompute=full", 1),
 ]
-"""Strategy and batch: several microbatches, and one, whose peak is at the head, at the last layer or at the
-first."""
+"""Strategy and batch: several micro-batches; and one micro-batch, whose peak is at the head, at the last
+layer or at the first."""
 
 
 @pytest.mark.parametrize(("text", "batch"), sample_of(ALONE, [ALONE[0], ALONE[2], ALONE[3]]))
@@ -133,7 +134,7 @@ OFFLOADED = [
     (8, "tp=8,offload=activations,micro_batch_size=8", 32, "fp32"),
     (4, "pp=4,offload=both,micro_batch_size=2", 16, "fp32"),
 ]
-"""Devices, strategy, batch and dtype, where part of the memory is the host's."""
+"""Devices, strategy, batch and dtype, with offload to the host."""
 
 
 @pytest.mark.parametrize(("devices", "text", "batch", "dtype"), sample_of(OFFLOADED, OFFLOADED_SAMPLE))
@@ -163,12 +164,12 @@ SPLIT = [
     (4, "pp=4,schedule=zb_h1,recompute=full"),
     (8, "pp=8,schedule=zb_h2,recompute=full"),
 ]
-"""Devices and strategy, of schedules whose backward passes are split."""
+"""Devices and strategy, with schedules that split backward passes."""
 
 
 @pytest.mark.parametrize(("devices", "text"), sample_of(SPLIT, SPLIT[:1]))
 def test_tensors_saved_for_weight_gradients_are_counted(devices: int, text: str, full: bool) -> None:
-    """With a small vocabulary, beside which activations weigh: the last rank is the tightest."""
+    """With a small vocabulary, so that activations dominate: the last rank is the tightest."""
     plan = plan_on(devices, text, 2 * devices, "fp32", small(text, full) | {"vocab_size": 4096})
     assert plan.best.tightest_rank == devices - 1
     assert ratio(plan) == pytest.approx(1.0, abs=WITHIN)
@@ -190,8 +191,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": SIZES | {"head_dim": 64, "sliding_window": 128, "tie_word_embeddings": True},
     "phi3": SIZES | {"sliding_window": 128},
 }  # fmt: skip
-"""With slopes, latents and their norms, caps and windows; deepseek_v2 without its experts, whose rows fake
-tensors do not count."""
+"""ALiBi slopes, latents with norms, soft-caps and windows. deepseek_v2 is without its experts: fake tensors
+do not count their rows."""
 
 DIVIDED = "tp=4,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=4"
 
@@ -222,7 +223,7 @@ def test_a_mutant_whose_loss_copies_logits_once_more_is_caught(full: bool) -> No
 
 
 def test_a_mutant_that_saves_more_is_caught(full: bool) -> None:
-    """Norms and gated activations as PyTorch has them keep three more tensors a layer."""
+    """PyTorch's own norms and gated activations save three more tensors a layer."""
     with (
         patch("shardwise.runtime.modules.RmsNorm", plain_norm),
         patch("shardwise.runtime.layers.gated", plain_gate),

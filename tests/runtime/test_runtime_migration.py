@@ -1,5 +1,5 @@
-"""State that is moved from plan to plan in memory is, bit by bit, what a checkpoint under the other plan
-loads; the bytes that go between nodes are those that `replan` charges."""
+"""State that is migrated between plans in memory equals, bit by bit, a checkpoint loaded under the other
+plan; the bytes between nodes are those that `replan` predicts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from shardwise.runtime.state_dict import state_of
 from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 2
-"""Steps before and behind the move."""
+"""Steps before and after the migration."""
 
 MESSAGE_BYTES = 4096
 
 
 def differing(one: TrainingJob, other: TrainingJob) -> list[str]:
-    """The names of what differs in any bit."""
+    """Names of parameters and states that differ in any bit."""
     first, second = state_of(one), state_of(other)
     return [name for name in {**first, **second} if not torch.equal(local(first[name]), local(second[name]))]
 
@@ -35,8 +35,8 @@ def differing(one: TrainingJob, other: TrainingJob) -> list[str]:
 def migrated_run(
     report: Report, before: Plan, after: Plan, root: str, message_bytes: int
 ) -> tuple[list[str], list[float], bool]:
-    """A run under one plan that goes on under the other: what differs from the checkpoint's, all losses, and
-    whether groups of processes are left that nothing uses."""
+    """A run that migrates from one plan to the other: the names that differ from the checkpoint, all losses,
+    and whether unused process groups are left."""
     job = parallelize(whole_module(before.model, 0), before, lr=LR, max_norm=MAX_NORM)
     losses = [job.step(batches(before, 0).batch(step)).loss for step in range(BEFORE)]
     AsyncCheckpoint(job, root, step=BEFORE, seed=0, data="synthetic").wait()
@@ -105,7 +105,7 @@ MORE_MIGRATIONS = [
         "adamw",
     ),
 ]
-"""Run with `--full` alone: what they have, a move above has too."""
+"""Run with `--full` only: the migrations above have the same mechanisms."""
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ MORE_MIGRATIONS = [
 def test_migration_preserves_the_state(
     team: WorkerPool, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
-    """In many messages, several of which are under way at a time."""
+    """In many messages, several of which are in flight at a time."""
     first, second = (make_plan(text, model=model, optimizer=optimizer) for text in (before, after))
     whole = single_process(first, seed=0, steps=BEFORE + AFTER).losses
     requested = first, second, str(tmp_path), MESSAGE_BYTES

@@ -61,7 +61,7 @@ def test_a_rotation_turns_pairs_by_their_angle() -> None:
 
 
 def test_a_rotation_has_the_gradient_of_its_formula() -> None:
-    """Of all, or of the first elements of a head alone: the rest passes."""
+    """With all elements of a head rotated, or only the first ones."""
     x = torch.randn(2, 3, 2, 6, dtype=torch.float64, requires_grad=True)
     for half, interleaved in ((3, False), (2, False), (3, True)):
         cos, sin = (torch.randn(3, half, dtype=torch.float64) for _ in range(2))
@@ -72,13 +72,13 @@ def test_a_rotation_has_the_gradient_of_its_formula() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_loss_is_pytorchs_cross_entropy(dtype: torch.dtype) -> None:
-    """Shares of the batch's mean, and their gradients; also where the target's probability is too small for
-    fp32: e^-300 beside 1."""
+    """Shares of the batch's mean loss, and their gradients; also where the target's probability underflows in
+    fp32: e^-300 against 1."""
     logits, targets = torch.randn(2, 3, 11).to(dtype), torch.randint(11, (2, 3))
     logits[0, 0], targets[0, 0] = -300.0, 4
     logits[0, 0, 7] = 0.0
     ours, to_hugging_face = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    loss = batch_share_loss(12, 11, None)(ours * 1, targets)  # not a leaf: it is used up
+    loss = batch_share_loss(12, 11, None)(ours * 1, targets)  # not a leaf: its memory is overwritten
     expected = (
         functional.cross_entropy(to_hugging_face.float().flatten(0, 1), targets.flatten(), reduction="sum")
         / 12
@@ -137,7 +137,7 @@ def _perturb(module: torch.nn.Module) -> None:
 
 
 def _copy(source: Any, target: torch.nn.Module, model: Model) -> None:
-    """Parameters of a Transformers model into ours, by its names."""
+    """Copies the parameters of a Transformers model into ours, by its names."""
     to_hugging_face = dict(source.named_parameters())
     with torch.no_grad():
         for name, parameter in target.named_parameters():
@@ -192,7 +192,7 @@ def _theirs(name: str, to_hugging_face: dict[str, torch.Tensor], model: Model) -
     part = ("q", "k", "v").index(inner[-1])
     if family == "gpt2":
         return to_hugging_face[f"{at}.attn.c_attn.{kind}"].chunk(3, dim=-1)[part].t()
-    fused = to_hugging_face[f"{at}.attention.query_key_value.{kind}"]  # head by head: q, k, v
+    fused = to_hugging_face[f"{at}.attention.query_key_value.{kind}"]  # for each head: q, k, v
     return fused.view(model.heads, 3, -1, *fused.shape[1:])[:, part].flatten(0, 1)
 
 

@@ -1,8 +1,9 @@
-"""The plan is obeyed: a step has the collectives that the cost model charges for, in kind, bytes and number.
+"""The plan is obeyed: a step has the collectives that the cost model counts, with equal kinds, bytes and
+numbers.
 
-Tiny llama: hidden 32, 4 heads and 2 key-value heads of 8, 4 layers, sequence 32, batch 8, fp32. So the hidden
-state of a row has 32 * 32 * 4 = 4,096 bytes, a layer 7,744 parameters, the embedding 96 * 32 = 3,072, the
-head with its norm 3,104: 30,976, 12,288 and 12,416 bytes, 148,608 in all.
+Tiny llama: hidden size 32, 4 heads and 2 key-value heads of 8, 4 layers, sequence 32, batch 8, fp32. The
+hidden states of a sample have 32 * 32 * 4 = 4,096 bytes. A layer has 7,744 parameters, the embedding 96 * 32
+= 3,072, the head with its norm 3,104: 30,976, 12,288 and 12,416 bytes, 148,608 in all.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.workers import Report
 
 Times = dict[tuple[str, int], int]
-"""How often a step has a collective of a kind and of so many bytes."""
+"""How often a step has a collective of this kind and number of bytes."""
 
 NORM: Times = {("all_reduce", 8): 1}
-"""Loss and square of the gradient norm, of which the cost model charges the latency."""
+"""Loss and squared gradient norm, of which the cost model counts the latency only."""
 
 BLOCKS = {12_288: 1, 12_416: 1, 30_976: 4}
-"""Bytes of the blocks' parameters, and how many there are."""
+"""Bytes of the blocks' parameters, and the number of such blocks."""
 
 TIED_BLOCKS = {16_640: 1, 34_176: 4}
-"""Of a tiny GPT of hidden 32 and ffn 64: tables of 96 and 32 rows and the last norm, 32 * (96 + 32 + 2)
-parameters; in a layer 4 * 33 * 32 of attention, 33 * 64 + 65 * 32 of the MLP and 4 * 32 of norms."""
+"""The same of a tiny GPT with hidden 32 and ffn 64: tables of 96 and 32 rows and the last norm, 32 * (96 + 32
++ 2) parameters; in a layer 4 * 33 * 32 of attention, 33 * 64 + 65 * 32 of the MLP and 4 * 32 of norms."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`obeyed` are the collectives that are charged with the same bytes; `summed` those whose bytes together
-    are charged in one; `extra` what is not charged, with the reason in a comment."""
+    """`obeyed`: collectives that the cost model counts with the same bytes. `summed`: collectives whose bytes
+    together count as one. `extra`: collectives that do not count; a comment gives the reason."""
 
     text: str
     model: str = "llama"
@@ -76,26 +77,27 @@ CASES = {
         },
         extra=NORM,
     ),
-    # Gradients to their owners once, parameters back once.
+    # Gradients are reduced to their owners once, parameters are gathered once.
     "optimizer states": Case(
         "dp=2,zero_stage=1,micro_batch_size=2",
         summed={**each_block("reduce_scatter", 1), **each_block("all_gather", 1)},
         extra=NORM,
     ),
-    # Two microbatches: gradients to their owners in each.
+    # Two micro-batches: gradients are reduced to their owners in each.
     "gradients": Case(
         "dp=2,zero_stage=2,micro_batch_size=2",
         obeyed=each_block("reduce_scatter", 2),
         summed=each_block("all_gather", 1),
         extra=NORM,
     ),
-    # Parameters gathered in both passes of both microbatches.
+    # Parameters are gathered in both passes of both micro-batches.
     "parameters": Case(
         "dp=2,zero_stage=3,micro_batch_size=2",
         obeyed={**each_block("reduce_scatter", 2), **each_block("all_gather", 4)},
         extra=NORM,
     ),
-    # Two groups of two: what is scattered within them (half of it here) is reduced between them at the end.
+    # Two groups of two: gradients are reduce-scattered within a group, and their halves all-reduced between
+    # groups.
     "groups of replicas": Case(
         "dp=4,zero_stage=2,dp_shard=2,micro_batch_size=1",
         obeyed=each_block("reduce_scatter", 2),
@@ -105,35 +107,35 @@ CASES = {
         },
         extra=NORM,
     ),
-    # Eight microbatches of a row: two sums in each layer's forward and two in its backward, one behind the
-    # embedding and one in the backward of the head. The loss on divided logits has a maximum of 32 tokens,
-    # and their sum with the target's logit.
+    # Eight micro-batches of one sample: two all-reduces in each layer's forward pass and two in its backward
+    # pass, one after the embedding and one in the backward pass of the head. The vocab-parallel loss adds an
+    # all-reduce of the maximum of 32 tokens, and one of their sum with the target's logit.
     "tensor ranks": Case(
         "tp=2,sequence_parallel=false",
         obeyed={("all_reduce", 4_096): 8 * (4 * 4 + 2)},
         extra={**NORM, ("all_reduce", 32 * 4): 8, ("all_reduce", 2 * 32 * 4): 8},
     ),
-    # Each sum is a reduce-scatter and an all-gather; gradients of 9 norms are added up.
+    # Each all-reduce becomes a reduce-scatter and an all-gather; gradients of 9 norms are all-reduced.
     "divided sequence": Case(
         "tp=2,sequence_parallel=true",
         obeyed={("all_gather", 4_096): 8 * (4 * 4 + 2), ("reduce_scatter", 4_096): 8 * (4 * 4 + 2)},
         extra={**NORM, ("all_reduce", 32 * 4): 8 + 9, ("all_reduce", 2 * 32 * 4): 8},
     ),
-    # Attention: half of the sequence's queries, keys, values and outputs, forward and backward:
-    # 16 tokens * (4 + 2 + 2 + 4) heads * 8 * 4 bytes, of which each quarter on average is 1,536.
+    # Attention: half of the sequence's queries, keys, values and outputs, forward and backward: 16 tokens *
+    # (4 + 2 + 2 + 4) heads * 8 * 4 bytes, on average 1,536 for each of the four.
     "heads for tokens": Case(
         "cp=2,cp_kind=all_to_all",
         summed=each_block("all_reduce", 1),
         obeyed={("all_to_all", 2_048): 8 * 4 * 4, ("all_to_all", 1_024): 8 * 4 * 4},
         extra=NORM,
     ),
-    # Three hidden states of two rows each way, from rank 0 two forward; backward two come.
+    # Hidden states of four micro-batches of two samples each way: rank 0 sends forward and receives backward.
     "pipeline": Case(
         "pp=2,schedule=1f1b,micro_batch_size=2",
         obeyed={("send", 8_192): 4},
         extra={**NORM, ("recv", 8_192): 4},
     ),
-    # Each of two tensor ranks sends half, and the halves are joined behind the hop: on rank 0 those of the
+    # Each of two tensor ranks sends half, and the receivers all-gather the halves: on rank 0 those of
     # gradients.
     "pipeline of tensor ranks": Case(
         "pp=2,tp=2,schedule=1f1b,micro_batch_size=2,sequence_parallel=false",
@@ -147,11 +149,11 @@ CASES = {
 }
 
 QUARTERS = {("all_to_all", 2_048): 1_536, ("all_to_all", 1_024): 1_536}
-"""Queries and outputs are larger than keys and values; the cost model charges four of their average."""
+"""Queries and outputs are larger than keys and values; the cost model counts four of their average."""
 
 
 def step_of(report: Report, plan: Plan) -> Counter[CollectiveRecord]:
-    """The collectives of a rank's second step (the first makes what is made once)."""
+    """The collectives of a rank's second step (the first one includes setup)."""
     job = parallelize(whole_module(plan.model, 0), plan)
     job.step(batches(plan, 0).batch(0))
     with record_collectives() as record:
@@ -185,9 +187,9 @@ def test_a_step_has_the_predicted_collectives(team: WorkerPool, name: str) -> No
 
 
 def test_a_ring_passes_keys_and_values_once_around(team: WorkerPool) -> None:
-    """Of two ranks' keys and values (4,096 bytes, charged once forward and twice backward) each sends its
-    half: forward keys and values of 1,024 bytes, backward these, and their gradients twice, the second time
-    home; of those the cost model charges one. 8 microbatches of 4 layers."""
+    """Two ranks have keys and values of 4,096 bytes, estimated once forward and twice backward. Each rank
+    sends its half: forward keys and values of 1,024 bytes, backward the same, and their gradients twice (the
+    second time to their owner, which the cost model leaves out). 8 micro-batches of 4 layers."""
     plan = make_plan("cp=2")
     found = times_of(team.run(2, step_of, plan)[0])
     assert found[("send", 1_024)] == found[("recv", 1_024)] == 8 * 4 * (2 + 2 + 2 * 2)
@@ -197,17 +199,17 @@ def test_a_ring_passes_keys_and_values_once_around(team: WorkerPool) -> None:
 @pytest.mark.parametrize(
     ("text", "row_bytes"),
     [
-        # 32 tokens of a row, two experts each: 64 rows of 128 bytes.
+        # 32 tokens of a sample, two experts each: 64 rows of 128 bytes.
         ("dp=2,ep=2", 8_192),
         # Each of two tensor ranks has half of the tokens.
         ("tp=2,ep=2,sequence_parallel=false", 4_096),
     ],
 )
 def test_tokens_go_to_their_experts_and_back(team: WorkerPool, text: str, row_bytes: int) -> None:
-    """Forward and backward, there and back, in each of 4 layers and of a replica's microbatches. What a rank
-    sends back depends on the routing; together they send what came. The cost model charges the load of the
-    busiest, 1.1 by default. Counts (8 bytes for each expert) and probabilities (4 bytes a row) are beside it.
-    """
+    """Forward and backward, to the experts and back, in each of 4 layers and for each of a replica's
+    micro-batches. The bytes that a rank returns depend on the routing; in sum they are those that arrived.
+    The cost model assumes the load of the busiest rank, 1.1 by default. Counts (8 bytes for each expert) and
+    probabilities (4 bytes a row) are sent separately."""
     plan = make_plan(text, model="mixtral")
     ranks = [times_of(counts) for counts in team.run(2, step_of, plan)]
     sent = [
@@ -222,13 +224,14 @@ def test_tokens_go_to_their_experts_and_back(team: WorkerPool, text: str, row_by
     assert sum(nbytes * times for nbytes, times in sent) == calls * row_bytes
     assert ("all_to_all", round(1.1 * row_bytes, 3)) in predicted(plan)
     assert all(rank[("all_to_all", 4 * 8)] == microbatches * 4 for rank in ranks)
-    if plan.best.strategy.tp > 1:  # all tokens again, from halves
+    if plan.best.strategy.tp > 1:  # halves of the tokens are gathered
         assert all(rank[("all_gather", 4_096)] == 2 * microbatches * 4 for rank in ranks)
         assert ("pass", 4_096) in predicted(plan)
 
 
 def test_parts_of_experts_are_gathered_and_added_up(team: WorkerPool) -> None:
-    """64 rows of 128 bytes, half from each of two ranks; forward and backward, 8 microbatches of 4 layers."""
+    """64 rows of 128 bytes, half from each of two ranks; forward and backward, 8 micro-batches of 4
+    layers."""
     plan = make_plan("tp=2,etp=2,sequence_parallel=true", model="mixtral")
     found = times_of(team.run(2, step_of, plan)[0])
     assert found[("all_gather", 8_192)] == found[("reduce_scatter", 8_192)] == 2 * 8 * 4
@@ -236,14 +239,15 @@ def test_parts_of_experts_are_gathered_and_added_up(team: WorkerPool) -> None:
 
 
 def test_latents_are_joined_in_place_of_hidden_states(team: WorkerPool) -> None:
-    """Of a token 36 elements: 20 that queries come from, 12 that keys and values come from, 4 that turn. So
-    32 * 36 * 4 = 4,608 bytes in one message a layer and microbatch each way, for which a hidden state (4,096)
-    is charged. Each of 8 microbatches joins hidden states before 4 MLPs (one of them of all tokens, three
-    beside experts) and the head, and in the backward pass behind the embedding, 4 attentions and 4 MLPs.
+    """A token has 36 latent elements: 20 for queries, 12 for keys and values, 4 rotary ones. So a message of
+    32 * 36 * 4 = 4,608 bytes per layer, micro-batch and direction, for which the cost model counts a hidden
+    state (4,096). Each of 8 micro-batches gathers hidden states before 4 MLPs (one dense, three shared
+    experts) and the head, and in the backward pass after the embedding, 4 attentions and 4 MLPs.
 
-    What is whole on every rank (9 norms of 32; in each layer norms of 20 and 12 and projections of 32 by 20
-    and by 16; three routers of 8 by 32) is added up once: 5,792 elements, of which the last norm is not
-    charged."""
+    Replicated parameters are all-reduced once: 9 norms of 32; in each layer norms of 20 and 12 and
+    projections of 32 by 20 and by 16; three routers of 8 by 32. These are 5,792 elements; the cost model
+    leaves out the last norm.
+    """
     plan = make_plan("tp=2,ep=1,sequence_parallel=true", model="deepseek_v3")
     found = times_of(team.run(2, step_of, plan)[0])
     for kind in ("all_gather", "reduce_scatter"):
@@ -259,8 +263,8 @@ def test_latents_are_joined_in_place_of_hidden_states(team: WorkerPool) -> None:
 
 
 def begun_before_the_end(report: Report, plan: Plan) -> tuple[int, int]:
-    """Of the blocks of this rank's gradients, how many were being reduced when a step's backward passes were
-    done; and how many there are."""
+    """The number of this rank's gradient blocks whose reduction has started when a step's backward passes
+    end, and the number of all blocks."""
     job = parallelize(whole_module(plan.model, 0), plan)
     assert isinstance(job, TrainingJob)
     (replicas,) = [stage.replicas for _, stage in job.stages if stage.replicas is not None]
@@ -283,7 +287,7 @@ def begun_before_the_end(report: Report, plan: Plan) -> tuple[int, int]:
         ("pp=2,dp=2,schedule=1f1b", True),
         ("pp=2,dp=2,schedule=gpipe", True),
         ("tp=2,dp=2", True),
-        # Weights have a pass of their own, which tells nobody when their gradients are there.
+        # Weight gradients have a pass of their own, without hooks that report when they are ready.
         ("pp=2,dp=2,schedule=zb_h1", False),
     ],
 )
@@ -296,7 +300,7 @@ def test_gradients_are_reduced_during_the_last_backward_pass(
 
 
 def names_of(report: Report, collective: str) -> list[str]:
-    """What gloo carries out for one collective of two ranks, by PyTorch's profiler."""
+    """The operations that gloo carries out for one collective of two ranks, by PyTorch's profiler."""
     shard, whole = torch.ones(4), torch.ones(8)
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: distributed.all_reduce(whole),

@@ -1,4 +1,4 @@
-"""What is offloaded goes to the host, comes back as it was, and takes no more room than it must."""
+"""Offloaded tensors go to the host, come back unchanged, and take no more memory than necessary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stage_of(kind: str = "none") -> ModelStage:
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("elements", [1, 2000, 1 << 30])
 def test_a_step_on_the_host_is_the_device_s_bit_by_bit(optimizer: str, elements: int) -> None:
-    """Whatever is on its way together: a parameter at a time, some, or all."""
+    """With one parameter per chunk, some, or all."""
     plain = stage_of()
     away = copy.deepcopy(plain)
     states = OptimizerOffload(
@@ -72,10 +72,10 @@ def gradients(stage: ModelStage) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", ["none", "selective", "full"])
 def test_offloading_keeps_gradients_and_moves_each_storage_once(kind: str) -> None:
-    """Elements of a token, by hand, with 4 heads of 8, 2 of them of keys, and a width of 48. A layer keeps
-    its input, that normed (once for q, k and v), q, k and v as attention takes them, what that puts out (once
-    for it and for the product behind it), both of the second norm, gate, up, and their product.
-    """
+    """Elements of a token, by hand, with 4 heads of 8 (2 key-value heads) and an MLP width of 48. A layer
+    saves its input, the normed input (once for q, k and v), q, k and v as attention reads them, the attention
+    output (once for attention and for the projection after it), both tensors of the second norm, gate, up,
+    and their product."""
     stage = stage_of(kind)
     right = gradients(stage)
     buffers: list[int] = []
@@ -101,8 +101,8 @@ def test_offloading_keeps_gradients_and_moves_each_storage_once(kind: str) -> No
 
 
 def test_two_layers_are_on_the_device_at_a_time() -> None:
-    """Inputs of layers, as they are kept with `full`, by when they are gone: that of the first layer when the
-    second is done, and none is left behind the backward pass."""
+    """Inputs of layers, which `full` recomputation saves, by when they are freed: that of the first layer
+    when the second is done; none is left after the backward pass."""
     stage = stage_of("full")
     stage.host = ActivationOffload("cpu")
     inputs: list[weakref.ref[torch.UntypedStorage]] = []
@@ -131,6 +131,6 @@ def test_indices_parameters_and_small_tensors_stay() -> None:
         pair = activations.pack(first), activations.pack(first.view(-1))
         gaps = activations.pack(part[:, :64])
     assert pair[0].buffer is pair[1].buffer
-    assert gaps.buffer.on_host.numel() == 64 * 64  # not what lies between
+    assert gaps.buffer.on_host.numel() == 64 * 64  # without the gaps
     for one, right in zip((*pair, gaps), (first, first.view(-1), part[:, :64]), strict=True):
         assert torch.equal(activations.unpack(one), right)

@@ -1,4 +1,4 @@
-"""What `runtime/private.py` assumes of PyTorch's private parts: an upgrade that changes it fails here."""
+"""What `runtime/private.py` assumes of PyTorch's private parts: an upgrade that changes them fails here."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_tensors_are_scaled_in_place() -> None:
 
 
 def test_collectives_have_the_operands_that_their_bytes_are_counted_by() -> None:
-    """What is filled comes first and what is given second, or what is given comes first."""
+    """Operators have either the output first and the input second, or the input first."""
     given_second = {"all_gather": "input", "reduce_scatter": "input", "all_to_all": "input"}
     names = {}
     for operator, kind, whole in COLLECTIVE_OPERATORS:
@@ -90,7 +90,7 @@ def test_collectives_have_the_operands_that_their_bytes_are_counted_by() -> None
 
 
 def test_a_profile_has_the_time_when_it_started() -> None:
-    """Events are told in microseconds since a start that is on the machine's clock in nanoseconds."""
+    """Events have microseconds since a start, which is in nanoseconds on the machine's clock."""
     before = time.time()
     with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("something"):
         pass
@@ -99,8 +99,8 @@ def test_a_profile_has_the_time_when_it_started() -> None:
 
 
 def test_a_profile_has_the_numbers_of_autograds_nodes() -> None:
-    """A node has the number that was the next one when its operator began, and nodes are computed from the
-    last to the first. Gradients that arrive have none."""
+    """A node has the sequence number that was the next one when its operator began, and nodes run from the
+    last to the first. Nodes that accumulate gradients have no number."""
     x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     assert not is_profiled()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -131,7 +131,7 @@ def test_the_stage_is_queried_before_each_backward_pass() -> None:
 
 
 def test_the_stage_requests_transfers_and_uses_their_results() -> None:
-    """`HandingStage` puts its own in their places; buffers of what comes are kept by microbatch."""
+    """`ReshardingStage` replaces these methods; receive buffers are stored by micro-batch."""
     names = {
         "get_fwd_recv_ops": "fwd_chunk_id", "get_bwd_recv_ops": "bwd_chunk_id",
         "get_fwd_send_ops": "fwd_chunk_id", "get_bwd_send_ops": "bwd_chunk_id",
@@ -153,7 +153,7 @@ def test_the_stage_requests_transfers_and_uses_their_results() -> None:
 
 @pytest.fixture
 def third_of_four() -> Iterator[None]:
-    """This process as rank 2 of four that only it pretends to be in."""
+    """This process as rank 2 of four fake ranks."""
     distributed.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
     try:
         yield
@@ -163,7 +163,7 @@ def third_of_four() -> Iterator[None]:
 
 @pytest.mark.usefixtures("third_of_four")
 def test_a_chunk_of_a_tensor_is_identified_by_its_offset() -> None:
-    # 10 rows in four parts: 3, 3, 3 and 1; the third starts at row 6.
+    # 10 rows in four shards: 3, 3, 3 and 1; the third starts at row 6.
     mesh = init_device_mesh("cpu", (4,))
     divided = DTensor.from_local(
         torch.zeros(3, 5), mesh, [Shard(0)], shape=torch.Size((10, 5)), stride=(5, 1)
@@ -173,11 +173,11 @@ def test_a_chunk_of_a_tensor_is_identified_by_its_offset() -> None:
 
 
 def stepped(_report: Report, mutant: str | None) -> tuple[float, list[bool]]:
-    """Three steps over a divided, a replicated and a plain tensor: how far they end from those of PyTorch's
-    own AdamW over whole ones, and whether states are laid out as their parameters.
+    """Three steps over a sharded, a replicated and a plain tensor: the largest difference from PyTorch's own
+    AdamW over whole tensors, and whether states are laid out like their parameters.
 
-    Of the replicated one's gradient each rank has two rows of four, and nothing for the others: what is to be
-    summed up.
+    Each rank has two of four rows of the replicated tensor's gradient and zeros for the others, as a partial
+    sum.
     """
     rank, mesh = distributed.get_rank(), init_device_mesh("cpu", (2,))
     generator = torch.Generator().manual_seed(3)
@@ -219,8 +219,8 @@ def test_an_optimizer_step_without_reductions_is_caught(team: WorkerPool) -> Non
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_boxes_of_a_tensor_are_saved_and_filled(tmp_path: Path) -> None:
-    """4 x 2 elements, saved in two boxes of two rows and read in one of the last three; beside it a plain
-    tensor."""
+    """A tensor of 4 x 2 elements is saved in two boxes of two rows, and its last three rows are loaded as one
+    box; with it a plain tensor."""
     whole = torch.arange(8.0).reshape(4, 2)
     saved = TensorChunks((4, 2), {(0, 0): whole[:2].clone(), (2, 0): whole[2:].clone()})
     checkpoint.save(
@@ -234,7 +234,7 @@ def test_boxes_of_a_tensor_are_saved_and_filled(tmp_path: Path) -> None:
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """This process as the only one."""
+    """This process as the only rank."""
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:
         yield
@@ -245,7 +245,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("keeps", [False, True])
 def test_an_offloaded_weight_is_gathered_from_the_host(keeps: bool) -> None:
-    """In the dtype in which it is sent; its gradients stay in its own."""
+    """In the dtype in which it is sent; its gradients keep theirs."""
     stage = nn.Sequential(nn.Linear(8, 4, bias=False))
     right = torch.randn(4, 8)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -266,7 +266,7 @@ def test_an_offloaded_weight_is_gathered_from_the_host(keeps: bool) -> None:
         assert parameter.grad is not None and parameter.grad.shape == (4, 8)
         assert parameter.grad.dtype == torch.float32
         parameter.grad = None
-    if not keeps:  # not given again since: it comes from what is sent
+    if not keeps:  # the weight is read from the host each time
         assert torch.equal(stage(x), nn.functional.linear(x.bfloat16(), right.bfloat16()))
 
 
@@ -305,7 +305,8 @@ def live_meshes(report: Report) -> int:
     "text", ["tp=2,sequence_parallel=true", "tp=2,dp=2", "dp=2,zero_stage=3", "pp=2,dp=2,zero_stage=1"]
 )
 def test_a_run_leaves_no_groups(team: WorkerPool, text: str) -> None:
-    """Each holds three threads, one of which never sleeps long: a hundred runs would keep a machine busy."""
+    """Each gloo group has three threads, one of which wakes often: a hundred runs would keep a machine
+    busy."""
     plan, whole = make_plan(text), make_plan("tp=1")
     team.run(plan.cluster.devices, divided, plan, single_process(whole, seed=3, steps=1), 3, None)
     assert set(team.run(plan.cluster.devices, live_meshes)) == {0}

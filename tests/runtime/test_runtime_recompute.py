@@ -1,4 +1,4 @@
-"""What recomputation keeps and computes again, by counting operators."""
+"""What recomputation saves and recomputes, by counting operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.strategy import MEGATRON_2024, target_of
 
 
 class Counting(TorchDispatchMode):
-    """How often each operator runs."""
+    """Counts how often each operator runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,23 +37,23 @@ def counts_of_a_layer(kind: str, model: str = "llama") -> Counter[str]:
 
 
 def test_operators_run_as_often_as_the_recomputation_requires() -> None:
-    """A gated layer has 7 products forward (q, k, v, out, gate, up, down) and 14 backward. In full, all but
-    the last product are done again (nobody needs its output); selectively none is, but the activation,
-    attention and the norms are."""
+    """A gated layer has 7 matrix products forward (q, k, v, out, gate, up, down) and 14 backward. Full
+    recomputation repeats all but the last forward product, whose output is not needed. Selective
+    recomputation repeats none, only the activation function, attention and the norms."""
     none, selective, full = (counts_of_a_layer(kind) for kind in ("none", "selective", "full"))
     products = [counts["mm"] for counts in (none, selective, full)]
     assert products == [21, 21, 27]
-    assert target_of("shardwise").run_by(MEGATRON_2024).recompute_stops_early  # so are its plans priced
+    assert target_of("shardwise").run_by(MEGATRON_2024).recompute_stops_early  # so does the cost model
     attention = "_scaled_dot_product_flash_attention_for_cpu"
     assert [counts[attention] for counts in (none, selective, full)] == [1, 2, 2]
-    # The activation's output is never kept: each backward has it once more.
+    # The activation function's output is never saved: each backward pass recomputes it.
     assert [counts["silu"] for counts in (none, selective, full)] == [2, 3, 3]
 
 
 def test_products_inside_attention_are_computed_again() -> None:
-    """Scores and their sums of values: 2 products forward, and in the backward pass these again and 4 more.
-    Recomputation, also selective, does the 2 of the forward pass once more; of the 7 products with weights
-    selective does none."""
+    """Scores and weighted values are 2 products forward; the backward pass repeats them and has 4 more.
+    Recomputation, also selective, repeats the 2 of the forward pass once more. Selective repeats none of the
+    7 products with weights."""
     none, selective, full = (counts_of_a_layer(kind, "gemma2") for kind in ("none", "selective", "full"))
     assert [counts["bmm"] for counts in (none, selective, full)] == [8, 10, 10]
     assert [counts["mm"] for counts in (none, selective)] == [21, 21]

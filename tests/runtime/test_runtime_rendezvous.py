@@ -1,4 +1,4 @@
-"""Processes of a launcher meet before they begin: what one refuses ends all, with one line."""
+"""Launched processes meet before they begin: an error on one rank ends all, and is reported in one line."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_options_that_are_wrong_are_reported_once(
 
 
 def together(monkeypatch: pytest.MonkeyPatch, *works: Callable[[Rendezvous], Any]) -> list[Any]:
-    """What each rank's work returns, in threads that meet here."""
+    """The results of each rank's work, which run as threads of this process."""
     monkeypatch.setenv("MASTER_ADDR", HOST)
     monkeypatch.setenv("MASTER_PORT", free_port())
     found: list[Any] = [None] * len(works)
@@ -152,7 +152,7 @@ def test_a_missing_rank_is_waited_for_briefly(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_file_missing_on_one_rank_ends_both_with_one_line(tmp_path: Path) -> None:
-    """Two ranks in folders of their own, of which one has the data; nothing is written."""
+    """Two ranks in separate folders, only one of which has the data; nothing is written."""
     plan, port = saved_plan(tmp_path), free_port()
     running = []
     for rank in "01":
@@ -202,6 +202,6 @@ def test_where_rank_0_is_killed_another_reports_how_to_resume(tmp_path: Path) ->
     assert run.wait(timeout=120) == 1
     text = (tmp_path / "said").read_text()
     assert text.count("shardwise: error: ") == 1
-    line = next(line for line in text.splitlines() if "to go on" in line)
-    assert line.startswith(f"  to go on from the last checkpoint: shardwise launch {plan} --with torchrun ")
+    line = next(line for line in text.splitlines() if "to resume" in line)
+    assert line.startswith(f"  to resume from the last checkpoint: shardwise launch {plan} --with torchrun ")
     assert line.endswith("--resume")

@@ -1,5 +1,5 @@
-"""How a run goes on: the command that it prints is one that we take, its log has every step once, and what
-would be lost or ignored is refused."""
+"""Resuming a run: the command that it prints is accepted, its log has every step once, and options that would
+lose something or have no effect are refused."""
 
 from __future__ import annotations
 
@@ -78,22 +78,22 @@ def test_the_command_to_resume_names_the_launcher(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     monkeypatch.delenv(TORCHRUN_VARIABLE, raising=False)
     (line,) = resume_lines(run, options)
-    assert line.startswith("  to go on from the beginning: shardwise train p.yaml --data synthetic")
+    assert line.startswith("  to resume from the beginning: shardwise train p.yaml --data synthetic")
     committed(tmp_path, 2, run.plan)  # type: ignore[arg-type]
     monkeypatch.setenv(TORCHRUN_VARIABLE, "x")
     (line,) = resume_lines(run, options)
     assert line.startswith(
-        "  to go on from the last checkpoint, under the same launcher: shardwise train p.yaml"
+        "  to resume from the last checkpoint, under the same launcher: shardwise train p.yaml"
     )
     monkeypatch.setenv(COMMAND_VARIABLE, "shardwise launch p.yaml --with torchrun")
     (line,) = resume_lines(run, options)
-    command = line.removeprefix("  to go on from the last checkpoint: ")
+    command = line.removeprefix("  to resume from the last checkpoint: ")
     assert command.startswith("shardwise launch p.yaml --with torchrun -- --data ")
     assert arguments_of(["p.yaml", *shlex.split(command)[6:]]).resume
     monkeypatch.setenv(COMMAND_VARIABLE, "")
     committed(tmp_path, 3, make_plan("dp=2", model="gpt"))
     (line,) = resume_lines(run, options)
-    assert line.startswith("  it cannot go on: ") and "model: differs from the plan" in line
+    assert line.startswith("  it cannot be resumed: ") and "model: differs from the plan" in line
 
 
 def step_line(step: int) -> str:
@@ -109,7 +109,7 @@ def test_a_log_keeps_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
     assert resumed_log_bytes(str(log), 3) == len(step_line(1))
     for other in ("no log\n", "[1]\n", '{"loss": 1.0}\n', '{"step": "1"}\n'):
         log.write_text(step_line(1) + other)
-        with pytest.raises(ConfigError, match=r"is no log of train.*line 2 without a step"):
+        with pytest.raises(ConfigError, match=r"is not a log of train.*line 2 without a step"):
             resumed_log_bytes(str(log), 3)
 
 
@@ -118,7 +118,7 @@ def test_a_resumed_run_appends_to_its_log(tmp_path: Path, capsys: pytest.Capture
     common = ["train", plan, "--checkpoint", str(tmp_path / "ck"), "--log", str(log)]
     assert main([*common, "--steps", "2"]) == 0
     before = log.read_text()
-    log.write_text(before + step_line(3))  # a step behind the checkpoint, which is taken again
+    log.write_text(before + step_line(3))  # a step after the checkpoint, which is repeated
     assert main([*common, "--steps", "4", "--resume"]) == 0
     assert log.read_text().startswith(before)
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2, 3, 4]
@@ -128,8 +128,11 @@ def test_a_resumed_run_appends_to_its_log(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--log", "{}/x", "--trace", "{}/./x"], "--trace: is the log too"),
-        (["--checkpoint", "{}/used", "--resume", "--weights", "w"], "--weights: is not used where"),
+        (["--log", "{}/x", "--trace", "{}/./x"], "--trace: is also the log"),
+        (
+            ["--checkpoint", "{}/used", "--resume", "--weights", "w"],
+            "--weights: cannot be combined with --resume",
+        ),
         (["--checkpoint", "{}/new", "--resume"], "has no finished checkpoint"),
         (["--checkpoint", "{}/new", "--data", "{}/p.yaml"], "p.yaml"),
         (["--checkpoint", "{}/used", "--export", "{}/new"], "has checkpoints of an earlier run"),
@@ -147,7 +150,7 @@ def test_a_refused_run_leaves_no_folder(
 
 
 def test_sigterm_ends_a_run_as_the_keyboard_does(tmp_path: Path) -> None:
-    """With a word and a code, and without what its processes lay down in the folder of temporary files."""
+    """With a message and an exit code, and without files left in the temporary folder."""
     log = tmp_path / "l.jsonl"
     command = ["train", saved_plan(tmp_path), "--steps", "100000", "--log", str(log)]
     with (
@@ -174,7 +177,8 @@ def test_sigterm_ends_a_run_as_the_keyboard_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [workers.MAX_TEMPDIR_BYTES, workers.MAX_TEMPDIR_BYTES + 1])
 def test_the_folder_of_temporary_files_may_have_a_long_name(tmp_path: Path, length: int) -> None:
-    """A socket's name has an end: at the last length that a fork server can take, and one byte behind it."""
+    """Names of Unix sockets have a limit: the longest folder that a fork server can use, and one byte
+    more."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         temporary = Path(short) / ("x" * (length - len(os.fsencode(short)) - 1))
         temporary.mkdir()
@@ -198,4 +202,4 @@ def test_an_error_during_training_reports_how_to_resume(tmp_path: Path) -> None:
     assert len(training.refused(error, run, options)) == 1
     run.records.append(record(1))
     first, second = training.refused(error, run, options)
-    assert first.endswith("no space left on device") and second.startswith("  to go on from the beginning: ")
+    assert first.endswith("no space left on device") and second.startswith("  to resume from the beginning: ")

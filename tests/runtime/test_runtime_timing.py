@@ -1,4 +1,4 @@
-"""What a step waits for others, told from computation and from waiting for a core."""
+"""Exposed communication of a step, as opposed to computation and to waiting for a CPU core."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def reported(*seconds: float | None) -> Iterator[float | None]:
 @pytest.mark.parametrize(
     ("busy", "exposed_s"),
     [
-        ((2.0, 2.75), 1.25),  # of 2 s 0.75 at work
-        ((2.0, 4.5), 0.0),  # clocks of threads are coarser than the clock
+        ((2.0, 2.75), 1.25),  # busy for 0.75 of 2 s
+        ((2.0, 4.5), 0.0),  # thread clocks are coarser than the wall clock
         ((2.0, 1.5), 2.0),
         ((None, 1.0), None),
         ((2.0, None), None),
@@ -33,7 +33,7 @@ def test_wall_time_without_cpu_time_is_waiting(
 
 
 def test_a_thread_that_waits_for_another_is_not_busy() -> None:
-    """A twin that took the time of the process would count the other's work."""
+    """A mutant that reads the CPU time of the process would count the other thread's work."""
     done, others_s = threading.Event(), list[float | None]()
 
     def work() -> None:

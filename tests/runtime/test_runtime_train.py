@@ -1,4 +1,4 @@
-"""The command `train`: the user's own line, the log, what is refused, and what is left behind."""
+"""The command `train`: the command lines of the docs, the log, refusals, and cleaning up."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shardwise_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_documented_command_lines_work(tmp_path: Path) -> None:
-    """Plan, then train: the loss falls, and the log has a line for each step."""
+    """Plans, then trains: the loss falls, and the log has a line for each step."""
     plan, log = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl"
     question = ["--cluster", "1x4xcpu", "--fix", "tp=2,pp=2", "--seq-len", "64", "--global-batch-size", "8",
                 "--dtype", "fp32"]  # fmt: skip
@@ -175,8 +175,8 @@ def test_the_trace_file_has_a_process_for_each_rank(
 
 
 def test_too_few_processes_of_torchrun_are_a_one_line_error(tmp_path: Path) -> None:
-    """Of two processes that torchrun started one says that the plan has four ranks (a run under torchrun is
-    in test_runtime_launch)."""
+    """Torchrun starts two processes for a plan with four ranks: one of them reports it. (A successful run
+    under torchrun is in test_runtime_launch.)"""
     plan = str(tmp_path / "four.yaml")
     write_plan(plan, make_plan("dp=4"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "shardwise"]
@@ -212,8 +212,8 @@ def _started_by(report: Report) -> int:
 
 
 def test_ranks_are_copies_of_one_process(team: WorkerPool) -> None:
-    """Of another than this, which has imported what they need; on other systems than Linux they are started
-    by this one, and import it again."""
+    """On Linux they are forks of a server process that has imported what they need. On other systems this
+    process starts them, and each imports it again."""
     (server,) = set(team.run(2, _started_by))
     assert (server != os.getpid()) == (sys.platform == "linux")
     if sys.platform == "linux":
@@ -294,7 +294,7 @@ def test_without_gloo_an_error_is_reported(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_port_in_use_is_a_one_line_error(tmp_path: Path) -> None:
-    """Rank 0 of two is to listen where another program does."""
+    """The port on which rank 0 of two has to listen is used by another program."""
     with socket.create_server((HOST, 0)) as other:
         port = str(other.getsockname()[1])
         variables = {
@@ -310,7 +310,7 @@ def test_a_port_in_use_is_a_one_line_error(tmp_path: Path) -> None:
 
 
 def dies_at_start(rank: int, port: int, threads: int, connection: Any) -> None:
-    """In the place of a worker's life: rank 1 ends before it has heard of any work."""
+    """Replaces a worker's main loop: rank 1 ends before it receives any work."""
     if rank == 1:
         os._exit(7)
     connection.recv()

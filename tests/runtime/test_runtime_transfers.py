@@ -1,4 +1,4 @@
-"""Transfers of regions, held against a simulation that follows every element by itself."""
+"""Transfers of tensor regions, compared with a simulation that follows every element."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def regions_by_rank(found: list[RankRegion]) -> list[set[tuple[int, tuple[int, .
 def carried_out(
     have: list[RankRegion], planned: list[Transfer]
 ) -> tuple[list[set[tuple[int, tuple[int, ...]]]], int]:
-    """What every rank has in the end, element by element, and how many elements went between nodes. Asserts
-    that no rank sends what it does not have, or gets what it has."""
+    """The elements that every rank has in the end, and the number of elements sent between nodes. Asserts
+    that no rank sends an element that it lacks, or receives one that it has."""
     before = regions_by_rank(have)
     now = [set(own) for own in before]
     between = 0
@@ -60,7 +60,8 @@ def carried_out(
 
 
 def least_between(have: list[RankRegion], need: list[RankRegion]) -> int:
-    """Elements that some node needs and does not hold, where any node holds them: each has to come once."""
+    """The number of elements that some node needs and lacks while another holds them: each has to be sent
+    once."""
     before, required = regions_by_rank(have), regions_by_rank(need)
     anywhere = set().union(*before)
     total = 0
@@ -85,7 +86,7 @@ def test_the_simulation_sees_a_transfer_that_is_missing_or_sent_twice() -> None:
     have = [RankRegion(0, 0, ((0, 6), (0, 4)))]
     need = [RankRegion(2, 0, ((0, 6), (0, 4))), RankRegion(3, 0, ((0, 3), (0, 4)))]
     planned = transfers(have, need, NODE_OF)
-    # Rank 2 gets 24 elements from the other node; rank 3, beside it, takes its 12 from there.
+    # Rank 2 gets 24 elements from the other node; rank 3 on the same node takes its 12 from rank 2.
     assert [(one.round, one.source, one.target, one.elements) for one in planned] == [
         (0, 0, 2, 12), (0, 0, 2, 12), (1, 2, 3, 12),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Uneven plans: losses and gradients are those of one process, and the plan is obeyed."""
+"""Uneven plans: losses and gradients equal those of one process, and the plan is obeyed."""
 
 from __future__ import annotations
 
@@ -33,27 +33,29 @@ from shardwise.sim import COMPUTE
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, MORE_STEPS = 2, 3
-"""The loss of the second step shows the first update, that of the third what the optimizer has remembered."""
+"""The loss of the second step shows the first update, that of the third the optimizer states."""
 TOLERANCE = 2e-5
 """As for other plans: relative, in fp32."""
 
 MATRIX = [
-    # two pipelines of one stage, shares 3 to 1; the second tied
+    # two pipelines of one stage with shares of 3 to 1; the second case is tied
     ("6 l4 + 2 l4", "llama", 1),
     ("3 l4 + 1 l4", "gpt", 2),
-    # stages of unlike tensor degree, wider before and behind; tied over two stages
+    # stages of different tensor degrees, the wider one first and last; tied over two stages
     ("8 tp2l1 l3", "llama", 1),
     ("8 l2 tp2l2", "gpt", 1),
-    # pipelines of unlike depth and degree; cuts that cross; one without a pipeline; a whole pool of widths
+    # pipelines of different depth and tensor degree; cuts that cross; a pipeline of one stage; three tensor
+    # degrees
     ("5 tp2l4 + 3 l2 l2", "gpt", 1),
     ("3 l1 l3 + 5 l3 l1", "qwen3", 1),
     ("3 l1 tp2l2 l1 + 1 l4", "qwen3", 2),
     ("4 tp4l1 l2 tp2l1 + 4 l4", "neox", 1),
-    # fewer key-value heads than tensor ranks beside whole ones; each stage recomputes in its own way
+    # fewer key-value heads than tensor ranks next to whole ones; each stage recomputes in its own way
     ("5 tp4l4 + 2 l2 tp2l2full + 1 l4selective", "llama", 1),
-    # rows of a microbatch shared in one stage and not in the next
+    # samples of a micro-batch are divided in one stage and not in the next
     ("3 dp2l2 tp2l2 + 1 l4", "llama", 2),
-    # slopes of other heads in each pipeline, ends of another width; capped scores and logits
+    # ALiBi slopes of different heads in each pipeline, embeddings of another width; soft-capped scores and
+    # logits
     ("3 l1 tp2l3 + 5 l4", "bloom", 1),
     ("8 l2 tp2l2", "opt", 1),
     ("3 tp2l2 l2 + 1 l4", "gemma2", 2),
@@ -73,7 +75,7 @@ def run(
 
 
 OFTEN = [case for case in MATRIX if case not in (MATRIX[5], MATRIX[11])]
-"""Run without `--full`: other cuts that cross, and other models in the same stages, are among these."""
+"""Run without `--full`: the two cases left out have cuts and stages that other cases have too."""
 
 
 @pytest.mark.parametrize(("text", "model", "size"), sample_of(MATRIX, OFTEN))
@@ -88,7 +90,7 @@ def test_an_uneven_run_equals_one_process(team: WorkerPool, text: str, model: st
 
 
 def check_tables(plan: UnevenFile, found: list[Difference]) -> None:
-    """Every rank ran 1F1B of its own pipeline; what is between the actions is communication."""
+    """Every rank ran 1F1B of its own pipeline; communication between the actions is ignored."""
     for pipeline, share in zip(plan.best.layout.pipelines, plan.best.microbatches, strict=True):
         table = generate("1f1b", pp=len(pipeline.stages), microbatches=share, vpp=1)
         for stage, row in zip(pipeline.stages, table.ranks, strict=True):
@@ -106,19 +108,19 @@ def test_sgd_another_seed_and_an_idle_rank(team: WorkerPool) -> None:
 
 
 HALF_TOLERANCE = 2e-2
-"""As for other plans: bf16, held against fp32."""
+"""As for other plans: bf16 compared with fp32."""
 
 
 @pytest.mark.parametrize(("text", "model"), [("6 l4 + 2 l4", "llama"), ("3 l1 tp2l2 l1 + 5 tp2l4", "gpt")])
 def test_bf16_with_fp32_reduction_stays_close(team: WorkerPool, text: str, model: str) -> None:
     found = run(team, make_uneven(text, model=model, dtype="bf16"))
-    assert 1e-6 < max(rank.loss for rank in found) < HALF_TOLERANCE  # not fp32 under another name
+    assert 1e-6 < max(rank.loss for rank in found) < HALF_TOLERANCE  # the run is not in fp32
     assert max(rank.norm for rank in found) < HALF_TOLERANCE
 
 
 def _precision(report: Report, plan: UnevenFile, broken: str | None) -> tuple[bool, bool, bool]:
-    """Whether the weights compute in bf16 and are what the owned ones round to; whether those are more than
-    bf16 can tell before the first step; and whether so are the sums of gradients."""
+    """Whether the weights are in bf16 and equal the rounded owned weights; whether owned weights have more
+    digits than bf16 before the first step; and whether summed gradients do."""
     with with_mutant(HALF_MUTANTS, broken):
         return _precision_of(plan)
 
@@ -165,7 +167,7 @@ def test_in_bf16_weights_and_sums_are_stored_in_fp32(team: WorkerPool, text: str
 def test_a_mutant_with_another_precision_is_caught(
     team: WorkerPool, mutant: str, found: tuple[bool, bool, bool]
 ) -> None:
-    """On one rank no weight has two owners, whose sum would hide what is rounded."""
+    """On one rank no weight has two owners, whose sum would hide the rounding."""
     assert team.run(1, _precision, make_uneven("8 l4", dtype="bf16"), mutant) == [found]
 
 
@@ -204,7 +206,7 @@ def _recorded(report: Report, plan: UnevenFile) -> Counter[CollectiveRecord]:
 def test_each_pair_of_ranks_reduces_its_common_gradients(team: WorkerPool) -> None:
     """A layer of the tiny llama has 32 x 32 (q, out) twice, 32 x 16 (k, v) twice and 3 x 32 x 48 in its MLP:
     7,680 elements that two tensor ranks divide, and 2 norms of 32. With 4 layers, two tables of 96 x 32 and
-    the last norm: 36,864 divided, 288 on every rank."""
+    the last norm: 36,864 divided, 288 replicated."""
     half, norms = 4 * 36_864 // 2, 4 * 288
     counts = team.run(3, _recorded, make_uneven("5 tp2l4 + 3 l4"))
     for kind in ("reduce_scatter", "all_gather"):
@@ -212,7 +214,7 @@ def test_each_pair_of_ranks_reduces_its_common_gradients(team: WorkerPool) -> No
             {size: many for (name, size), many in sizes_of(one).items() if name == kind and size >= norms}
             for one in counts
         ]
-        # the tensor ranks have a half each, the rank of the other pipeline both
+        # each tensor rank has one half, the rank of the other pipeline both
         wide = [{size: many for size, many in one.items() if size in (half, norms)} for one in found]
         assert wide == [{half: 1, norms: 1}, {half: 1, norms: 1}, {half: 2, norms: 1}]
 
@@ -222,15 +224,15 @@ def sizes_of(counts: Counter[CollectiveRecord]) -> dict[tuple[str, int], int]:
 
 
 def test_stages_send_every_element_once(team: WorkerPool) -> None:
-    """A microbatch's hidden states are 32 tokens of 32 elements in fp32: 4,096 bytes, of which two tensor
-    ranks have 2,048 each; 8 of them go forth and come back."""
+    """A micro-batch's hidden states are 32 tokens of 32 elements in fp32: 4,096 bytes. Two tensor ranks have
+    2,048 each; 8 micro-batches go forward and back."""
     first, second, last = map(sizes_of, team.run(3, _recorded, make_uneven("8 tp2l1 l3")))
     for rank in (first, second):
         assert (rank["send", 2_048], rank["recv", 2_048]) == (8, 8)
     assert (last["send", 2_048], last["recv", 2_048]) == (16, 16)
 
 
-def _ways(report: Report, plan: UnevenFile) -> list[str]:
+def _recompute_kinds(report: Report, plan: UnevenFile) -> list[str]:
     job = parallelize(reference_module(plan.model), plan)
     assert job.stage is not None
     return [layer.recompute for layer in job.stage.layers.values()]
@@ -238,7 +240,7 @@ def _ways(report: Report, plan: UnevenFile) -> list[str]:
 
 def test_every_stage_recomputes_as_planned(team: WorkerPool) -> None:
     plan = make_uneven("4 l1full l3 + 4 l4selective")
-    assert team.run(3, _ways, plan) == [["full"], ["none"] * 3, ["selective"] * 4]
+    assert team.run(3, _recompute_kinds, plan) == [["full"], ["none"] * 3, ["selective"] * 4]
 
 
 def test_a_trace_shows_every_pipelines_own_actions(team: WorkerPool) -> None:
@@ -261,7 +263,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
     assert len(shares) == 2 and shares[0] != shares[1]
     assert main(["train", plan, "--steps", "6", "--log", str(log)]) == 0
     shown = capsys.readouterr()
-    assert f"uneven: 2 pipelines, {shares[0]} + {shares[1]} microbatches" in shown.out
+    assert f"uneven: 2 pipelines, {shares[0]} + {shares[1]} micro-batches" in shown.out
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert set(records[0]) == {
         "step", "loss", "gradient_norm", "step_time_s", "exposed_communication_s", "predicted_s", "tokens",
@@ -287,8 +289,8 @@ def doubled(plan: UnevenFile) -> UnevenFile:
     return changed(plan, layout=replace(plan.best.layout, pipelines=(first, first)))
 
 
-def braided(plan: UnevenFile) -> UnevenFile:
-    """Its first two stages as one, on two pools."""
+def on_two_pools(plan: UnevenFile) -> UnevenFile:
+    """Its first two stages joined to one stage on two device pools."""
     (one,), (other,) = (pipeline.stages for pipeline in plan.best.layout.pipelines)
     parts = tuple(
         StagePart(ranks=stage.ranks, device_class=stage.device_class, tp=1, rows=1) for stage in (one, other)
@@ -310,7 +312,7 @@ PLAN = make_uneven("5 l4 + 3 l4")
         (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not supported by this runtime; found"),
         (make_uneven("8 tp3l4"), [], "best.layout: is not supported by this runtime; found tp 3"),
         (changed(PLAN, microbatches=(5, 2)), [], "best.microbatches: is not supported"),
-        (braided(PLAN), [], "best.layout: is not supported by this runtime; found a stage on two pools"),
+        (on_two_pools(PLAN), [], "best.layout: is not supported by this runtime; found a stage on two pools"),
         (doubled(PLAN), [], "best.layout: is not supported by this runtime; found ranks used twice"),
         (PLAN, ["--resume"], "--resume: needs --checkpoint"),
         (PLAN, ["--adaptive"], "--adaptive: is not supported for an uneven plan"),

@@ -1,5 +1,5 @@
-"""A model that is divided before it has memory has, bit by bit, what one has that is divided afterwards; and
-but for blocks that are to be sharded, ranks make no weights that they do not hold."""
+"""A model that is sharded before its memory is allocated equals, bit by bit, one that is sharded afterwards.
+Ranks allocate only the weights that they hold, except for blocks with sharded states."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SEED = 3
 
 
 def first_corner(value: Tensor, region: Region) -> Tensor:
-    """A twin of `values._part` that forgets where the part begins."""
+    """Replaces `_part` by a mutant that forgets where the shard begins."""
     places = tuple(slice(0, stop - start) for start, stop in region[: value.dim()])
     return value[places]
 
 
 def local_tensors(job: TrainingJob | UnevenTrainingJob) -> list[Tensor]:
-    """All values of a rank: its weights, and what it owns of them."""
+    """All values of a rank: its weights, and those that it owns."""
     owned = [own for own, _ in job.owned.parameters] if isinstance(job, UnevenTrainingJob) else []
     return [local(parameter).detach() for parameter in (*job.parameters, *owned)]
 
@@ -43,8 +43,8 @@ def local_tensors(job: TrainingJob | UnevenTrainingJob) -> list[Tensor]:
 def filled(
     report: Report, plan: Plan | UnevenFile, part: Callable[[Tensor, Region], Tensor] | None
 ) -> tuple[bool, int, int]:
-    """Whether a rank has the same both ways, how many elements of the model it holds, and how many it made
-    memory for."""
+    """Whether a rank has the same values both ways, the number of elements that it holds, and the number that
+    it allocated."""
     made: list[int] = []
 
     def placed(tensor: Tensor, device_type: str) -> Tensor:
@@ -66,7 +66,7 @@ def filled(
     return is_same, sum(local(parameter).numel() for parameter in job.parameters), sum(made)
 
 
-WAYS = [
+PLANS = [
     ("dp=2", "gpt", 2),
     ("dp=2,zero_stage=3", "llama", 2),
     ("tp=2,dp=2,zero_stage=1,micro_batch_size=4", "gpt", 4),
@@ -77,7 +77,7 @@ WAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "model", "ranks"), WAYS)
+@pytest.mark.parametrize(("text", "model", "ranks"), PLANS)
 def test_a_sharded_model_has_the_initial_values_of_the_whole_one(
     team: WorkerPool, text: str, model: str, ranks: int
 ) -> None:
@@ -96,7 +96,7 @@ def test_an_uneven_model_has_the_initial_values_of_the_whole_one(team: WorkerPoo
         assert is_same and made == elements
 
 
-@pytest.mark.parametrize("plan", [make_plan(WAYS[2][0], model="gpt"), make_uneven("5 tp2l4 + 3 l4")])
+@pytest.mark.parametrize("plan", [make_plan(PLANS[2][0], model="gpt"), make_uneven("5 tp2l4 + 3 l4")])
 def test_a_mutant_that_forgets_where_a_part_begins_is_caught(
     team: WorkerPool, plan: Plan | UnevenFile
 ) -> None:

@@ -1,4 +1,4 @@
-"""Parameters in Hugging Face's files: Transformers reads what we write, and we read what it writes."""
+"""Parameters in Hugging Face's format: Transformers reads the files that we write, and we read its files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_transformers_reads_written_weights_and_computes_the_same(tmp_path: Path
 
 @pytest.mark.parametrize("name", CASES)
 def test_weights_of_transformers_are_read_and_train_the_same(tmp_path: Path, name: str) -> None:
-    """Loss and the gradient of every tensor, put into the file of a model whose weights they are."""
+    """The loss and the gradient of every tensor; gradients are saved in place of the weights to compare them
+    by name."""
     import transformers  # here, because it takes seconds
 
     config = {key: value for key, value in CASES[name].items() if key != "model_type"}
@@ -136,7 +137,7 @@ def test_the_text_decoder_of_a_model_of_several_inputs_is_read(tmp_path: Path) -
 
 
 def corrections(module: torch.nn.Module) -> list[torch.Tensor]:
-    """What experts are chosen by beside their scores."""
+    """The correction biases with which experts are chosen."""
     return [buffer for name, buffer in module.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
@@ -170,16 +171,16 @@ def test_families_without_names_are_refused(tmp_path: Path) -> None:
 def test_train_starts_from_weights_and_exports_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two steps from given weights: the export is another file with the same tensors, a little changed."""
+    """Two steps from given weights: the export is another file with the same tensors, slightly changed."""
     plan, first, last = str(tmp_path / "plan.yaml"), tmp_path / "first", tmp_path / "last"
     write_plan(plan, make_plan("dp=2,ep=2,zero_stage=1", model="mixtral"))
     model, module = built("mixtral", 3)
     save_weights(model, state_of(module), str(first))
     question = ["train", plan, "--steps", "2", "--weights", str(first), "--export", str(last)]
     assert main(question) == 2
-    assert "--export: needs --checkpoint" in capsys.readouterr().err
+    assert "--export: requires --checkpoint" in capsys.readouterr().err
     assert main([*question, "--checkpoint", str(tmp_path / "runs")]) == 0
     before, after = (load_file(folder / "model.safetensors") for folder in (first, last))
     assert before.keys() == after.keys()
     change = max(float((before[name] - after[name]).abs().max()) for name in before)
-    assert 1e-3 < change < 4e-3  # two steps of AdamW at 1e-3, and decay
+    assert 1e-3 < change < 4e-3  # two steps of AdamW at 1e-3, and weight decay

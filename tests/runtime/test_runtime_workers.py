@@ -1,4 +1,4 @@
-"""Processes that work together, beside their work."""
+"""Worker processes apart from the training that they do."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def takes_interrupts(report: object) -> bool:
 
 
 def test_an_interrupt_is_handled_by_the_process_that_started_the_ranks(team: WorkerPool) -> None:
-    """A terminal's Ctrl-C goes to all processes. What a rank does not take, the fork server that it is a copy
-    of did not either, which imports for seconds and would leave a traceback."""
+    """A terminal's Ctrl-C goes to all processes. Ranks block it, and so does the fork server that they are
+    forked from, which imports for seconds and would print a traceback."""
     assert team.run(2, takes_interrupts) == [False, False]
 
 
 @pytest.mark.parametrize("level", [None, "1"])
 def test_the_profiler_prints_nothing_between_reports_of_steps(level: str | None, tmp_path: Path) -> None:
-    """Unless who runs it has asked for its lines: of PyTorch 2.13 one for each start and stop."""
+    """Unless the user sets the log level: PyTorch 2.13 then prints a line for each start and stop."""
     write_plan(str(tmp_path / "p.yaml"), make_plan("dp=1"))
     words = [sys.executable, "-m", "shardwise", "train", "p.yaml", "--steps", "1", "--trace", "m.json"]
     environment = {key: value for key, value in os.environ.items() if key != "KINETO_LOG_LEVEL"}
@@ -44,7 +44,7 @@ def test_the_profiler_prints_nothing_between_reports_of_steps(level: str | None,
 
 
 def in_order(report: object, plan: Plan) -> list[str]:
-    """What a rank did about the clock of two steps, the second of which is traced."""
+    """The order of clock, device and trace calls in two steps, the second of which is traced."""
     done: list[str] = []
     started = Stopwatch.started
 

@@ -1,4 +1,4 @@
-"""Allocated memory of one rank of a plan by PyTorch's memory tracker: a step on fake tensors, among fake
+"""Allocated memory of one rank of a plan by PyTorch's memory tracker: a step on fake tensors among fake
 ranks. Nothing is computed or sent, so a rank of 1,024 fits into this process."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardwise.runtime.job import TrainingJob
 
 
 class Host:
-    """Memory of the host, which is not the device's: here both are of one kind."""
+    """Memory of the host, kept apart from the device's: here both are CPU tensors."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -34,7 +34,7 @@ class Host:
     def host_buffer_like(
         self, tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
-        """In the place of the runtime's own."""
+        """Replaces the runtime's own function."""
         self._is_making = True
         buffer = self._allocate(tensor, shape, dtype)
         self._is_making = False
@@ -42,7 +42,7 @@ class Host:
         return buffer
 
     def take(self, tensor: torch.Tensor) -> None:
-        """This one lies there too."""
+        """Counts this tensor as on the host."""
         storage = local(tensor).untyped_storage()
         self._references[id(storage)] = weakref.ref(storage)
 
@@ -55,8 +55,8 @@ class Host:
 
 
 class Tracker(MemTracker):
-    """Counts a step of several microbatches: what PyTorch's notes of a module's last pass is dropped. What
-    `host` holds does not count."""
+    """Counts a step of several micro-batches: the records of a module's previous pass are dropped. Tensors of
+    `host` do not count."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Tracker(MemTracker):
 
 @contextmanager
 def fake_ranks(rank: int, ranks: int) -> Iterator[None]:
-    """The process group of rank `rank` among `ranks` that are not there."""
+    """The process group of rank `rank` among `ranks` fake ranks."""
     distributed.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
         yield
@@ -88,8 +88,8 @@ def fake_ranks(rank: int, ranks: int) -> Iterator[None]:
 
 
 def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
-    """Bytes in tensors of `rank` on its device at the peak of its second step (the first makes the
-    optimizer's states), by the tracker's kinds and in all (`Total`)."""
+    """Bytes in tensors of `rank` on its device at the peak of its second step (the first creates optimizer
+    states), by the tracker's kinds and in all (`Total`)."""
     fake, there = FakeTensorMode(allow_non_fake_inputs=True), Host()
     with (
         fake_ranks(rank, plan.cluster.devices),
@@ -97,16 +97,16 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
     ):
         with fake:
             module = reference_module(plan.model)
-        job = parallelize(module, plan)  # meshes are made of tensors that are there
+        job = parallelize(module, plan)  # meshes need real tensors
         with (
             fake,
             warnings.catch_warnings(),
             patch.object(torch.Tensor, "__float__", lambda _: 1.0),
             patch.object(torch.Tensor, "item", lambda _: 1),
-            # Where backward passes are of parts, hooks on modules' inputs cannot be: a total needs none.
+            # Split backward passes allow no hooks on modules' inputs; the total needs none.
             patch.object(mod_tracker, "register_multi_grad_hook", lambda *_, **__: None),
         ):
-            warnings.simplefilter("ignore")  # of gradients that are gone when the tracker looks for them
+            warnings.simplefilter("ignore")  # about gradients freed before the tracker reads them
             batch = torch.zeros((plan.job.global_batch_size, plan.job.seq_len + 1), dtype=torch.long)
             job.step(batch)
             tracker = Tracker(there)
@@ -118,7 +118,7 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
 
 
 def _tracking(job: TrainingJob, there: Host) -> Iterator[Any]:
-    """What the device has from step to step beside parameters."""
+    """Tracks what the device holds from step to step in addition to parameters."""
     for _, stage in job.stages:
         if stage.replicas is not None:
             yield from stage.replicas.memory

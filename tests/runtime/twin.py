@@ -1,4 +1,4 @@
-"""Broken twins: the same run with one mechanism taken out."""
+"""Runs code as a mutant: with one mechanism replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 @contextmanager
 def with_mutant(mutants: Mapping[str, tuple[str, Any]], name: str | None) -> Iterator[None]:
-    """Under it what `mutants` says of `name` (a dotted name) is replaced; nothing where `name` is None."""
+    """Inside, the dotted name that `mutants` has for `name` is replaced; nothing is where `name` is None."""
     if name is None:
         yield
         return

@@ -1,4 +1,5 @@
-"""Twins of the runtime of uneven plans with one mechanism taken out; the equality test must refuse each."""
+"""Mutants of the runtime of uneven plans, each with one mechanism replaced; the equality test has to reject
+each."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from shardwise.runtime.uneven import (
 
 
 def _mean_of_pipelines(stage: Any, plan: Any, coordinates: Any, mesh: Any) -> Any:
-    """Each pipeline has the mean over its own tokens, as if all had the same share."""
+    """Each pipeline takes the mean over its own tokens, as if all had equal shares."""
     own = plan.best.microbatches[coordinates.pipeline] * plan.best.micro_batch_size
     many = len(plan.best.microbatches)
     return engine_of(
@@ -62,7 +63,7 @@ def _other_way_round(plan: Any, coordinates: Any, neighbour: int) -> Any:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """In the place of something that should happen."""
+    """Replaces a mechanism by nothing."""
 
 
 MUTANTS: dict[str, tuple[str, Any]] = {
@@ -81,7 +82,7 @@ MUTANTS: dict[str, tuple[str, Any]] = {
     "no clipping": ("shardwise.runtime.gradients.scale", _nothing),
     "weights stay": ("shardwise.runtime.uneven.OptimizerShards.sync_weights", _nothing),
 }
-"""What is replaced (a dotted name), and by what."""
+"""Mutants by name: the dotted name that is patched, and its replacement."""
 
 
 def _rounded_sum(weight_region: Any) -> Tensor:
@@ -97,4 +98,4 @@ HALF_MUTANTS: dict[str, tuple[str, Any]] = {
     "weights are owned in bf16": ("shardwise.runtime.uneven.stage_of", _rounded_stage),
     "weights compute in fp32": ("shardwise.runtime.uneven.to_compute_dtype", _nothing),
 }
-"""Of runs in bf16."""
+"""Mutants that only runs in bf16 can show."""

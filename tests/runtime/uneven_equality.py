@@ -1,4 +1,4 @@
-"""Holds a run under an uneven plan against the same model on one process."""
+"""Compares a run under an uneven plan with the same model on one process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from shardwise.runtime.workers import Report
 def divided_unevenly(
     report: Report, plan: UnevenFile, expected: Trajectory, seed: int, broken: str | None = None
 ) -> Difference:
-    """On every rank: the run under `plan`, and how far it is from `expected`. `broken` names a twin with one
-    mechanism taken out."""
+    """On every rank: the difference of the run under `plan` from `expected`. `broken` names a mutant to
+    run."""
     with with_mutant(MUTANTS, broken):
         job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
         return difference(job, expected, seed, _gradient_error, [own for own, _ in job.owned.parameters])
 
 
 def _gradient_error(job: Any, expected: Gradients) -> float:
-    """The largest error of the gradients of what this rank holds."""
+    """The largest error of the gradients that this rank holds."""
     floor = 1e-3 * max(float(np.abs(gradient).max()) for gradient in expected.values())
     names = {} if job.stage is None else {id(p): name for name, p in job.stage.named_parameters()}
     worst, elements = 0.0, 0

@@ -31,10 +31,11 @@ def make_uneven(
     dtype: str = "fp32",
     devices: int | None = None,
 ) -> UnevenFile:
-    """The plan that `text` names, on as many cpu devices as it needs (or on `devices`); not priced.
+    """The plan that `text` names, on as many cpu devices as it needs (or on `devices`); not estimated.
 
-    Pipelines are joined by `+`; each begins with its microbatches, and its stages follow: `3 l1 tp2l3full`
-    has 3 microbatches, a stage of one layer and one of three on two tensor ranks that recompute them.
+    Pipelines are joined by `+`. Each begins with its number of micro-batches and continues with its stages:
+    `3 l1 tp2l3full` has 3 micro-batches, a stage of one layer, and one of three layers on two tensor ranks
+    that recomputes them.
     """
     pipelines, microbatches, recompute = [], [], []
     first = 0

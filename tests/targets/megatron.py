@@ -1,4 +1,4 @@
-"""The child processes of these tests, with Megatron-LM and the stand-ins for GPU software on their path."""
+"""The child processes of these tests, with Megatron-LM and stand-ins for GPU software on their path."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def environment() -> dict[str, str]:
 
 
 def request_of(plan: Plan) -> ReaderRequest:
-    """The flags of a plan, for as many devices as it has."""
+    """The flags of a plan, for its number of devices."""
     return reader_request(plan, megatron_lm_flags(plan))
 
 
 def built_by_megatron_lm(requests: Sequence[ReaderRequest]) -> list[Mapping[str, Any]]:
-    """What the model builder answers to each request, in one child process."""
+    """The answers of the model builder to all requests, in one child process."""
     lines = [json.dumps({"flags": request.flags, "world_size": request.world_size}) for request in requests]
     done = subprocess.run(
         [sys.executable, "-m", "tests.targets.model_builder"],

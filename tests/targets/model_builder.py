@@ -1,9 +1,9 @@
 """A child process in which Megatron-LM builds its model: `python -m tests.targets.model_builder`.
 
 Each line of the standard input is a request, `{"flags": [...], "world_size": 64}`. Each line of the standard
-output answers one: `{"parameters": [...]}`, the elements of all parameters on the first rank of each pipeline
-stage, or `{"error": "one line"}`. The process group is a fake one and tensors are on the meta device: nothing
-is computed and nothing is sent, but the process groups and the modules are Megatron-LM's own.
+output is its answer: `{"parameters": [...]}`, the elements of all parameters on the first rank of each
+pipeline stage, or `{"error": "one line"}`. The process group is a fake one and tensors are on the meta
+device, so that nothing is computed or sent; process groups and modules are Megatron-LM's own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ LOCAL = (
     "--transformer-impl", "local", "--attention-backend", "unfused", "--no-persist-layer-norm",
     "--no-rope-fusion", "--no-gradient-accumulation-fusion",
 )  # fmt: skip
-"""Modules of Megatron-LM itself in place of those of Transformer Engine and Apex, which need a GPU: they have
-the same parameters."""
+"""Flags for Megatron-LM's own modules instead of those of Transformer Engine and Apex, which need a GPU; both
+have the same parameters."""
 
 REFUSALS = (AssertionError, LookupError, NotImplementedError, RuntimeError, SystemExit, TypeError, ValueError)
 """Exceptions by which Megatron-LM refuses flags or sizes."""
 
 WITHOUT = ("--moe-grouped-gemm",)
-"""Flags of kernels that Transformer Engine brings; without them experts are modules of their own."""
+"""Flags of Transformer Engine's kernels; without them experts are separate modules."""
 
 
 def main() -> None:
@@ -43,14 +43,14 @@ def main() -> None:
 
 
 def _stand_in_for_a_device() -> None:
-    """What modules ask of a GPU while they are built."""
+    """Replaces functions of a GPU that modules call while they are built."""
     import torch
 
-    # Tied embeddings are moved to the current device; routers of experts make a stream.
+    # Tied embeddings move to the current device; routers of experts create a stream.
     torch.cuda.current_device = lambda: torch.device("meta")
     torch.Tensor.cuda = lambda tensor, *_: tensor
     torch.cuda.Stream = lambda *_: None
-    # Learned positions draw their values by torch.nn; on the meta device that imports the compiler.
+    # torch.nn initialises learned positions; on the meta device this would import the compiler.
     torch.nn.init.normal_ = lambda weight, *_: weight
 
 
@@ -62,14 +62,14 @@ def _parameters(flags: Sequence[str], world_size: int) -> list[int]:
     sys.argv = ["megatron-lm", *(flag for flag in flags if flag not in WITHOUT), *LOCAL]
     arguments = validate_args(parse_args(ignore_unknown_args=False))
     config = core_transformer_config_from_args(arguments)
-    # Neither changes a parameter; the modules would ask Transformer Engine or a GPU for them.
+    # Neither changes a parameter, but modules would need Transformer Engine or a GPU for them.
     config.sequence_parallel, config.context_parallel_size = False, 1
     config.use_cpu_initialization, config.perform_initialization = True, False
     return [_on_rank(arguments, config, stage) for stage in range(arguments.pipeline_model_parallel_size)]
 
 
 def _on_rank(arguments: Any, config: Any, stage: int) -> int:
-    """Elements of the parameters of the chunks that the first rank of a pipeline stage builds."""
+    """Parameter elements of the model chunks that the first rank of a pipeline stage builds."""
     import torch
     from megatron.core import parallel_state
     from megatron.core.process_groups_config import ProcessGroupCollection

@@ -1,4 +1,4 @@
-"""Flags with one slip: what a wrong export would write."""
+"""Mutated flags, as a wrong export would write them: each has one flag changed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ OTHER_WORDS = {
     "--recompute-granularity": "selective",
     "--attention-backend": "flash",
 }
-"""For flags whose value is a word, another word (where it has that one already, the word of BACK)."""
+"""Another value for flags with named values (BACK's value, if the flag already has this one)."""
 
 BACK = {"LayerNorm": "RMSNorm", "sgd": "adam", "none": "rope", "flash": "unfused"}
-"""The word for those that have the one above."""
+"""The replacement for each value of OTHER_WORDS that has one."""
 
 
 def mutants(flags: Flags) -> Iterator[tuple[str, Flags]]:
-    """For each flag its name, and all flags with this one changed: a number doubled (a size one larger), a
-    word replaced, a switch left out."""
+    """The name of each flag, with all flags of which this one is changed: a degree doubled or another number
+    increased by one, a named value replaced, a switch left out."""
     for place, (name, *values) in enumerate(flags):
         for changed in _changed(name, values):
             yield name, (*flags[:place], *changed, *flags[place + 1 :])
@@ -33,7 +33,7 @@ def _changed(name: str, values: Sequence[str]) -> Iterator[Flags]:
     if not values:
         yield ()
     elif all(_is_number(value) for value in values):
-        # Twice a degree may be legal where one more is refused.
+        # Twice a degree may be legal where one more is not.
         is_degree = name.endswith(("-parallel-size", "-instances", "-batch-size", "-per-pipeline-rank"))
         numbers = [float(value) * 2 if is_degree else float(value) + 1 for value in values]
         yield ((name, *(_text(number, value) for number, value in zip(numbers, values, strict=True))),)
@@ -53,6 +53,6 @@ def _text(number: float, like: str) -> str:
 
 
 def _moved(layout: str) -> str:
-    """The layout with one layer moved over the last border between stages."""
+    """The layout with one layer moved across the last stage border."""
     head, border, tail = layout.rpartition("|")
     return f"{head}t{border}{tail.replace('t', '', 1)}" if "t" in tail else f"{head[:-1]}{border}t{tail}"

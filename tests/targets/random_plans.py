@@ -1,5 +1,5 @@
 """Random plans that Megatron-LM 0.19 can run: models of the families that it trains, clusters of one to eight
-nodes, and strategies within the limits of the target, written down here a second time."""
+nodes, and strategies within the target's limits, which are written here a second time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEVICES_PER_NODE = 8
 
 
 def random_plans(number: int, *, seed: int, is_free: bool = False) -> list[Plan]:
-    """So many plans within the target, or any legal ones where they are free; families in turn."""
+    """`number` plans within the target's limits, or any legal plans if `is_free`; families alternate."""
     drawn = _plans(Random(seed), is_free)
     return [next(drawn) for _ in range(number)]
 
@@ -49,7 +49,7 @@ def _plans(random: Random, is_free: bool) -> Iterator[Plan]:
 
 
 def random_model(random: Random, family: str) -> Model:
-    """A small model of a family: every size of its config is drawn."""
+    """A small model of a family with random sizes."""
     kv_heads = random.choice((2, 4, 8))
     heads = kv_heads * random.choice((1, 2, 4))
     head_dim = random.choice((16, 32, 64))
@@ -89,7 +89,8 @@ def random_model(random: Random, family: str) -> Model:
 
 
 def _plan(random: Random, model: Model, is_free: bool) -> Plan | None:
-    """A plan for the model; None where what was drawn is not legal, or beyond the target and not free."""
+    """A plan for the model; None if the random strategy is illegal, or outside the target unless
+    `is_free`."""
     nodes = random.choice(NODES)
     cluster = load_cluster(f"{nodes}x{DEVICES_PER_NODE}xH100-SXM")
     job = Job(
@@ -118,7 +119,7 @@ def _plan(random: Random, model: Model, is_free: bool) -> Plan | None:
 
 
 def _fields(random: Random, model: Model, devices: int) -> dict[str, Any]:
-    """Fields that belong together more often than not."""
+    """Fields of a strategy, chosen so that they often fit together."""
     tp, cp, pp = random.choice((1, 2, 4, 8)), random.choice((1, 1, 2, 4)), random.choice((1, 2, 4, 8))
     ranks = max(devices // (tp * pp), 1)
     dp = max(ranks // cp, 1)
@@ -137,7 +138,7 @@ def _fields(random: Random, model: Model, devices: int) -> dict[str, Any]:
         fields["etp"] = random.choice((1, 2, tp))
     stages = pp * vpp
     first, last = (int(end) for end in even_ends(model.layers, stages))
-    if stages > 2 and random.random() < 0.5:  # ends that differ from the even split
+    if stages > 2 and random.random() < 0.5:  # first and last stage differ from the even split
         first, last = (max(end + random.choice((-1, 0, 1)), 0) for end in (first, last))
         fields |= {"first_stage_layers": first, "last_stage_layers": last}
     if random.random() < 0.4:
@@ -146,7 +147,7 @@ def _fields(random: Random, model: Model, devices: int) -> dict[str, Any]:
 
 
 def _other_fields(random: Random) -> dict[str, Any]:
-    """Now and then a value that the target may have no word for."""
+    """Occasionally values that the target may not support."""
     others: dict[str, tuple[Any, ...]] = {
         "schedule": SCHEDULES,
         "grad_shard": (2, 4),
@@ -160,7 +161,7 @@ def _other_fields(random: Random) -> dict[str, Any]:
 
 
 def is_within_target(strategy: Strategy, model: Model, job: Job) -> bool:
-    """Whether Megatron-LM 0.19 has words for it: the limits of the target in plain code."""
+    """Whether Megatron-LM 0.19 supports the strategy: the limits of the target in plain code."""
     has_experts, ranks = model.experts is not None, strategy.dp * strategy.cp
     if (
         strategy.schedule not in ("1f1b", "interleaved_1f1b")
@@ -199,9 +200,9 @@ def parameters_by_stage(plan: Plan) -> list[int]:
 def parameters_not_in_megatron_lm(plan: Plan) -> list[int]:
     """Elements by stage that the cost model counts and Megatron-LM does not build.
 
-    Where tp is above the key-value heads our ranks hold one head each, and some hold the same. Megatron-LM
-    divides the weights of keys and values over all ranks, and gathers their output. Where the embedding is
-    tied and the ends are apart, our last stage holds a copy of the learned positions too.
+    Where tp exceeds the key-value heads, each of our ranks holds one head, so that some heads are replicated.
+    Megatron-LM divides the weights of keys and values over all ranks and gathers their outputs. Where the
+    embedding is tied and pp > 1, our last stage also holds a copy of the learned positions.
     """
     strategy, config = plan.best.strategy, dict[str, Any](plan.model.config)
     stages = strategy.pp * strategy.vpp
@@ -212,8 +213,8 @@ def parameters_not_in_megatron_lm(plan: Plan) -> list[int]:
     kv_heads = config.get("num_key_value_heads")
     if kv_heads is not None and strategy.tp > kv_heads:
         head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
-        rows = hidden + (1 if plan.model.name == "qwen2" else 0)  # with its biases
-        # 2 of keys and values; each rank has a head of head_dim, and kv_heads / tp of one there.
+        rows = hidden + (1 if plan.model.name == "qwen2" else 0)  # with biases
+        # 2: keys and values. Each of our ranks has a head of head_dim, Megatron-LM's kv_heads / tp of one.
         a_layer = 2 * head_dim * rows * (strategy.tp - kv_heads) // strategy.tp
         extra = [a_layer * sum(counts[stage :: strategy.pp]) for stage in range(strategy.pp)]
     if plan.model.name in ("gpt2", "megatron") and strategy.pp > 1:
@@ -223,7 +224,7 @@ def parameters_not_in_megatron_lm(plan: Plan) -> list[int]:
 
 
 def plan_of_text(model: str, text: str) -> Plan:
-    """A plan of a model of the catalogue by the text of its strategy, on as many devices as that needs."""
+    """A plan for a model of the catalogue from the text of its strategy, on as many devices as it needs."""
     fields = parse_fields(text)
     devices = 1
     for axis in ("tp", "cp", "pp", "dp"):

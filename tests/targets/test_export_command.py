@@ -1,4 +1,4 @@
-"""From the question to the files, by the commands that users give, with Megatron-LM itself as the reader."""
+"""Plan and export by the commands that users run, with Megatron-LM itself as the reader."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_plan_for_the_target_is_exported_and_read_back_equal(folder: Path) -> 
     args = (folder / "out" / "megatron-lm.args").read_text()
     own = shlex.split(args, comments=True)
     assert _differences(plan, own) == ()
-    # The settings that no plan has are comments to be taken in: they are flags that Megatron-LM knows.
+    # Settings that plans lack are comments for users to fill in: Megatron-LM knows these flags.
     placeholders = [
         word for line in re.findall(r"^# (--.*)$", args, re.MULTILINE) for word in shlex.split(line)
     ]
@@ -65,7 +65,7 @@ def test_a_plan_for_the_target_is_exported_and_read_back_equal(folder: Path) -> 
 
 
 def test_an_edited_file_is_detected(folder: Path) -> None:
-    """The broken twin: one value of the file changed by hand."""
+    """A mutant: one value of the file is changed by hand."""
     assert _shardwise(folder, "export", "plan.yaml", "--to", "megatron-lm", "--out", "out").returncode == 0
     plan = read_plan(str(folder / "plan.yaml"))
     own = shlex.split((folder / "out" / "megatron-lm.args").read_text(), comments=True)

@@ -1,5 +1,5 @@
-"""Megatron-LM 0.19.2 reads what is exported to it: its parser and its configuration agree with the plan, and
-its model has the parameters that the cost model counts."""
+"""Megatron-LM 0.19.2 reads exported flags: its parser and its configuration agree with the plan, and its
+model has the parameters that the cost model counts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_plans_are_of_every_family_and_use_every_value_of_the_target(plans: list
 
 
 def test_the_target_has_flags_for_every_plan(plans: list[Plan]) -> None:
-    """The limits that the plans were drawn within are written down a second time."""
+    """Compares the target's limits with their second version in `random_plans`."""
     target = target_of("megatron-lm-0.19")
     for plan in plans:
         assert list(target.for_job(plan.model, plan.job).refusals(plan.best.strategy)) == []
@@ -84,12 +84,12 @@ def test_most_plans_have_the_same_parameters_without_a_correction(plans: list[Pl
     assert sum(not any(parameters_not_in_megatron_lm(plan)) for plan in plans) > PLANS * 2 // 3
 
 
-# By hand, on each tensor rank. Llama 3.1 70B, tp 8, 20 of 80 layers: q and o 8192 * 8192 / 8 each, k and v
-# 1024 * 8192 / 8 each, MLP 3 * 8192 * 28672 / 8, two norms 2 * 8192: 106,971,136 a layer, 2,139,422,720 a
-# stage. The first has the embedding, 128,256 * 8192 / 8 = 131,334,144, the last the head and a norm of 8192.
-# Mixtral 8x7B, tp 2, ep 8: q and o 4096 * 4096 / 2 each, k and v 1024 * 4096 / 2 each, one expert
-# 3 * 4096 * 14336, router 8 * 4096, norms 2 * 4096: 197,173,248 a layer, 32 of them. Embedding and head have
-# 32,000 * 4096 / 2 each, the last norm 4096.
+# Parameters by hand, on each tensor rank. Llama 3.1 70B, tp 8, 20 of 80 layers: q and o 8192 * 8192 / 8 each,
+# k and v 1024 * 8192 / 8 each, MLP 3 * 8192 * 28672 / 8, two norms 2 * 8192: 106,971,136 a layer,
+# 2,139,422,720 a stage. The first stage also has the embedding, 128,256 * 8192 / 8 = 131,334,144, the last
+# the head and a norm of 8192. Mixtral 8x7B, tp 2, ep 8: q and o 4096 * 4096 / 2 each, k and v 1024 * 4096 / 2
+# each, one expert 3 * 4096 * 14336, router 8 * 4096, norms 2 * 4096: 197,173,248 a layer, 32 layers.
+# Embedding and head have 32,000 * 4096 / 2 each, the last norm 4096.
 BY_HAND = {
     "llama-3.1-70b": (
         "tp=8,pp=4,vpp=2,dp=2,zero_stage=1", [2_270_756_864, 2_139_422_720, 2_139_422_720, 2_270_765_056],
@@ -111,11 +111,11 @@ NOT_READ_BACK = {
     "--accumulate-allreduce-grads-in-fp32": "bf16 turns it on",
     "--moe-grouped-gemm": "a kernel, which no field of a plan says",
 }
-"""Flags whose change no comparison has to notice."""
+"""Flags whose change the comparison need not notice."""
 
 
 def test_a_broken_flag_is_noticed(plans: list[Plan]) -> None:
-    """One slip in one flag, for every flag of a plan of each family."""
+    """One changed flag at a time, for every flag of a plan of each family."""
     few = plans[: len(FAMILIES)]
     cases = [(plan, name, flags) for plan in few for name, flags in mutants(megatron_lm_flags(plan))]
     requests = [reader_request(plan, flags) for plan, _, flags in cases]
@@ -137,7 +137,7 @@ def test_a_smaller_world_is_noticed(plans: list[Plan]) -> None:
 
 
 def test_a_broken_count_of_parameters_is_noticed(plans: list[Plan]) -> None:
-    """A layer more in the flags is a layer more in the model."""
+    """One more layer in the flags is one more layer in the model."""
     plan = next(plan for plan in plans if plan.best.strategy.pp == 1)
     flags = tuple(
         (name, str(plan.model.layers + 1)) if name == "--num-layers" else (name, *values)
@@ -148,8 +148,8 @@ def test_a_broken_count_of_parameters_is_noticed(plans: list[Plan]) -> None:
 
 
 TRAPS: dict[str, tuple[str, str, dict[str, Any], tuple[tuple[str, ...], ...], str, bool]] = {
-    # The strategy that is legal, the fields that make it a trap, the flags of those, the key that is refused,
-    # and whether the process groups of Megatron-LM refuse it too.
+    # A legal strategy; the changed fields that make it wrong; the changed flags; the refused key; whether
+    # Megatron-LM's process groups refuse it too.
     "micro-batches that are no multiple of pp": (
         "llama-2-7b", "tp=1,pp=4,vpp=2,dp=2", {"global_batch_size": 12}, (("--global-batch-size", "12"),),
         "best.strategy.vpp", False,
@@ -175,11 +175,11 @@ TRAPS: dict[str, tuple[str, str, dict[str, Any], tuple[tuple[str, ...], ...], st
         "job.optimizer", False,
     ),
 }  # fmt: skip
-"""Values that the parser of Megatron-LM accepts, though no run can have them or means them."""
+"""Values that Megatron-LM's parser accepts, though they cannot run or do something else than they say."""
 
 
 def _trapped(plan: Plan, changes: Mapping[str, Any]) -> Plan:
-    """The plan with fields of its job or its strategy changed, whatever the rules say."""
+    """The plan with changed fields of its job or its strategy, unchecked."""
     of_job = {name: value for name, value in changes.items() if hasattr(plan.job, name)}
     of_strategy = {name: value for name, value in changes.items() if name not in of_job}
     best = replace(plan.best, strategy=replace(plan.best.strategy, **of_strategy))
@@ -187,7 +187,7 @@ def _trapped(plan: Plan, changes: Mapping[str, Any]) -> Plan:
 
 
 def _trapped_flags(plan: Plan, changed: tuple[tuple[str, ...], ...]) -> ReaderRequest:
-    """The flags of the plan with those that are changed; a switch that is there already is left out."""
+    """The flags of the plan with some changed; a switch that is already there is left out."""
     own = megatron_lm_flags(plan)
     names = {name for name, *_ in changed}
     kept = tuple(flag for flag in own if flag[0] not in names)
@@ -206,7 +206,7 @@ def test_wrong_flags_that_the_parser_accepts_are_refused_by_the_export() -> None
         with pytest.raises(ConfigError) as refused:
             megatron_lm_flags(_trapped(plans[name], trap[2]))
         assert refused.value.key == trap[4], name
-        assert megatron_lm_flags(plans[name]), "the legal twin is exported"
+        assert megatron_lm_flags(plans[name]), "the legal plan is exported"
 
 
 def test_an_unknown_flag_of_megatron_lm_is_a_one_line_error() -> None:

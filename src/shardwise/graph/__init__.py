@@ -1,4 +1,4 @@
-"""What is trained, operator by operator: graphs of typed operators and the ways to lay them on a mesh."""
+"""Operator graphs: typed operators, their sharding rules, and layouts of a graph on a device mesh."""
 
 from shardwise.graph.baselines import data_parallel, megatron
 from shardwise.graph.batch import loss_weight, samples_dim, scaled

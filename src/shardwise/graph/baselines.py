@@ -1,9 +1,8 @@
-"""Data parallelism: every device has the whole network and a part of the batch.
+"""Baseline layouts that a frontier is compared with: `data_parallel` and `megatron`.
 
-From a rule for each operator along each axis to a whole layout: where tensors and parameters then lie.
-
-Megatron's layout of a transformer: matmuls in pairs split by columns and rows within a node, and data
-parallelism across nodes (Shoeybi et al. 2019, arXiv 1909.08053).
+`layout_from_rules` makes a whole layout from one sharding rule per operator and mesh axis. Data parallelism
+splits the batch. Megatron's layout of a transformer splits pairs of matmuls by columns and rows within a
+node, with data parallelism across nodes (Shoeybi et al. 2019, arXiv 1909.08053).
 """
 
 from __future__ import annotations
@@ -18,19 +17,21 @@ from shardwise.graph.record import Block, OpGraph, OpNode, SkipTensors, skip_ten
 from shardwise.graph.rules import PARTIAL, REPLICATE, REPLICATE_SUM_GRAD, Placement, ShardingRule, allows
 from shardwise.graph.sizes import CONSTANT
 
+# Layouts from rules
+
 Placements = tuple[Placement, ...]
 
 BlockRules = Mapping[str, tuple[ShardingRule, ...]]
-"""The rules of each operator of a block, one per mesh axis, the outermost first."""
+"""The rules of each operator of a block, one per mesh axis, outermost first."""
 
 
 def layout_from_rules(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[BlockRules]) -> GraphLayout:
-    """The layout on `ranks` per axis that follows these rules, which go together, of each block; repetitions
-    are laid alike.
+    """The layout on a mesh of `ranks` per axis that follows the sharding rules of each block.
 
-    A tensor with several readers lies as all of them want it; one that some want whole and others whole with
-    gradients to be summed has its gradients summed once. Parameters wait as they are used, whole ones with
-    all of their optimizer states. All is kept for the backward pass.
+    The rules of an operator must be allowed together. All repetitions of a block have the same layout. A
+    tensor with several readers has the placement that all of them read. If some read it replicated and others
+    with partial gradients, its gradient is summed once. Parameters are stored as they are used; replicated
+    ones have whole optimizer states. All activations are saved.
     """
     stored, used = _parameters(graph, rules)
     skips = skip_tensors_of(graph)
@@ -73,7 +74,8 @@ def layout_from_rules(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[Bl
 def _requests(
     graph: OpGraph, rules: Sequence[BlockRules], skips: SkipTensors
 ) -> list[dict[str, list[Placements]]]:
-    """How each tensor of each block is wanted by its readers there, and by those in blocks that borrow it."""
+    """The placements in which each tensor of each block is read, in the block and in blocks with it as skip
+    input."""
     found = [_block_requests(block, own) for block, own in zip(graph.blocks, rules, strict=True)]
     for requested_by_name, skip_outputs in zip(found, skips.skip_outputs, strict=True):
         for name in skip_outputs:
@@ -83,7 +85,7 @@ def _requests(
 
 
 def _block_requests(block: Block, rules: BlockRules) -> dict[str, list[Placements]]:
-    """How each tensor is wanted by its readers in one block."""
+    """The placements in which each tensor is read in one block."""
     found: defaultdict[str, list[Placements]] = defaultdict(list)
     for op in block.operators:
         for slot, operand in enumerate(op.inputs):
@@ -92,7 +94,7 @@ def _block_requests(block: Block, rules: BlockRules) -> dict[str, list[Placement
 
 
 def _common(requests: Iterable[Placement], made: Placement) -> Placement:
-    """Where a tensor lies along an axis for all who want it."""
+    """One placement of a tensor along an axis for all its readers."""
     requested = set(requests)
     if len(requested) == 1:
         return requested.pop()
@@ -102,7 +104,7 @@ def _common(requests: Iterable[Placement], made: Placement) -> Placement:
 def _parameters(
     graph: OpGraph, rules: Sequence[BlockRules]
 ) -> tuple[dict[str, Placements], dict[str, Placements]]:
-    """Where each parameter is stored, and those with several readers used."""
+    """The stored placements of each parameter, and the used ones of parameters with several readers."""
     reads: defaultdict[str, list[Placements]] = defaultdict(list)
     for block, own in zip(graph.blocks, rules, strict=True):
         for op in block.operators:
@@ -117,16 +119,22 @@ def _parameters(
 
 
 def _used(requests: Iterable[Placement]) -> Placement:
-    """Where a parameter is brought to along an axis for all of its readers."""
+    """The placement along an axis to which a parameter is gathered for all its readers."""
     requested = set(requests)
     if len(requested) == 1 and PARTIAL not in requested:
         return requested.pop()
     return REPLICATE_SUM_GRAD if REPLICATE_SUM_GRAD in requested else REPLICATE
 
 
+# Data parallelism
+
+
 def data_parallel(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
-    """The batch divided along all axes of a mesh of `ranks`, parameters and optimizer states whole, nothing
-    recomputed. None where no dim follows the batch, or the batch has no part for every rank."""
+    """Data parallelism: the batch is split along all axes of a mesh of `ranks`.
+
+    Parameters and optimizer states are replicated, nothing is recomputed. None where no dim grows with the
+    batch, or the batch has no part for every rank.
+    """
     rules = batch_rules(graph)
     if all(rule.split is None for block in rules for rule in block.values()):
         return None
@@ -138,7 +146,7 @@ def data_parallel(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
 
 
 def batch_rules(graph: OpGraph) -> list[dict[str, ShardingRule]]:
-    """For each block the rule of each operator that divides the batch along one axis."""
+    """For each block, the rule of each operator that splits the batch along one axis."""
     found: list[dict[str, ShardingRule]] = []
     before: Placement = REPLICATE
     there: dict[str, Placement] = {}
@@ -160,9 +168,11 @@ def follows_batch(graph: OpGraph, dim: str) -> bool:
 
 
 def _batch_rule(graph: OpGraph, op: OpNode, outputs: Mapping[str, Placement]) -> ShardingRule:
-    """Of the rules that split a dim of the batch the one that splits most inputs. An operator that has none
-    does the same on every rank: for gradients that are summed, as those of parameters are, where it reads
-    nothing that came from the batch."""
+    """The rule that splits a batch dim and most inputs.
+
+    An operator without such a rule is replicated. Its gradients are partial sums, like those of parameters,
+    if nothing that it reads comes from the batch.
+    """
     rules = rules_of(op)
     splits = [rule for rule in rules if rule.split is not None and follows_batch(graph, rule.split)]
     if splits:
@@ -172,15 +182,18 @@ def _batch_rule(graph: OpGraph, op: OpNode, outputs: Mapping[str, Placement]) ->
     return next(rule for rule in rules if rule.split is None and rule.output == required)
 
 
-def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
-    """Tensor parallelism along the innermost axis of a mesh of `ranks`, data parallelism along the others,
-    parameters and optimizer states whole, nothing recomputed.
+# Megatron
 
-    Within a block a matmul is split by columns where what follows can work on its part of the result (heads
-    of attention, the width of an MLP) up to a matmul split by rows, whose partial sums are added up, or up to
-    the loss; tables of what the batch looks up are split by rows; all else is done by every rank of the axis.
-    None where no attention is split so (the network is no transformer, or has too few heads), or the batch
-    has no part for every rank along the others.
+
+def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
+    """Megatron's layout: tensor parallelism along the innermost axis of a mesh, data parallelism along the
+    others.
+
+    Parameters and optimizer states are replicated, nothing is recomputed. Operators after a column-parallel
+    matmul (attention heads, the width of an MLP) work on shards. A row-parallel matmul, whose partial sums
+    are all-reduced, or the loss ends this. Embedding tables are split by rows. Every rank of the axis
+    computes all other operators. None where no attention can be split (no transformer, or too few heads), or
+    where the batch has no part for every rank of the other axes.
     """
     found = []
     skips = skip_tensors_of(graph)
@@ -203,8 +216,10 @@ def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
 
 @dataclass(frozen=True, slots=True)
 class _BlockContext:
-    """A block, the rules of its operators along the outer axes of a mesh of `ranks`, and what it lends to
-    other blocks and borrows of them: that is whole between blocks, as results are."""
+    """A block, the rules of its operators along the outer axes, and its skip tensors.
+
+    Skip tensors and results are replicated along the innermost axis between blocks.
+    """
 
     graph: OpGraph
     block: Block
@@ -214,31 +229,36 @@ class _BlockContext:
     skip_inputs: tuple[str, ...]
 
     def rules_of(self, op: OpNode) -> list[ShardingRule]:
-        """The rules of an operator along the innermost axis that go with those along the others."""
+        """The rules of an operator along the innermost axis that are allowed with those along the others."""
         return [rule for rule in rules_of(op) if allows(op, (*self.outer[op.name], rule), self.ranks)]
 
     def states(self, op: OpNode, placed: dict[str, Placement]) -> list[Placement | None]:
-        """How the inputs of an operator lie; None for data, which lies as it is wanted."""
+        """The placements of the operator's inputs; None for data, which has any placement."""
         return [placed.get(operand.source) for operand in op.inputs]
 
 
 def _block_rules(context: _BlockContext) -> dict[str, ShardingRule]:
-    """The rule of each operator along the innermost axis. Where what an operator has split cannot be worked
-    on to the end, it is split in the next way, and at last not at all."""
+    """The rule of each operator along the innermost axis.
+
+    If an operator's split tensor has a reader without a matching rule, the operator's next rule is tried; the
+    last resort is not to split it.
+    """
     tried: dict[str, int] = {}
     while True:
         walk = _Walk(context, tried)
-        stuck = walk.to_the_end()
-        if not stuck:
+        failed = walk.assign_rules()
+        if not failed:
             return walk.rules
-        for name in stuck:
+        for name in failed:
             tried[name] = tried.get(name, 0) + 1
 
 
 @dataclass(slots=True)
 class _Walk:
-    """One way through a block: the rule of each operator, how its result lies, and which operators split what
-    it is made of. `tried` ways to split an operator have failed."""
+    """One pass over a block: the rule of each operator, the placement of its result, and who split it.
+
+    `tried` counts the rules of an operator that have failed.
+    """
 
     context: _BlockContext
     tried: dict[str, int]
@@ -246,8 +266,9 @@ class _Walk:
     placed: dict[str, Placement] = field(default_factory=dict)
     split_by: dict[str, frozenset[str]] = field(default_factory=dict)
 
-    def to_the_end(self) -> frozenset[str]:
-        """The operators that split what then could not be worked on; none where all could be."""
+    def assign_rules(self) -> frozenset[str]:
+        """Assign rules in order. Returns the operators whose split results have no matching reader; empty on
+        success."""
         block = self.context.block
         self.placed |= dict.fromkeys(self.context.skip_inputs, REPLICATE)
         if block.entry is not None:
@@ -255,7 +276,7 @@ class _Walk:
         for op in block.operators:
             sources = [operand.source for operand in op.inputs]
             split_sources = frozenset().union(*(self.split_by.get(source, frozenset()) for source in sources))
-            rule = self._following(op) if split_sources else self._opening(op)
+            rule = self._matching_rule(op) if split_sources else self._next_rule(op)
             if rule is None:
                 return split_sources
             self.rules[op.name] = rule
@@ -265,8 +286,9 @@ class _Walk:
         seen = (*self.context.skip_outputs, block.operators[-1].name)
         return frozenset().union(*(self.split_by.get(name, frozenset()) for name in seen))
 
-    def _following(self, op: OpNode) -> ShardingRule | None:
-        """The rule that works on inputs as they lie, with words between ranks in the loss alone."""
+    def _matching_rule(self, op: OpNode) -> ShardingRule | None:
+        """The rule for inputs in their placements; collectives are allowed in the loss only. None if there is
+        none."""
         states = self.context.states(op, self.placed)
         for rule in self.context.rules_of(op):
             fits = all(
@@ -277,8 +299,8 @@ class _Walk:
                 return rule
         return None
 
-    def _opening(self, op: OpNode) -> ShardingRule:
-        """The next way to split an operator all of whose inputs are whole, or to repeat it on every rank."""
+    def _next_rule(self, op: OpNode) -> ShardingRule:
+        """The next rule that splits an operator with replicated inputs, or replication if no rule is left."""
         rules = self.context.rules_of(op)
         ways = [rule for rule in rules if self._splits_weight(op, rule)]
         ways.sort(key=lambda rule: rule.output != PARTIAL)
@@ -288,8 +310,8 @@ class _Walk:
         return next(rule for rule in rules if rule.split is None and rule.output == REPLICATE)
 
     def _splits_weight(self, op: OpNode, rule: ShardingRule) -> bool:
-        """Whether a rule splits a matrix and nothing else that is read: columns of a matmul, or rows of a
-        table in which the batch is looked up."""
+        """Whether a rule splits a weight matrix only: columns of a matmul, or rows of a table with indices of
+        the batch."""
         if (
             rule.collectives
             or not rule.parameters

@@ -1,11 +1,8 @@
-"""The same network at another batch or sequence length.
+"""Batch sizes of a graph: the same graph at another size (`scaled`), and whether micro-batches are exact.
 
-What of a step can be computed micro-batch by micro-batch: what each sample has of its own, and sums over
-samples.
-
-A batch that goes through a graph in micro-batches is divided as among the ranks of one more mesh axis, who
-come one after the other and tell each other nothing. So the rules of operators say what is sound: those
-without exchanges.
+Micro-batches divide the batch as the ranks of one more mesh axis would, one after the other and without
+communication. So an operator can run by micro-batch if it has a sharding rule without collectives for its
+part. `loss_weight` checks this for a whole graph and returns the weight of the loss of each micro-batch.
 """
 
 from __future__ import annotations
@@ -22,19 +19,21 @@ from shardwise.graph.rules import PARTIAL, REPLICATE, REPLICATE_SUM_GRAD, Placem
 from shardwise.graph.sizes import CONSTANT, MAX_SIZE, SizeGrowth, scaled_size
 from shardwise.inputs import short_repr
 
+# Scaling
+
 Ratio = tuple[Fraction, Fraction]
 
 
 def scaled(graph: OpGraph, batch: int | None = None, seq_len: int | None = None) -> OpGraph:
     """`graph` at this batch and sequence length (None: its own).
 
-    Every dim grows as `graph.growth` says of its name, graph inputs as their readers' dims, and an operator's
-    own `flop` and `moved_bytes` as its iteration space. Raises ConfigError where the graph has no sequence
-    length, or a dim would be no whole number.
+    Every dim grows as `graph.growth` says of its name, and graph inputs as the dims of their readers. An
+    operator's own `flop` and `moved_bytes` grow as its iteration space. ConfigError where the graph has no
+    sequence length, or a dim would not be an integer.
     """
     if seq_len is not None and graph.seq_len is None:
         raise ConfigError(
-            f"cannot change: graph {short_repr(graph.name)} has no sequence",
+            f"cannot change: graph {short_repr(graph.name)} has no sequence length",
             key="seq_len",
             found=str(seq_len),
         )
@@ -56,7 +55,7 @@ def scaled(graph: OpGraph, batch: int | None = None, seq_len: int | None = None)
 
 
 def input_growth(graph: OpGraph, name: str) -> tuple[SizeGrowth, ...]:
-    """What each dim of a graph input grows with, as its readers' dims say."""
+    """The growth of each dim of a graph input, as the dims of its readers have it."""
     for block in graph.blocks:
         for node in block.operators:
             for operand in node.inputs:
@@ -87,29 +86,31 @@ def _scaled_node(node: OpNode, growth: Mapping[str, SizeGrowth], ratio: Ratio) -
 
 
 def _whole(size: Fraction, what: str) -> int:
-    """`size` as a number; ConfigError where it is none that a dim can have."""
+    """`size` as an integer; ConfigError where a dim cannot have it."""
     if size.denominator == 1 and size <= MAX_SIZE:
         return int(size)
     raise ConfigError(
-        f"gives {what} no size",
+        f"gives {what} an invalid size",
         key="batch",
         found=f"{float(size):g}",
         allowed=f"a batch and a sequence length that make it a whole number up to {MAX_SIZE:g}",
     )
 
 
+# Micro-batches
+
 MEANS = ("cross_entropy", "mean_square", "binary_cross_entropy")
-"""Kinds that divide by as many elements as they sum over."""
+"""Kinds that divide by the number of elements that they sum over."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one of several micro-batches has of a tensor: samples along a dim of it, what all have
-    (`REPLICATE`), or a part of a sum (`PARTIAL`), which is as many times too large as there are micro-batches
-    where it `is_mean`.
+    """The part of a tensor that one micro-batch has.
 
-    Along the dim a micro-batch has neighbours in each of so many `groups`: of steps by samples made one dim,
-    its own samples of every step.
+    It is a share of the samples along a dim, the whole tensor (`REPLICATE`), or a partial sum (`PARTIAL`). A
+    partial sum that `is_mean` is too large by the number of micro-batches. `groups`: the micro-batch has
+    adjacent samples in each of this many groups of the dim. For time steps and samples merged into one dim,
+    these are its samples of every step.
     """
 
     placement: Placement
@@ -118,11 +119,10 @@ class _Share:
 
 
 def loss_weight(graph: OpGraph, microbatches: int) -> float:
-    """The number by which the losses of `microbatches` are multiplied, so that their sum is the loss of the
-    whole batch, which `graph` has the size of.
+    """The factor on the loss of each of `microbatches`, with which their sum is the loss of the whole batch.
 
-    ConfigError by the name of the first operator that computes across samples otherwise than in a sum: the
-    statistics of a batch norm are not those of a micro-batch.
+    `graph` has the size of the whole batch. ConfigError with the name of the first operator that combines
+    samples other than in a sum: the batch norm statistics of a micro-batch are not those of the batch.
     """
     if microbatches == 1:
         return 1.0
@@ -131,9 +131,9 @@ def loss_weight(graph: OpGraph, microbatches: int) -> float:
     for block, skip_outputs in zip(graph.blocks, skip_tensors_of(graph).skip_outputs, strict=True):
         for _ in range(block.repeat):
             before = result
-            made = _through(graph, block, before, there, microbatches)
+            made = _block_shares(graph, block, before, there, microbatches)
             result = made[block.operators[-1].name]
-            if result == before:  # so the next repetition is like this one
+            if result == before:  # so the next repetition is equal to this one
                 break
         there |= {name: made[name] for name in skip_outputs}
     if result is None or result.placement != PARTIAL:
@@ -142,15 +142,16 @@ def loss_weight(graph: OpGraph, microbatches: int) -> float:
 
 
 def samples_dim(graph: OpGraph, name: str) -> int | None:
-    """The dim of the graph input `name` along which micro-batches have parts of it; None where each has all
-    of it."""
+    """The dim of graph input `name` along which the batch is split; None where each micro-batch reads all of
+    it."""
     return _batch_dim(input_growth(graph, name))
 
 
-def _through(
+def _block_shares(
     graph: OpGraph, block: Block, entry: _Share | None, there: Mapping[str, _Share], microbatches: int
 ) -> dict[str, _Share]:
-    """What a micro-batch has of each tensor in one repetition of a block, which may read what is `there`."""
+    """The part of each tensor that a micro-batch has in one repetition of a block; `there` has earlier
+    tensors."""
     made = dict(there)
     if block.entry is not None and entry is not None:
         made[block.entry] = entry
@@ -160,28 +161,30 @@ def _through(
                 dim = samples_dim(graph, operand.source)
                 made[operand.source] = _Share(REPLICATE if dim is None else shard(dim))
         reads = [made[operand.source] for operand in op.inputs]
-        made[op.name] = _made(op, reads, graph.growth, microbatches)
+        made[op.name] = _result_share(op, reads, graph.growth, microbatches)
     return made
 
 
-def _made(op: OpNode, reads: Sequence[_Share], growth: Mapping[str, SizeGrowth], microbatches: int) -> _Share:
-    """What a micro-batch has of the result of an operator that reads so much."""
+def _result_share(
+    op: OpNode, reads: Sequence[_Share], growth: Mapping[str, SizeGrowth], microbatches: int
+) -> _Share:
+    """The part of an operator's result that a micro-batch has, from the parts of its inputs."""
     sizes = [[growth.get(dim, CONSTANT) for dim in dims] for dims in op.tensors]
     along = _batch_dim(sizes[-1])
     groups = {read.groups for read in reads if read.placement >= 0}
     if any(sum(each.batch for each in dims) > 1 for dims in sizes) or len(groups) > 1:
-        raise _refused(op, microbatches)  # samples by samples, or some by others
+        raise _refused(op, microbatches)  # samples are compared with each other, or have different groups
     if op.kind == "reshape" and groups and along is not None:
         return _reshaped(op, reads[0], along, microbatches)
     for rule in rules_of(op):
-        output = _value(rule.output)
-        if _reads_so(rule, reads) and (output < 0 if along is None else output == shard(along)):
-            is_shared_out = rule.split is None or rule.units % microbatches == 0
+        output = _value_placement(rule.output)
+        if _matches(rule, reads) and (output < 0 if along is None else output == shard(along)):
+            is_divisible = rule.split is None or rule.units % microbatches == 0
             is_by_rows = groups <= {1} or (rule.split is not None and rule.units == op.dims[rule.split])
             summed = {read.is_mean for read in reads if read.placement == PARTIAL}
             if output == PARTIAL and not summed:
                 summed = {op.kind in MEANS or op.attributes.get("function") == "mean"}
-            if is_shared_out and is_by_rows and len(summed) < 2:
+            if is_divisible and is_by_rows and len(summed) < 2:
                 return _Share(
                     output, is_mean=True in summed, groups=max(groups, default=1) if output >= 0 else 1
                 )
@@ -189,8 +192,7 @@ def _made(op: OpNode, reads: Sequence[_Share], growth: Mapping[str, SizeGrowth],
 
 
 def _reshaped(op: OpNode, read: _Share, along: int, microbatches: int) -> _Share:
-    """What a micro-batch has of the same elements in another shape: of every group that it had neighbours in
-    it has whole rows of the dim `along`."""
+    """The part of a reshaped tensor that a micro-batch has: of each group, whole rows of the dim `along`."""
     made = op.shape(op.output)
     groups = read.groups * prod(op.shape(op.inputs[0].dims)[: read.placement])
     ahead, after = prod(made[:along]), prod(made[along + 1 :])
@@ -199,17 +201,18 @@ def _reshaped(op: OpNode, read: _Share, along: int, microbatches: int) -> _Share
     return _Share(shard(along), groups=groups // ahead)
 
 
-def _reads_so(rule: ShardingRule, reads: Sequence[_Share]) -> bool:
-    """Whether an operator under `rule` reads what a micro-batch has, parameters whole, and asks no other."""
+def _matches(rule: ShardingRule, reads: Sequence[_Share]) -> bool:
+    """Whether an operator under `rule` reads the parts of a micro-batch and whole parameters, without
+    collectives."""
     return (
         not rule.collectives
-        and [_value(placement) for placement in rule.inputs] == [read.placement for read in reads]
-        and all(_value(placement) == REPLICATE for placement in rule.parameters)
+        and [_value_placement(placement) for placement in rule.inputs] == [read.placement for read in reads]
+        and all(_value_placement(placement) == REPLICATE for placement in rule.parameters)
     )
 
 
-def _value(placement: Placement) -> Placement:
-    """A placement by what it says of the tensor itself, whatever of its gradient."""
+def _value_placement(placement: Placement) -> Placement:
+    """A placement without its gradient."""
     return REPLICATE if placement == REPLICATE_SUM_GRAD else placement
 
 
@@ -220,6 +223,6 @@ def _batch_dim(growth: Sequence[SizeGrowth]) -> int | None:
 
 def _refused(op: OpNode, microbatches: int) -> ConfigError:
     return ConfigError(
-        f"cannot share out the batch: {op.kind} operator {op.name} computes across samples",
+        f"are not exact: {op.kind} operator {op.name} computes across samples",
         key="layout.microbatches", found=str(microbatches), allowed="1",
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Whether a graph holds together: edges, order, shapes, names, and each operator as its kind demands."""
+"""Checks of an operator graph: edges, order, shapes, names, and each operator against its kind
+(`check_graph`)."""
 
 from __future__ import annotations
 
@@ -16,18 +17,19 @@ from shardwise.inputs import nearest, short_repr
 Shape = tuple[int, ...]
 
 COUNTER = re.compile(r"\{([0-9]{1,9})\}")
-"""What counts the repetitions of a block in the name of a parameter, from its number."""
+"""The counter of repetitions in the name of a parameter of a repeated block; the number is its start."""
 
 MAX_ITERATIONS = 10**40
-"""Of one operator: beyond what anything computes, and far below what a float cannot hold."""
+"""Largest iteration space of one operator, in iterations: above any real operator, far below float
+overflow."""
 
 
 def check_graph(graph: OpGraph) -> None:
-    """Nothing where the graph is sound; else ConfigError with the key (as in a file) and the operator."""
+    """ConfigError with the key (as in a file) and the operator where the graph is not valid."""
     _check_names(graph)
     skips = skip_tensors_of(graph)
-    before: _Made | None = None
-    there = {name: _Made(shape, None) for name, shape in graph.inputs.items()}
+    before: _TensorType | None = None
+    there = {name: _TensorType(shape, None) for name, shape in graph.inputs.items()}
     for index, block in enumerate(graph.blocks):
         key = f"blocks[{index}]"
         _check_entry(graph, block, before, key)
@@ -41,22 +43,21 @@ def check_graph(graph: OpGraph) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A tensor: its shape, and what each of its dims grows with (None for a graph input: its readers say)."""
+class _TensorType:
+    """A tensor: its shape, and the growth of each dim (None for a graph input, whose readers define it)."""
 
     shape: Shape
     growth: tuple[SizeGrowth, ...] | None
 
 
 def _check_names(graph: OpGraph) -> None:
-    """Graph inputs, blocks, entries and operators: within reach of each other no name stands for two
-    things."""
+    """No two graph inputs, blocks, entries or operators that can be read together have the same name."""
     seen: dict[str, str] = {name: f"inputs.{name}" for name in graph.inputs}
     blocks: set[str] = set()
     for index, block in enumerate(graph.blocks):
         key = f"blocks[{index}]"
         if block.name in blocks:
-            raise _wrong(f"{key}.name", "is given twice", block.name, "each block its own name")
+            raise _wrong(f"{key}.name", "is given twice", block.name, "a unique name for each block")
         blocks.add(block.name)
         for place, node in enumerate(block.operators):
             if node.name in seen:
@@ -64,7 +65,7 @@ def _check_names(graph: OpGraph) -> None:
                     f"{key}.operators[{place}].name",
                     f"is given twice (first at {seen[node.name]})",
                     node.name,
-                    "each operator and graph input its own name",
+                    "a unique name for each operator and graph input",
                 )
             seen[node.name] = f"{key}.operators[{place}]"
     for index, block in enumerate(graph.blocks):
@@ -73,21 +74,21 @@ def _check_names(graph: OpGraph) -> None:
                 f"blocks[{index}].entry",
                 f"is also the name of {seen[block.entry]}",
                 block.entry,
-                "a name of its own",
+                "another name",
             )
 
 
-def _check_entry(graph: OpGraph, block: Block, before: _Made | None, key: str) -> None:
-    """Only the first block has no entry; a repeated one ends in the shape of its entry."""
+def _check_entry(graph: OpGraph, block: Block, before: _TensorType | None, key: str) -> None:
+    """Only the first block has no entry; a repeated block's result has the shape of its entry."""
     if before is None and block.entry is not None:
-        raise _wrong(f"{key}.entry", "has nothing before it to read", block.entry, "no entry: a first block")
+        raise _wrong(f"{key}.entry", "is given for the first block", block.entry, "no entry")
     if before is not None and block.entry is None:
-        allowed = "a name for the result of the block before"
+        allowed = "a name for the result of the previous block"
         raise _wrong(f"{key}.entry", "is missing", f"nothing in block {short_repr(block.name)}", allowed)
     if block.repeat > 1 and before is None:
         raise _wrong(f"{key}.repeat", "needs an entry", str(block.repeat), "1 in the first block")
     if block.repeat > 1 and before is not None:
-        result = _made(graph, block.operators[-1])
+        result = _result_type(graph, block.operators[-1])
         if result.shape != before.shape:
             raise _wrong(
                 f"{key}.repeat",
@@ -100,13 +101,16 @@ def _check_entry(graph: OpGraph, block: Block, before: _Made | None, key: str) -
 def _check_block(
     graph: OpGraph,
     block: Block,
-    before: _Made | None,
-    there: Mapping[str, _Made],
+    before: _TensorType | None,
+    there: Mapping[str, _TensorType],
     skip_outputs: Collection[str],
     key: str,
-) -> dict[str, _Made]:
-    """Each operator reads what is there: graph inputs and what blocks before lend among it. Everything but
-    the last result is read here or, where it is `skip_outputs`, behind. Returns all that may be read."""
+) -> dict[str, _TensorType]:
+    """Check the operators of a block; returns all tensors that later operators may read.
+
+    Each operator reads graph inputs, tensors of the block, its entry, or skip tensors of earlier blocks.
+    Every result but the last is read in the block or is a skip output.
+    """
     made = dict(there)
     if before is not None and block.entry is not None:
         made[block.entry] = before
@@ -120,16 +124,16 @@ def _check_block(
             _check_shape(graph, node, operand, made[operand.source], f"{at}.dims")
             read.add(operand.source)
         _check_kind(node, where)
-        made[node.name] = _made(graph, node)
+        made[node.name] = _result_type(graph, node)
     if block.entry is not None and block.entry not in read:
-        raise _wrong(f"{key}.entry", "is read by no operator", block.entry, "an entry in use")
+        raise _wrong(f"{key}.entry", "is read by no operator", block.entry, "an entry that is read")
     for place, node in enumerate(block.operators[:-1]):
         if node.name not in read:
             raise _wrong(
                 f"{key}.operators[{place}]",
                 f"makes {short_repr(node.name)}, which no operator reads",
                 None,
-                "results that are read; the result of a block is that of its last operator",
+                "results that are read; a block's result is that of its last operator",
             )
     return made
 
@@ -139,7 +143,7 @@ def _check_kind(node: OpNode, key: str) -> None:
     if iterations > MAX_ITERATIONS:
         raise _wrong(
             f"{key}.dims",
-            f"of operator {short_repr(node.name)} are absurdly large together",
+            f"of operator {short_repr(node.name)} are too large together",
             f"10^{len(str(iterations)) - 1} iterations",
             "10^40",
         )
@@ -149,16 +153,16 @@ def _check_kind(node: OpNode, key: str) -> None:
         raise error.within(key=key) from None
 
 
-def _made(graph: OpGraph, node: OpNode) -> _Made:
-    return _Made(node.shape(node.output), tuple(graph.growth.get(dim, CONSTANT) for dim in node.output))
+def _result_type(graph: OpGraph, node: OpNode) -> _TensorType:
+    return _TensorType(node.shape(node.output), tuple(graph.growth.get(dim, CONSTANT) for dim in node.output))
 
 
-def _check_shape(graph: OpGraph, node: OpNode, operand: Operand, tensor: _Made, key: str) -> None:
+def _check_shape(graph: OpGraph, node: OpNode, operand: Operand, tensor: _TensorType, key: str) -> None:
     shape = node.shape(operand.dims)
     if shape != tensor.shape:
         raise _wrong(
             key,
-            f"of operator {short_repr(node.name)} do not meet the shape of {short_repr(operand.source)}",
+            f"of operator {short_repr(node.name)} do not have the shape of {short_repr(operand.source)}",
             _shape_text(shape),
             _shape_text(tensor.shape),
         )
@@ -167,44 +171,42 @@ def _check_shape(graph: OpGraph, node: OpNode, operand: Operand, tensor: _Made, 
         dim = next(d for d, a, b in zip(operand.dims, growth, tensor.growth, strict=True) if a != b)
         raise _wrong(
             key,
-            f"of operator {short_repr(node.name)}: does not grow as that dim of "
-            f"{short_repr(operand.source)} does",
+            f"of operator {short_repr(node.name)}: does not grow as that dim of {short_repr(operand.source)}",
             dim,
-            "sizes that follow the batch and the sequence length alike",
+            "the same growth with the batch and the sequence length",
         )
 
 
 def _unreadable(graph: OpGraph, block: Block, node: OpNode, operand: Operand, key: str) -> ConfigError:
-    """Why an operand is not there: a cycle, an order, another block, or no such name."""
+    """The error for an operand that cannot be read: a cycle, wrong order, another block, or an unknown
+    name."""
     own = {other.name: other for other in block.operators}
     reader, source = short_repr(node.name), short_repr(operand.source)
     if operand.source in own:
         cycle = _cycle(own, node.name)
         if cycle:
             text = " -> ".join(cycle)
-            return _wrong(key, f"of operator {reader} closes a cycle", text, "operators without cycles")
-        return _wrong(key, f"of operator {reader} comes after it", operand.source, "makers before readers")
+            return _wrong(key, f"of operator {reader} closes a cycle", text, "an acyclic graph")
+        return _wrong(key, f"of operator {reader} comes after it", operand.source, "producers before readers")
     for other in graph.blocks:
         if operand.source == other.entry or any(operand.source == maker.name for maker in other.operators):
             allowed = (
-                "the block's own operators, its entry, graph inputs, and of blocks before it that are there "
-                "once what their operators make and entries that no other block calls so"
+                "operators of the block, its entry, graph inputs, and of earlier blocks without repeat the "
+                "operators and uniquely named entries"
             )
-            return _wrong(
-                key, f"of operator {reader} lies in block {short_repr(other.name)}", source, allowed
-            )
+            return _wrong(key, f"of operator {reader} is in block {short_repr(other.name)}", source, allowed)
     guess = nearest(operand.source, (*own, *graph.inputs, *((block.entry,) if block.entry else ())))
     hint = f" (did you mean {guess}?)" if guess else ""
     return _wrong(
         key,
-        f"of operator {reader} is nowhere{hint}",
+        f"of operator {reader} does not exist{hint}",
         operand.source,
         "an operator of the block, its entry or a graph input",
     )
 
 
 def _cycle(own: Mapping[str, OpNode], start: str) -> list[str]:
-    """Operators in a circle through `start`, each reading the one before it; empty where there is none."""
+    """A cycle of operators through `start`, each reading the one before it; empty if there is none."""
     came_from: dict[str, str] = {}
     queue = [start]
     for name in queue:
@@ -221,19 +223,19 @@ def _cycle(own: Mapping[str, OpNode], start: str) -> list[str]:
 
 
 def _check_loss(graph: OpGraph) -> None:
-    """The last operator makes one number."""
+    """The last operator makes a scalar."""
     node = graph.blocks[-1].operators[-1]
     if node.output:
         raise _wrong(
             f"blocks[{len(graph.blocks) - 1}].operators[{len(graph.blocks[-1].operators) - 1}].output",
-            f"of operator {short_repr(node.name)}, the last one, is no loss",
+            f"of operator {short_repr(node.name)}, the last one, is not a loss",
             f"[{', '.join(node.output)}]",
-            "[], one number",
+            "[], a scalar",
         )
 
 
 def _check_parameter_names(graph: OpGraph) -> None:
-    """With counters for each repetition their numbers, no name is that of two tensors."""
+    """With counters replaced by their numbers, no two tensors have the same name."""
     first: dict[str, tuple[str, str]] = {}
     for _, block, key, node in _nodes(graph):
         for slot, parameter in enumerate(node.parameters):
@@ -250,8 +252,7 @@ def _check_parameter_names(graph: OpGraph) -> None:
                 raise _wrong(
                     at,
                     f"of operator {short_repr(node.name)} is one name for {block.repeat:,} tensors, "
-                    f"one of each "
-                    "repetition",
+                    "one per repetition",
                     name,
                     "a number in braces that counts them, such as layers.{0}.up",
                 )
@@ -263,7 +264,7 @@ def _check_parameter_names(graph: OpGraph) -> None:
                         f"of operator {short_repr(node.name)} is also a name of operator {short_repr(owner)} "
                         f"({short_repr(known)})",
                         own,
-                        "each tensor its own name",
+                        "a unique name for each tensor",
                     )
 
 
@@ -275,7 +276,7 @@ def _counted(name: str, repeat: int) -> Iterator[str]:
 
 
 def _check_parameters(graph: OpGraph) -> None:
-    """One name is one tensor: of one shape, and of a repeated block only there."""
+    """A parameter name stands for one tensor: one shape, and for a repeated block in that block only."""
     first: dict[str, tuple[Shape, int, str]] = {}
     for index, block, key, node in _nodes(graph):
         for slot, parameter in enumerate(node.parameters):
@@ -308,7 +309,7 @@ def _check_parameters(graph: OpGraph) -> None:
 
 
 def _check_inputs(graph: OpGraph) -> None:
-    """Each graph input is read, and its readers agree on what it grows with."""
+    """Each graph input is read, and its readers agree on its growth."""
     growth: dict[str, tuple[SizeGrowth, ...]] = {}
     for _, _, key, node in _nodes(graph):
         for slot, operand in enumerate(node.inputs):
@@ -318,17 +319,17 @@ def _check_inputs(graph: OpGraph) -> None:
             if growth.setdefault(operand.source, own) != own:
                 raise _wrong(
                     f"{key}.inputs[{slot}].dims",
-                    f"of operator {short_repr(node.name)} grow otherwise than another reader's",
+                    f"of operator {short_repr(node.name)} do not grow as another reader's",
                     operand.source,
-                    "sizes that follow the batch and the sequence length alike",
+                    "the same growth with the batch and the sequence length",
                 )
     for name in graph.inputs:
         if name not in growth:
-            raise _wrong(f"inputs.{name}", "is read by no operator", None, "inputs in use")
+            raise _wrong(f"inputs.{name}", "is read by no operator", None, "inputs that are read")
 
 
 def _nodes(graph: OpGraph) -> Iterator[tuple[int, Block, str, OpNode]]:
-    """Every operator with its block's place, its block, and its key in a file."""
+    """Every operator with its block's index, its block, and its key in a file."""
     for index, block in enumerate(graph.blocks):
         for place, node in enumerate(block.operators):
             yield index, block, f"blocks[{index}].operators[{place}]", node

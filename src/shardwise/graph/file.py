@@ -1,10 +1,8 @@
-"""Operator graphs from YAML or JSON. Strict; docs/reference/formats.md has the keys.
+"""Graph files: reads operator graphs from YAML or JSON and writes them.
 
-What a graph file that is not read yet seems to say, to tell of what is wrong in it.
-
-From what a user writes for a graph to the graph: a file, or `graph:NAME` of a shipped one.
-
-Graphs as text: what is written is read as an equal graph.
+`load_graph` reads a path, or `graph:NAME` for a shipped graph; `parse_graph` a mapping; `graph_text` writes a
+graph that is read back as an equal one. Unknown keys are refused. The keys are in docs/reference/formats.md,
+section "Operator graphs".
 """
 
 from __future__ import annotations
@@ -25,10 +23,11 @@ from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
 from shardwise.graph.sizes import CONSTANT, SizeGrowth, parse_size, size_text
 from shardwise.inputs import Fields, dumps_flow_yaml, dumps_yaml, nearest, printable, read_mapping, short_repr
 
+# Unchecked documents
+
 
 def first_user(document: object, name: str) -> str | None:
-    """The first operator that names a dim or a tensor so, in a file that is not read yet and may hold
-    anything."""
+    """The first operator that has a dim or tensor with this name, in an unchecked file with any contents."""
     for block in _listed(document, "blocks"):
         for operator in _listed(block, "operators"):
             title = operator.get("name") if isinstance(operator, Mapping) else None
@@ -43,11 +42,13 @@ def _listed(value: object, key: str) -> Sequence[object]:
 
 
 def _names(value: object, name: str) -> bool:
-    """Whether any text within is this name."""
+    """Whether any text within `value` is this name."""
     if isinstance(value, Mapping):
         return any(_names(part, name) for part in value.values())
     return any(_names(part, name) for part in value) if isinstance(value, list) else value == name
 
+
+# Reading
 
 GRAPH_SCHEMA = "shardwise.graph"
 VERSION = 1
@@ -57,7 +58,7 @@ _DIM_ALLOWED = "a letter, then letters, digits and underscores"
 
 
 def graph_of_file(path: str) -> OpGraph:
-    """The graph in the file at `path`; ConfigError names the file, the key and the operator that is wrong."""
+    """The graph in the file at `path`. ConfigError with the file, the key and the operator."""
     mapping = read_mapping(path)
     try:
         return parse_graph(mapping, name=printable(os.path.splitext(os.path.basename(path))[0]))
@@ -66,8 +67,8 @@ def graph_of_file(path: str) -> OpGraph:
 
 
 def parse_graph(mapping: Mapping[str, object], *, name: str = "graph") -> OpGraph:
-    """The graph that an already read file holds, checked; `name` is what it is called where it does not
-    say."""
+    """The checked graph in a mapping, as read from a file; `name` is its default name. ConfigError as
+    above."""
     fields = Fields(mapping)
     fields.choice("schema", (GRAPH_SCHEMA,), default=GRAPH_SCHEMA)
     fields.integer("version", low=1, high=VERSION, default=VERSION)
@@ -95,7 +96,7 @@ def parse_graph(mapping: Mapping[str, object], *, name: str = "graph") -> OpGrap
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What names of dims mean throughout a file, the `document`. `growth` gathers that of every name as it is
+    """The sizes of dim names in a file, the `document`; `growth` collects the growth of every name as it is
     read."""
 
     document: Mapping[str, object]
@@ -105,20 +106,19 @@ class _Scope:
     growth: dict[str, SizeGrowth]
 
     def sizes_of(self, fields: Fields, key: str, *, operator: str | None = None) -> dict[str, int]:
-        """The sizes by name at `key` (of an operator), none where it is absent; a name that grows as nowhere
-        else is refused."""
+        """The sizes by name at `key`, empty where it is absent. ConfigError for a name with two growths."""
         sizes: dict[str, int] = {}
         part = fields.mapping(key, default={})
         for dim in part.names:
             if not _DIM.fullmatch(dim):
-                raise part.error(dim, "is no name of a dim", found=short_repr(dim), allowed=_DIM_ALLOWED)
+                raise part.error(dim, "is not a dim name", found=short_repr(dim), allowed=_DIM_ALLOWED)
             sizes[dim], growth = self.size(part, dim, part.any(dim, allowed="a size"), operator)
             if self.growth.setdefault(dim, growth) != growth:
                 raise part.error(
                     dim,
-                    "grows otherwise than elsewhere under this name",
+                    "does not grow as elsewhere under this name",
                     found=short_repr(part.any(dim)),
-                    allowed=f"what follows {_growth_text(self.growth[dim])}, or another name",
+                    allowed=f"a size that grows with {_growth_text(self.growth[dim])}, or another name",
                 )
         part.finish()
         return sizes
@@ -126,8 +126,8 @@ class _Scope:
     def size(
         self, fields: Fields, key: str, value: object, operator: str | None = None
     ) -> tuple[int, SizeGrowth]:
-        """The size that `value` stands for; a wrong one is told with the `operator` that has it, or with the
-        first that names `key`."""
+        """The size that `value` stands for. An error names the `operator`, or the first one that has
+        `key`."""
         try:
             return parse_size(value, self.batch, self.seq_len)
         except ConfigError as error:
@@ -142,7 +142,7 @@ def _growth_text(growth: SizeGrowth) -> str:
 
 
 def _inputs(fields: Fields, scope: _Scope) -> dict[str, tuple[tuple[int, SizeGrowth], ...]]:
-    """The sizes of each graph input, and what they grow with."""
+    """The size and growth of each dim of each graph input."""
     part = fields.mapping("inputs")
     inputs = {
         name: tuple(scope.size(part, name, item) for item in part.sequence(name, high=16))
@@ -155,16 +155,16 @@ def _inputs(fields: Fields, scope: _Scope) -> dict[str, tuple[tuple[int, SizeGro
 def _check_growth(
     fields: Fields, declared: Mapping[str, tuple[tuple[int, SizeGrowth], ...]], graph: OpGraph
 ) -> None:
-    """Graph inputs grow as the dims do by which operators read them."""
+    """ConfigError where a graph input does not grow as the dims of its readers."""
     part = fields.mapping("inputs")
     for name, shape in declared.items():
         for (size, found), allowed in zip(shape, input_growth(graph, name), strict=True):
             if found != allowed:
                 raise part.error(
                     name,
-                    "grows otherwise than its readers' dims",
-                    found=f"{size} that follows {_growth_text(found)}",
-                    allowed=f"{size} that follows {_growth_text(allowed)}",
+                    "does not grow as its readers' dims",
+                    found=f"{size} that grows with {_growth_text(found)}",
+                    allowed=f"{size} that grows with {_growth_text(allowed)}",
                 )
 
 
@@ -209,14 +209,14 @@ def _operator(part: Fields, scope: _Scope) -> OpNode:
 
 
 def _each(part: Fields, key: str) -> Iterator[Fields]:
-    """The mappings at `key`, none where it is absent; each is refused its unknown keys once it was read."""
+    """The mappings at `key`, none where it is absent; each refuses unknown keys after it is read."""
     for item in part.mappings(key, default=()):
         yield item
         item.finish()
 
 
 def _dims(part: Fields, key: str, sizes: Mapping[str, int], operator: str) -> tuple[str, ...]:
-    """The names of dims at `key`, each once and each with a size."""
+    """The names of dims at `key`: unique, and each with a size."""
     dims: list[str] = []
     for item in part.sequence(key, high=16):
         if not isinstance(item, str) or item not in sizes:
@@ -243,7 +243,7 @@ def _attributes(part: Fields) -> dict[str, int | float | bool | str]:
         value = found.any(name, allowed="a number, true, false or text")
         if not isinstance(value, int | float | bool | str):
             raise found.error(
-                name, "is no plain value", found=short_repr(value), allowed="a number, true, false or text"
+                name, "is not a plain value", found=short_repr(value), allowed="a number, true, false or text"
             )
         attributes[name] = value
     found.finish()
@@ -255,20 +255,24 @@ def _refuse_unused(fields: Fields, scope: _Scope, graph: OpGraph) -> None:
     for dim in scope.sizes:
         if dim not in used:
             raise fields.error(
-                "sizes", "has a name that no operator has", found=short_repr(dim), allowed="names in use"
+                "sizes", "has a name that no operator uses", found=short_repr(dim), allowed="used names"
             )
 
 
+# Shipped graphs
+
 FOLDER: Final = Path(__file__).parent / "catalogue"
 GRAPH_PREFIX: Final = "graph:"
-"""What stands before the name of a shipped graph."""
+"""Prefix of the name of a shipped graph."""
 GRAPH_FILES: Final = (".yaml", ".yml", ".json")
-"""How the names of graph files end, in any case."""
+"""Extensions of graph files, in any case."""
 
 
 def load_graph(text: str) -> OpGraph:
-    """The graph that `text` stands for: `graph:NAME`, in any case, is a shipped one, else it is the path of
-    a YAML or JSON file. Raises ConfigError with the file, the key and the operator."""
+    """The graph that `text` names: `graph:NAME`, in any case, a shipped one; otherwise the path of a file.
+
+    ConfigError with the file, the key and the operator.
+    """
     if text.casefold().startswith(GRAPH_PREFIX):
         return _shipped(text[len(GRAPH_PREFIX) :].casefold(), text)
     if not os.path.exists(text) and not _looks_like_path(text):
@@ -304,7 +308,7 @@ def _shipped(name: str, text: str) -> OpGraph:
         guess = nearest(name, names)
         hint = f" (did you mean {GRAPH_PREFIX}{guess}?)" if guess else ""
         raise ConfigError(
-            f"is no shipped graph{hint}",
+            f"is not a shipped graph{hint}",
             key="GRAPH",
             found=printable(text),
             allowed=", ".join(f"{GRAPH_PREFIX}{known}" for known in names),
@@ -316,12 +320,15 @@ def _looks_like_path(text: str) -> bool:
     return "/" in text or os.sep in text or text.lower().endswith(GRAPH_FILES)
 
 
+# Writing
+
 _WIDTH = 118
-"""Where lines of operators are broken."""
+"""Width of a line of operators, in characters."""
 
 
 def graph_text(graph: OpGraph) -> str:
-    """`graph` as a YAML file, each operator on one or few lines. `load_graph` reads it as an equal graph."""
+    """`graph` as a YAML file, each operator on one or a few lines. `load_graph` reads it as an equal
+    graph."""
     shared = _shared_sizes(graph)
     text = dumps_yaml(_head(graph, shared)) + "blocks:\n"
     return text + "".join(
@@ -330,7 +337,7 @@ def graph_text(graph: OpGraph) -> str:
 
 
 def _head(graph: OpGraph, shared: dict[str, int]) -> dict[str, object]:
-    """All but the blocks, as plain values."""
+    """Everything but the blocks, as plain values."""
     document: dict[str, object] = {"schema": GRAPH_SCHEMA, "version": VERSION, "name": graph.name}
     if graph.source:
         document["source"] = graph.source
@@ -349,7 +356,7 @@ def _head(graph: OpGraph, shared: dict[str, int]) -> dict[str, object]:
 
 
 def _shared_sizes(graph: OpGraph) -> dict[str, int]:
-    """For each name of a dim the size that most operators give it, the first of those that are level."""
+    """For each name of a dim the size that most operators give it; the first of equally frequent ones."""
     counts: dict[str, Counter[int]] = {}
     for block in graph.blocks:
         for node in block.operators:
@@ -377,7 +384,7 @@ def _block_lines(graph: OpGraph, block: Block, shared: dict[str, int]) -> Iterat
 
 
 def _wrapped(pairs: list[str]) -> Iterator[str]:
-    """A flow mapping as an item of a list, broken between its keys where it is too long for a line."""
+    """A flow mapping as a list item, broken between its keys where it is too long for a line."""
     line = "  - {"
     for index, pair in enumerate(pairs):
         if len(line) + len(pair) + 1 > _WIDTH and index:
@@ -388,7 +395,7 @@ def _wrapped(pairs: list[str]) -> Iterator[str]:
 
 
 def _operator_entry(graph: OpGraph, node: OpNode, shared: dict[str, int]) -> dict[str, object]:
-    """One operator; keys that would say nothing are left out."""
+    """One operator; keys with default values are left out."""
     tensors = {dim for dims in node.tensors for dim in dims}
     own = {
         dim: _size(graph, dim, size)

@@ -1,8 +1,9 @@
-"""One layout of a graph, told: what every operator, tensor and parameter of it does on a mesh.
+"""Layouts of a graph: the sharding rules, placements and recomputation of every block, and their JSON
+records.
 
-A layout as plain JSON values and back: what a plan of an operator graph holds.
-
-A layout of a graph that is cut into stages of a pipeline, told as plain JSON values and back.
+`GraphLayout` is a layout on one mesh, `StagedLayout` one in pipeline stages. `layout_record` and
+`staged_record` write them as plain values, as plans of operator graphs hold them; `layout_from_record` and
+`staged_from_record` read them.
 """
 
 from __future__ import annotations
@@ -38,21 +39,24 @@ from shardwise.graph.rules import (
 )
 from shardwise.inputs import Fields, short_repr
 
+# Layouts
+
 Mode = Literal["kept", "recomputed"]
-"""What the backward pass needs of a block is kept from the forward pass, or made again from what it reads."""
+"""Whether the activations of a block are saved for the backward pass, or recomputed from the block's
+inputs."""
 
 MODES: tuple[Mode, ...] = ("kept", "recomputed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLayout:
-    """One repetition of a block.
+    """The layout of one repetition of a block.
 
-    `rules` of each operator, one per mesh axis, the outermost first. `tensors` are the placements of those
-    that several operators read, of the entry and of the result, by the name of their maker (or entry).
-    `stored` are the placements in which parameters of the block wait, `used` those to which a parameter with
-    several readers is brought for all of them; of a parameter with readers in several blocks both are told
-    in each.
+    `rules` has the sharding rules of each operator, one per mesh axis, outermost first. `tensors` are the
+    placements of the entry, the result, skip tensors and tensors with several readers, by the name of
+    producer or entry. `stored` are the placements in which parameters are stored. `used` are those to which a
+    parameter with several readers is gathered for all of them. Both are repeated in each block that reads the
+    parameter.
     """
 
     name: str
@@ -65,17 +69,19 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphLayout:
-    """A layout of all blocks, repetitions one by one, on a mesh of `ranks` per axis, the outermost first."""
+    """A layout of all blocks, each repetition by itself, on a mesh of `ranks` per axis, outermost first."""
 
     ranks: tuple[int, ...]
     blocks: tuple[BlockLayout, ...]
 
 
+# Records of layouts
+
 Placements = tuple[Placement, ...]
 
 
 def layout_record(layout: GraphLayout) -> dict[str, Any]:
-    """`layout` as mappings, lists and texts; repetitions that are laid alike are one, with a count."""
+    """`layout` as mappings, lists and text; equal repetitions in a row are one entry with a count."""
     runs = [(block, len(list(alike))) for block, alike in groupby(layout.blocks)]
     return {"blocks": [{"name": block.name, "count": count, **_block(block)} for block, count in runs]}
 
@@ -101,8 +107,10 @@ def layout_from_record(
     file: str | None = None,
     key: str = "layout",
 ) -> GraphLayout:
-    """The layout of `graph` on a mesh of `ranks` per axis that `layout_record` wrote; ConfigError, located
-    below `key`, where it is not such a record."""
+    """The layout of `graph` on a mesh of `ranks` per axis from a record of `layout_record`.
+
+    ConfigError, located below `key`, where it is not such a record.
+    """
     part = Fields(record, file=file, key=key)
     skips, shapes = skip_tensors_of(graph), tensor_shapes(graph)
     blocks = [block for block in graph.blocks for _ in range(block.repeat)]
@@ -117,7 +125,7 @@ def layout_from_record(
         own = blocks[place] if place < len(blocks) else blocks[-1]
         item.choice("name", [own.name])
         if any(block.name != own.name for block in blocks[place : place + count]) or place >= len(blocks):
-            allowed = f"the {len(blocks)} blocks of the graph, one after the other"
+            allowed = f"the {len(blocks)} blocks of the graph, in order"
             raise item.error("count", "goes beyond its block", found=str(count), allowed=allowed)
         is_last = place + count == len(blocks)
         home = homes[min(place, len(blocks) - 1)]
@@ -125,12 +133,16 @@ def layout_from_record(
         found += [_read_block(item, own, ranks, readers, tensor_dims)] * count
     if len(found) != len(blocks):
         allowed = f"all {len(blocks)} of the graph"
-        raise part.error("blocks", "do not make up the graph", found=f"{len(found)} blocks", allowed=allowed)
+        raise part.error(
+            "blocks", "are not all blocks of the graph", found=f"{len(found)} blocks", allowed=allowed
+        )
     for (before, made), (block, read) in pairwise(zip(blocks, found, strict=True)):
         ends = made.tensors[before.operators[-1].name]
         if block.entry is not None and read.tensors[block.entry] != ends:
             raise part.error(
-                "blocks", f"do not meet: {block.name} begins where {before.name} does not end",
+                "blocks",
+                f"do not agree: the entry of {block.name} has other placements than the result of "
+                f"{before.name}",
                 found=" ".join(map(placement_text, read.tensors[block.entry])),
                 allowed=" ".join(map(placement_text, ends)),
             )  # fmt: skip
@@ -142,7 +154,7 @@ def layout_from_record(
 def _check_skip_tensors(
     part: Fields, blocks: Sequence[Block], found: Sequence[BlockLayout], skips: SkipTensors
 ) -> None:
-    """What a block lends lies in one place, for itself and for those that borrow it."""
+    """A skip tensor has the same placements in the block that makes it and in all that read it."""
     first_placements: dict[str, tuple[str, Placements]] = {}
     for block, own in zip(blocks, found, strict=True):
         for name in skips.names:
@@ -151,7 +163,7 @@ def _check_skip_tensors(
             maker, placements = first_placements.setdefault(name, (block.name, own.tensors[name]))
             if own.tensors[name] != placements:
                 raise part.error(
-                    "blocks", f"do not meet: {block.name} reads {name} where {maker} does not leave it",
+                    "blocks", f"do not agree: {block.name} has {name} in other placements than {maker}",
                     found=" ".join(map(placement_text, own.tensors[name])),
                     allowed=" ".join(map(placement_text, placements)),
                 )  # fmt: skip
@@ -186,7 +198,7 @@ def _read_block(
 def _placed_tensors(
     graph: OpGraph, place: int, skips: SkipTensors, shapes: Mapping[str, Sequence[int]], *, has_next: bool
 ) -> dict[str, int]:
-    """The tensors of a block that lie in a place of their own, and their numbers of dims."""
+    """The tensors of a block that have placements of their own, with their numbers of dims."""
     block = graph.blocks[place]
     counts = Counter(operand.source for op in block.operators for operand in op.inputs)
     names = [] if block.entry is None else [block.entry]
@@ -208,7 +220,7 @@ def _used_placements(dims: int) -> tuple[Placement, ...]:
 
 
 def _rules(part: Fields, op: OpNode, ranks: Sequence[int]) -> tuple[ShardingRule, ...]:
-    """The rules of an operator, one per axis, that go together."""
+    """The rules of an operator, one per axis, which must be allowed together."""
     known = {rule.name: rule for rule in rules_of(op)}
     names = part.sequence(op.name, low=len(ranks), high=len(ranks))
     for name in names:
@@ -216,15 +228,17 @@ def _rules(part: Fields, op: OpNode, ranks: Sequence[int]) -> tuple[ShardingRule
             raise part.error(op.name, "has no such rule", found=short_repr(name), allowed=", ".join(known))
     rules = tuple(known[str(name)] for name in names)
     if not allows(op, rules, ranks):
-        allowed = f"rules that go together on {'x'.join(map(str, ranks))} ranks"
-        raise part.error(op.name, "cannot be laid so", found=short_repr(names), allowed=allowed)
+        allowed = f"rules that are allowed together on {'x'.join(map(str, ranks))} ranks"
+        raise part.error(
+            op.name, "cannot have these rules together", found=short_repr(names), allowed=allowed
+        )
     return rules
 
 
 def _placed(
     part: Fields, names: Mapping[str, int], axes: int, among: Callable[[int], tuple[Placement, ...]]
 ) -> dict[str, Placements]:
-    """The placements of each of `names`, tensors of so many dims."""
+    """The placements of each of `names`, which gives their numbers of dims."""
     found = {}
     for name, dims in names.items():
         words = {placement_text(each): each for each in among(dims)}
@@ -239,10 +253,16 @@ def _placed(
     return found
 
 
+# Pipeline stages
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedLayout(GraphLayout):
-    """A layout whose blocks lie on stages in a row, with meshes alike: `cuts` are the first blocks of all but
-    the first, repetitions counted. The batch goes through them in `microbatches`, as `schedule` says."""
+    """A layout in pipeline stages, whose meshes are equal.
+
+    `cuts` are the first blocks of all stages but the first, repetitions counted. The batch runs in
+    `microbatches` in the order of `schedule`.
+    """
 
     cuts: tuple[int, ...]
     microbatches: int
@@ -250,7 +270,7 @@ class StagedLayout(GraphLayout):
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """The first block of each stage, and the one behind its last."""
+        """The first block of each stage, and the block after its last."""
         return tuple(pairwise((0, *self.cuts, len(self.blocks))))
 
     @property
@@ -266,7 +286,7 @@ class StagedLayout(GraphLayout):
         homes: dict[str, set[int]] = {}
         place = 0
         for block in graph.blocks:
-            for op in block.operators if block.repeat == 1 else ():  # repetitions have their own
+            for op in block.operators if block.repeat == 1 else ():  # each repetition has its own
                 for parameter in op.parameters:
                     homes.setdefault(parameter.name, set()).add(stage_of[place])
             place += block.repeat
@@ -274,7 +294,7 @@ class StagedLayout(GraphLayout):
 
 
 def staged_record(layout: StagedLayout) -> dict[str, Any]:
-    """`layout` as mappings, lists and texts; each stage as `layout_record` has it."""
+    """`layout` as mappings, lists and text; each stage as in `layout_record`."""
     stages = [layout_record(stage) for stage in layout.stages]
     return {"schedule": layout.schedule, "microbatches": layout.microbatches, "stages": stages}
 
@@ -288,16 +308,16 @@ def staged_from_record(
     file: str | None = None,
     key: str = "layout",
 ) -> StagedLayout:
-    """The layout that `staged_record` wrote of `graph`, which has the sizes of the whole batch, on meshes of
-    `ranks` per axis; ConfigError, located below `key`, where it is not such a record."""
+    """The layout of `graph` on meshes of `ranks` per axis from a record of `staged_record`.
+
+    `graph` has the sizes of the whole batch. ConfigError, located below `key`, where it is not such a record.
+    """
     part = Fields(record, file=file, key=key)
     schedule = part.choice("schedule", schedules)
     microbatches = part.integer("microbatches", low=1, high=1e7)
     if graph.batch % microbatches:
         allowed = f"divisors of {graph.batch}"
-        raise part.error(
-            "microbatches", "do not share out the batch", found=str(microbatches), allowed=allowed
-        )
+        raise part.error("microbatches", "do not divide the batch", found=str(microbatches), allowed=allowed)
     blocks: list[Any] = []
     ends: list[int] = []
     for stage in part.mappings("stages", low=2):
@@ -307,8 +327,8 @@ def staged_from_record(
     part.finish()
     labels = block_labels(graph)
     if parted := [labels[cut] for cut in ends[:-1] if cut in blocks_joined_by_skips(graph)]:
-        allowed = "cuts before blocks that read nothing of stages before but their entry, as those behind"
-        raise part.error("stages", "begin where tensors cross besides", found=parted[0], allowed=allowed)
+        allowed = "stages that no skip tensor enters"
+        raise part.error("stages", "cut through skip tensors", found=parted[0], allowed=allowed)
     of_one = scaled(graph, graph.batch // microbatches)
     whole = layout_from_record({"blocks": blocks}, of_one, ranks, file=file, key=key)
     return StagedLayout(
@@ -321,6 +341,7 @@ def staged_from_record(
 
 
 def _count(item: object) -> int:
-    """How many repetitions a record of blocks is of; what is none is told when it is read."""
+    """The number of repetitions of a record's block; 1 for an invalid one, which is refused when it is
+    read."""
     count = item.get("count") if isinstance(item, Mapping) else None
     return count if isinstance(count, int) else 1

@@ -1,6 +1,7 @@
-"""What the kind of an operator says of it: legality of its tensors, its rules, its work, what it keeps.
+"""What the kind of an operator defines: checks, sharding rules, work and saved tensors; counts for a graph.
 
-What a graph amounts to: its parameters, and the floating-point operations of a pass and of a step.
+`rules_of`, `work_of`, `saved_of` and `check_op` are about one operator. `parameter_count`, `forward_flop` and
+`step_flop` count a whole graph.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from shardwise.graph.record import KernelWork, OpGraph, OpNode, SavedTensors
 from shardwise.graph.rules import ShardingRule, divided_dims, operands_of, replicated_rules
 from shardwise.inputs import nearest, short_repr
 
+# Operators
+
 
 def rules_of(op: OpNode) -> tuple[ShardingRule, ...]:
-    """Every way to lay `op` along one mesh axis of two ranks or more; `allows` says which go together.
+    """Every sharding rule of `op` along one mesh axis of two or more ranks; `allows` checks combinations.
 
-    Dims that the operator keeps `whole` and those that cannot be divided are not split.
+    Dims that the operator keeps `whole` and dims that cannot be divided are not split.
     """
     rules = (*replicated_rules(op), *KINDS[op.kind].splits(op))
     return tuple(
@@ -30,24 +33,24 @@ def rules_of(op: OpNode) -> tuple[ShardingRule, ...]:
 
 
 def work_of(op: OpNode) -> tuple[KernelWork, ...]:
-    """What `op` computes, kernel by kernel; nothing where it only looks at its input in another way."""
+    """The work of `op`, kernel by kernel; empty where it only changes the view of its input."""
     return KINDS[op.kind].work(op)
 
 
 def saved_of(op: OpNode) -> SavedTensors:
-    """What the backward pass of `op` reads again."""
+    """The tensors that the backward pass of `op` reads again."""
     return KINDS[op.kind].saved(op)
 
 
 def check_op(op: OpNode) -> None:
-    """Refuses an operator whose tensors or attributes its kind cannot have: ConfigError with its name, at its
-    key."""
+    """ConfigError with the operator's name, at its key, where its kind does not allow its tensors or
+    attributes."""
     kind = KINDS.get(op.kind)
     if kind is None:
         guess = nearest(op.kind, KINDS)
         hint = f" (did you mean {guess}?)" if guess else ""
         raise ConfigError(
-            f"of operator {short_repr(op.name)} is no kind of operator{hint}",
+            f"of operator {short_repr(op.name)} is not an operator kind{hint}",
             key="kind",
             found=short_repr(op.kind),
             allowed=", ".join(KINDS),
@@ -96,18 +99,22 @@ def _check_attributes(op: OpNode, kind: OperatorKind) -> None:
             guess = nearest(name, known)
             hint = f" (did you mean {guess}?)" if guess else ""
             allowed = ", ".join(known) or "no attributes"
-            raise refuse(op, f"does not know it{hint}", key=key, found=short_repr(value), allowed=allowed)
+            raise refuse(
+                op, f"has no such attribute{hint}", key=key, found=short_repr(value), allowed=allowed
+            )
         allowed = _wrong_value(op, known[name], value)
         if allowed:
-            raise refuse(op, "cannot have it", key=key, found=short_repr(value), allowed=allowed)
+            raise refuse(op, "cannot have this value", key=key, found=short_repr(value), allowed=allowed)
     for attribute in kind.attributes:
         if attribute.required and attribute.name not in op.attributes:
             allowed = ", ".join(attribute.choices) or attribute.meaning
-            raise refuse(op, "needs it", key=f"attributes.{attribute.name}", found="none", allowed=allowed)
+            raise refuse(
+                op, "needs this attribute", key=f"attributes.{attribute.name}", found="none", allowed=allowed
+            )
 
 
 def _wrong_value(op: OpNode, attribute: Attribute, value: object) -> str:
-    """What an attribute may be, where `value` is not; empty where it is."""
+    """The allowed values of an attribute if `value` is not one; otherwise empty."""
     if attribute.type == "flag":
         fits, allowed = isinstance(value, bool), "true or false"
     elif attribute.type == "integer":
@@ -120,15 +127,18 @@ def _wrong_value(op: OpNode, attribute: Attribute, value: object) -> str:
         fits, allowed = value in attribute.choices, ", ".join(attribute.choices)
     elif attribute.type == "dim":
         fits = isinstance(value, str) and value in op.dims
-        allowed = f"the name of one dim, of {dims_text(tuple(op.dims))}"
+        allowed = f"the name of one dim of {dims_text(tuple(op.dims))}"
     else:
         fits = isinstance(value, str) and bool(value.split()) and set(value.split()) <= set(op.dims)
-        allowed = f"names of dims with spaces between, of {dims_text(tuple(op.dims))}"
+        allowed = f"names of dims of {dims_text(tuple(op.dims))}, separated by spaces"
     return "" if fits else allowed
 
 
+# Counts of a graph
+
+
 def parameter_count(graph: OpGraph) -> int:
-    """Trained elements: a shared parameter once, one in a repeated block once per repetition."""
+    """Trained elements: a shared parameter counts once, one in a repeated block once per repetition."""
     counts = {
         parameter.name: node.elements(parameter.dims) * block.repeat
         for block in graph.blocks
@@ -139,14 +149,19 @@ def parameter_count(graph: OpGraph) -> int:
 
 
 def forward_flop(graph: OpGraph) -> float:
-    """Products and attention of one forward pass over the whole batch, a multiplication and an addition as
-    two; causal attention counts half. An operator's own `flop` counts instead."""
+    """flop of matmuls and attention in a forward pass of the whole batch; a multiply-add counts as two.
+
+    Causal attention counts half. An operator's own `flop` replaces its count.
+    """
     return sum(block.repeat * sum(map(_forward, block.operators)) for block in graph.blocks)
 
 
 def step_flop(graph: OpGraph) -> float:
-    """Of one forward and backward pass: the backward pass does the same again for each operand of a product
-    that has a gradient, which graph inputs have not."""
+    """flop of a forward and backward pass.
+
+    The backward pass repeats the forward pass once for each operand with a gradient, which graph inputs do
+    not have.
+    """
     return sum(
         block.repeat * sum(_forward(node) * (1 + _gradients(node, graph.inputs)) for node in block.operators)
         for block in graph.blocks
@@ -158,7 +173,7 @@ def _forward(node: OpNode) -> float:
 
 
 def _flop(node: OpNode, work: KernelWork) -> float:
-    """Of one kernel, all steps of its serial dims together."""
+    """flop of one kernel, for all steps of its serial dims."""
     batch, m, n, k, v, steps = (
         prod(node.shape(dims)) for dims in (work.batch, work.m, work.n, work.k, work.v, work.serial)
     )
@@ -171,6 +186,7 @@ def _flop(node: OpNode, work: KernelWork) -> float:
 
 
 def _gradients(node: OpNode, data: Collection[str]) -> int:
-    """How many of the two operands of a product have gradients; parameters beside the weight are added."""
+    """How many of the two operands of a product have gradients; parameters other than the weight are added to
+    it."""
     inputs = sum(operand.source not in data for operand in node.inputs)
     return min(1, inputs) + 1 if node.parameters else min(2, inputs)

@@ -1,15 +1,12 @@
-"""What is trained, operator by operator: records of a graph, independent of any framework.
+"""Records of an operator graph (`OpGraph`, `Block`, `OpNode`), independent of any framework.
 
-An operator is an iteration space over named dims, as in an einsum: each of its tensors (inputs, parameters,
+An operator is an iteration space over named dims, as in an einsum. Each of its tensors (inputs, parameters,
 output) lists the dims that it has, outermost first. Splitting the work along a dim splits the tensors that
-have it. Which dims may be split is the operator kind's to say (`KINDS`).
+have it. The operator's kind (`KINDS`) says which dims may be split.
 
-What an operator computes and what it keeps, in terms of its dims.
-
-What blocks and operators are called where repetitions are told apart: in traces, and beside them.
-
-Tensors that blocks read of blocks further back: skip connections, and what an encoder hands to every layer
-of a decoder.
+`KernelWork` and `SavedTensors` describe the work of an operator and its saved tensors. `block_labels` are the
+names of blocks in traces. `skip_tensors_of` finds skip tensors: tensors that blocks other than the next read,
+such as an encoder's output in every decoder layer.
 """
 
 from __future__ import annotations
@@ -23,11 +20,16 @@ from typing import Literal
 
 from shardwise.graph.sizes import SizeGrowth
 
+# Graphs
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An activation that an operator reads: the name of the operator (or graph input) that makes it, or of an
-    entry, and the dims it has here. Its sizes are those of the maker's output, position by position."""
+    """An activation that an operator reads.
+
+    `source` is the operator, graph input or entry that makes it. `dims` are its dims in the reader; their
+    sizes are those of the producer's output, position by position.
+    """
 
     source: str
     dims: tuple[str, ...]
@@ -35,10 +37,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A trained tensor and its dims. Two operators that name the same parameter share it.
+    """A trained tensor and its dims. Operators that name the same parameter share it.
 
-    In a repeated block each repetition has its own; a number in braces in the name counts them from there
-    (`layers.{0}.q.weight`).
+    Each repetition of a block has its own. A number in braces in the name counts them, starting from that
+    number (`layers.{0}.q.weight`).
     """
 
     name: str
@@ -49,10 +51,10 @@ class Parameter:
 class OpNode:
     """One operator.
 
-    `dims` are the sizes of all indices of its iteration space, over the whole batch, before any split.
-    `output` are the dims of its one result. `flop` and `moved_bytes` replace what the kind says of the
-    forward pass, over the whole batch, where the file gives them. `attributes` are the kind's own (`window`,
-    `causal`, `halo`, ...), `whole` the dims that must not be split though the kind would allow it.
+    `dims` are the sizes of all dims of its iteration space, for the whole batch, before any split. `output`
+    are the dims of its result. `flop` and `moved_bytes` replace the kind's values for the forward pass of the
+    whole batch, where given. `attributes` are those of the kind (`window`, `causal`, ...). `whole` are dims
+    that must not be split although the kind allows it.
     """
 
     name: str
@@ -84,13 +86,13 @@ class OpNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Operators that belong together, in a fixed topological order, `repeat` times in a row.
+    """Operators in a fixed topological order, repeated `repeat` times in a row.
 
-    A block with `entry` reads under that name what the one before it ends with, and may be repeated: each
-    repetition reads what the one before it made. A block without `entry` is the first. Each ends with one
-    tensor, that of its last operator, and may be recomputed as a whole in the backward pass. What else it has
-    only blocks behind it read, by name, and of a block that is there once (`skip_tensors_of`). `repeat` above
-    1 needs an entry of the same shape as the result."""
+    A block reads the result of the previous block, or of its previous repetition, under the name `entry`; the
+    first block has none. Its result is that of its last operator. It may be recomputed as a whole in the
+    backward pass. Later blocks may read its other tensors as skip tensors if `repeat` is 1
+    (`skip_tensors_of`). `repeat` above 1 needs an entry with the shape of the result.
+    """
 
     name: str
     operators: tuple[OpNode, ...]
@@ -100,11 +102,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpGraph:
-    """A network: its inputs (data without gradient: name and shape), its blocks in order; the last operator
-    is the loss. All sizes are those of one optimizer step's whole batch.
+    """A network: inputs (data without gradient, by name and shape) and blocks in order; the last operator is
+    the loss.
 
-    `growth` says of the dims that follow the batch or the sequence length how they do; a name follows the
-    same in every operator. `source` says where the structure is from.
+    All sizes are those of the whole batch of one optimizer step. `growth` has the dims that grow with the
+    batch or the sequence length; a name has one growth in all operators. `source` says where the structure is
+    from.
     """
 
     name: str
@@ -117,15 +120,18 @@ class OpGraph:
 
     @property
     def operators(self) -> int:
-        """Operators, repetitions counted."""
+        """Number of operators, repetitions counted."""
         return sum(len(block.operators) * block.repeat for block in self.blocks)
+
+
+# Work and saved tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A tensor that memory-bound work reads or writes: its dims, how often forward and backward.
+    """A tensor that memory-bound work reads or writes: its dims, and how often forward and backward.
 
-    `element_bytes` is None for a tensor in the type of the activations.
+    `element_bytes` is None for a tensor in the dtype of the activations.
     """
 
     dims: tuple[str, ...]
@@ -136,15 +142,16 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWork:
-    """One kernel's work on one rank: sizes are those of its dims there (`local_sizes`).
+    """The work of one kernel on one rank; sizes are those of its dims there (`local_sizes`).
 
     `matmul`: `batch` products of [m, k] x [k, n], each extent the product of its dims, 2 batch m n k flop; in
-    training the same again for each operand that needs a gradient. `attention`: fused or unfused attention
-    over `batch` (batch and heads) of `m` queries and `n` keys, `k` wide, with values of `v`; `causal` halves
-    it, `window` limits each query to so many keys. `memory`: `moved` tensors. `serial` are the dims whose
-    steps cannot run side by side (the time of a recurrent layer): the work is that of one step,
-    a kernel each. `splits_sums` tells that the kernel of a weight's gradient divides its sum among processors
-    that would stand idle (convolutions, whose weights are small and sums long).
+    training the same again for each operand with a gradient. `attention`: fused or unfused attention of `m`
+    queries and `n` keys over `batch` (batch and heads), with keys of width `k` and values of width `v`;
+    `causal` halves it, `window` limits the keys of each query. `memory`: the `moved` tensors.
+
+    `serial` dims have steps that cannot run in parallel (time steps of a recurrent layer): the work is that
+    of one step, one kernel each. `splits_sums` says that the kernel of a weight's gradient divides its sum
+    among otherwise idle processors (convolutions, whose weights are small and sums long).
     """
 
     kind: Literal["matmul", "attention", "memory"]
@@ -162,18 +169,22 @@ class KernelWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensors:
-    """What the backward pass of an operator reads again: which inputs, whether its output, and further
-    tensors of its own (dims and bytes per element, None for the type of the activations: masks,
-    statistics)."""
+    """The tensors that the backward pass of an operator reads again.
+
+    `inputs` are saved inputs, `output` says whether the output is saved. `own` are further tensors such as
+    masks and statistics: dims, and bytes per element (None for the dtype of the activations).
+    """
 
     inputs: tuple[int, ...] = ()
     output: bool = False
     own: tuple[tuple[tuple[str, ...], float | None], ...] = ()
 
 
+# Labels
+
+
 def block_labels(graph: OpGraph) -> tuple[str, ...]:
-    """All blocks in order, repetitions counted: by name, of several repetitions with the number of each,
-    `layers[3]`."""
+    """Names of all blocks in order, repetitions counted; `layers[3]` for a repetition."""
     return tuple(
         block.name if block.repeat == 1 else f"{block.name}[{count}]"
         for block in graph.blocks
@@ -182,26 +193,33 @@ def block_labels(graph: OpGraph) -> tuple[str, ...]:
 
 
 def operator_label(block_label: str, operator: str) -> str:
-    """An operator of a repetition: `layers[3]/attend`."""
+    """The name of an operator of a repetition: `layers[3]/attend`."""
     return f"{block_label}/{operator}"
+
+
+# Skip tensors
 
 
 @dataclass(frozen=True, slots=True)
 class SkipTensors:
-    """By the place of a block among the graph's: names of the tensors that it lends to blocks behind it, its
-    entry or what its operators make, and of those that it borrows from blocks before it."""
+    """The skip tensors of a graph, by block.
+
+    `skip_outputs` are tensors of a block (its entry or results of its operators) that later blocks read;
+    `skip_inputs` are those that a block reads of earlier ones.
+    """
 
     skip_outputs: tuple[tuple[str, ...], ...]
     skip_inputs: tuple[tuple[str, ...], ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All tensors that are lent."""
+        """All skip tensors."""
         return tuple(name for names in self.skip_outputs for name in names)
 
 
 def possible_skip_outputs(block: Block) -> tuple[str, ...]:
-    """The tensors that later blocks may read of `block`: of one that is there once all but graph inputs."""
+    """The tensors of `block` that later blocks may read: all but graph inputs, none if the block is
+    repeated."""
     if block.repeat > 1:
         return ()
     entry = () if block.entry is None else (block.entry,)
@@ -209,7 +227,7 @@ def possible_skip_outputs(block: Block) -> tuple[str, ...]:
 
 
 def skip_tensors_of(graph: OpGraph) -> SkipTensors:
-    """Who lends what to whom; a name that several blocks have for their entries is none that others read."""
+    """The skip tensors of `graph`. Entries with the same name in several blocks cannot be skip tensors."""
     entries = Counter(block.entry for block in graph.blocks)
     taken: list[set[str]] = [set() for _ in graph.blocks]
     skip_inputs: list[tuple[str, ...]] = []
@@ -229,8 +247,7 @@ def skip_tensors_of(graph: OpGraph) -> SkipTensors:
 
 
 def blocks_joined_by_skips(graph: OpGraph) -> frozenset[int]:
-    """The blocks, repetitions counted, that no cut may lie before: one that lends a tensor is in front of
-    them, and one that borrows it is among them or behind."""
+    """The blocks, repetitions counted, before which no stage boundary may be: a skip tensor crosses there."""
     skips = skip_tensors_of(graph)
     ends = tuple(accumulate(block.repeat for block in graph.blocks))
     joined: set[int] = set()
@@ -242,8 +259,7 @@ def blocks_joined_by_skips(graph: OpGraph) -> frozenset[int]:
 
 
 def tensor_shapes(graph: OpGraph) -> tuple[Mapping[str, tuple[int, ...]], ...]:
-    """By the place of a block the shapes of all activations that it has: its entry, what it borrows and what
-    its operators make."""
+    """For each block, the shapes of all its activations: entry, skip inputs, and results of its operators."""
     skips = skip_tensors_of(graph)
     found: list[dict[str, tuple[int, ...]]] = []
     there: dict[str, tuple[int, ...]] = {}

@@ -1,8 +1,7 @@
-"""How a tensor lies along one axis of a device mesh, forward and backward together.
+"""Sharding rules: how an operator and its tensors are placed along one axis of a device mesh.
 
-A placement says two things at once: what each of the n ranks along the axis holds of the tensor, and what it
-holds of the tensor's gradient. Four are enough, because the backward pass of every operator is linear in the
-gradient:
+A placement says what each rank along the axis has of a tensor and of its gradient. Four suffice, because the
+backward pass of every operator is linear in the gradient:
 
 | placement | tensor | gradient |
 |---|---|---|
@@ -11,13 +10,9 @@ gradient:
 | `REPLICATE_SUM_GRAD` | whole on every rank | a partial sum on every rank |
 | `PARTIAL` | a partial sum on every rank | whole on every rank |
 
-(DTensor's Shard, Replicate and Partial, with the gradient's placement made explicit.)
-
-One way to lay an operator along one mesh axis, and what its ranks then tell each other.
-
-Rules that kinds are put together from: split a dim, repeat the work, work on a partial sum.
-
-Rules of one operator along several mesh axes: whether they go together, and what each rank has.
+They are DTensor's Shard, Replicate and Partial, with the gradient's placement made explicit. Kinds build
+their `ShardingRule`s with `split_rule`, `partial_rule` and `product_rules`. `allows` and `local_sizes`
+combine the rules of several mesh axes.
 """
 
 from __future__ import annotations
@@ -29,48 +24,51 @@ from typing import Literal, NewType
 
 from shardwise.graph.record import OpNode
 
+# Placements
+
 Placement = NewType("Placement", int)
-"""`shard(i)` is i; the others are negative, so that placements sort and index columns."""
+"""`shard(i)` is i; the others are negative, so placements sort and can index columns."""
 
 REPLICATE = Placement(-1)
 REPLICATE_SUM_GRAD = Placement(-2)
 PARTIAL = Placement(-3)
 
 REPLICATE_SHARD_STATES = Placement(-4)
-"""How a parameter alone may be stored: whole, with its optimizer states split."""
+"""Replicated with sharded optimizer states (ZeRO-1); for stored parameters only."""
 
 
 def shard(dim: int) -> Placement:
-    """Split along dim `dim` of the tensor, 0 the outermost."""
+    """Split along dim `dim` of the tensor; 0 is the outermost."""
     return Placement(dim)
 
 
 def placements_of(dims: int) -> tuple[Placement, ...]:
-    """All placements of a tensor of so many dims along one mesh axis."""
+    """All placements along one mesh axis of a tensor with `dims` dims."""
     return (*(shard(dim) for dim in range(dims)), REPLICATE, REPLICATE_SUM_GRAD, PARTIAL)
 
 
 def placement_text(placement: Placement) -> str:
-    """`S(1)`, `R`, `R+` (gradient summed), `P`, or `R°` (states split)."""
+    """`S(1)`, `R`, `R+` (gradient summed), `P`, or `R°` (optimizer states sharded)."""
     return {REPLICATE: "R", REPLICATE_SUM_GRAD: "R+", PARTIAL: "P", REPLICATE_SHARD_STATES: "R°"}.get(
         placement, f"S({placement})"
     )
 
 
+# Rules
+
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "neighbours"]
-"""`all_reduce`: every rank gives and gets the whole tensor. `all_gather`: every rank gives its part and gets
-the whole tensor. `reduce_scatter`: every rank gives the whole tensor and gets its part of the sum.
-`neighbours`: every rank gives the tensor to the rank before it and to the one behind it."""
+"""`all_reduce`, `all_gather` and `reduce_scatter` as in torch.distributed. `neighbours`: every rank sends the
+tensor to the previous and to the next rank (halo exchange)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCall:
-    """Communication inside an operator, among the ranks of the axis that its rule lays.
+    """A collective inside an operator, among the ranks of its rule's axis.
 
-    The tensor exchanged has `copies` elements for each element of `dims` on a rank; dims that the rule
-    divides are not among them, so that what an all-gather puts together counts in full. It is exchanged
-    `forward_calls` times in the forward pass and `backward_calls` times in the backward pass.
-    `element_bytes` is None for a tensor in the type of the activations.
+    The tensor has `copies` elements for each element of `dims` on a rank. Dims that the rule divides are not
+    among `dims`, so the result of an all-gather counts in full. The collective runs `forward_calls` times in
+    the forward pass and `backward_calls` times in the backward pass. `element_bytes` is None for the dtype of
+    the activations.
     """
 
     collective: Collective
@@ -83,11 +81,11 @@ class CollectiveCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingRule:
-    """One way to lay an operator along one mesh axis of n ranks.
+    """One way to shard an operator along one mesh axis.
 
-    `split` is the dim whose iterations are divided among the ranks, in at most `units` contiguous parts; None
-    where every rank does all of them. One placement for each input, each parameter, and the output.
-    `collectives` are what the ranks tell each other inside the operator.
+    `split` is the dim whose iterations are divided among the ranks, into at most `units` contiguous parts;
+    None where every rank does all of them. There is one placement for each input, each parameter, and the
+    output. `collectives` run inside the operator.
     """
 
     name: str
@@ -99,8 +97,11 @@ class ShardingRule:
     collectives: tuple[CollectiveCall, ...] = ()
 
 
+# Building rules
+
+
 def operands_of(op: OpNode) -> tuple[tuple[str, ...], ...]:
-    """Dims of all that an operator reads: its inputs, then its parameters."""
+    """Dims of all operands: inputs, then parameters."""
     return (*(operand.dims for operand in op.inputs), *(parameter.dims for parameter in op.parameters))
 
 
@@ -115,12 +116,13 @@ def split_rule(
     units: int | None = None,
     collectives: tuple[CollectiveCall, ...] = (),
 ) -> ShardingRule:
-    """Divide the iterations along `split` among the ranks, in at most `units` parts (its elements).
+    """A rule that divides the iterations along `split` into at most `units` parts (default: its elements).
 
-    Tensors that have it, or one of the dims `also` that follow it, are split. What has none of them is read
-    whole by every rank for its own part of the work, so that its gradient is a partial sum. An output without
-    them is a partial sum; then the operands `added` to it (biases) count as partial sums too. Where
-    `collectives` make the output `REPLICATE`, every rank has whole gradients of all that is not split.
+    Tensors that have `split`, or one of the dims `also` that follow it, are sharded. Other operands are read
+    whole by every rank for its part of the work: their gradients are partial sums. An output without these
+    dims is a partial sum; then the operands `added` to it (biases) count as partial sums too. Where
+    `collectives` make the output `REPLICATE`, every rank has whole gradients of all operands that are not
+    sharded.
     """
     divided = (split, *also)
     result = _split_placement(op.output, divided) if output is None else output
@@ -146,13 +148,16 @@ def split_rule(
 
 
 def split_rules(op: OpNode, dims: Iterable[str], *, added: Collection[int] = ()) -> tuple[ShardingRule, ...]:
-    """`split_rule` of each of `dims`, without exchanges."""
+    """`split_rule` for each of `dims`, without collectives."""
     return tuple(split_rule(op, dim, added=added) for dim in dims)
 
 
 def partial_rule(op: OpNode, operands: Collection[int], *, added: Collection[int] = ()) -> ShardingRule:
-    """Work on partial sums of `operands`, in which together the operator is linear: what is `added` to the
-    product is one too, all else is whole, with gradients that are partial sums."""
+    """A rule that works on partial sums of `operands`, in which the operator is jointly linear.
+
+    Operands `added` to the product are partial sums too. All others are whole, with partial sums as
+    gradients.
+    """
     first = min(operands)
     every = set(range(len(op.inputs))) <= set(operands)
     return _rule(
@@ -168,8 +173,8 @@ def partial_rule(op: OpNode, operands: Collection[int], *, added: Collection[int
 
 
 def replicated_rules(op: OpNode) -> tuple[ShardingRule, ShardingRule]:
-    """Every rank does all of the work, on a whole gradient or, as backward passes are linear, on a partial
-    sum of it."""
+    """Replication: every rank does all of the work, on a whole gradient or on a partial sum of it (as
+    backward passes are linear)."""
     count = len(operands_of(op))
     return (
         _rule(op, "replicate", None, (REPLICATE,) * count, REPLICATE),
@@ -180,8 +185,10 @@ def replicated_rules(op: OpNode) -> tuple[ShardingRule, ShardingRule]:
 def product_rules(
     op: OpNode, *, linear: Iterable[Collection[int]], added: Collection[int] = ()
 ) -> tuple[ShardingRule, ...]:
-    """Rules of a sum of products: every dim may be split, those that are summed over give partial sums; it is
-    linear in each group of operands of `linear`."""
+    """Rules of a sum of products, which is linear in each group of operands of `linear`.
+
+    Every dim may be split; splitting a summed dim gives partial sums.
+    """
     dims = dict.fromkeys((*op.output, *(dim for operand in operands_of(op) for dim in operand)))
     return (
         *split_rules(op, dims, added=added),
@@ -215,8 +222,11 @@ def _rule(
     )
 
 
+# Rules of several axes
+
+
 def divided_dims(op: OpNode, rule: ShardingRule) -> frozenset[str]:
-    """The dims of an operator that a rule divides: the one it splits, and those of tensors that follow it."""
+    """The dims that a rule divides: its `split`, and dims of tensors that follow it."""
     tensors = (*operands_of(op), op.output)
     placements = (*rule.inputs, *rule.parameters, rule.output)
     followers = (dims[place] for dims, place in zip(tensors, placements, strict=True) if place >= 0)
@@ -224,11 +234,11 @@ def divided_dims(op: OpNode, rule: ShardingRule) -> frozenset[str]:
 
 
 def allows(op: OpNode, rules: Sequence[ShardingRule], ranks: Sequence[int]) -> bool:
-    """Whether `rules`, one per mesh axis of so many ranks, the outermost first, go together.
+    """Whether `rules`, one per mesh axis of `ranks` ranks, outermost first, are allowed together.
 
     No dim is divided into more parts than it has elements, nor by a rule into more than its units (heads,
-    groups); a rank has all the rows that its neighbour needs; and where two rules divide one dim in units of
-    unequal size, the larger units are those of the outer axis.
+    groups). Each rank has all halo rows that its neighbour needs. Where two rules divide one dim in units of
+    unequal size, the outer axis has the larger units.
     """
     divided = [divided_dims(op, rule) for rule in rules]
     parts = _parts(op, divided, ranks)
@@ -248,9 +258,9 @@ def allows(op: OpNode, rules: Sequence[ShardingRule], ranks: Sequence[int]) -> b
 
 
 def local_sizes(op: OpNode, rules: Sequence[ShardingRule], ranks: Sequence[int]) -> dict[str, int]:
-    """Elements of every dim of the operator on the rank that has most, under rules that go together.
+    """Elements of every dim on the rank that has most, under rules that are allowed together.
 
-    A dim is divided into whole units as evenly as they go: of 7 elements on 2 ranks one has 4.
+    A dim is divided into whole units as evenly as possible: of 7 elements on 2 ranks, one has 4.
     """
     divided = [divided_dims(op, rule) for rule in rules]
     parts = _parts(op, divided, ranks)
@@ -265,7 +275,7 @@ def local_sizes(op: OpNode, rules: Sequence[ShardingRule], ranks: Sequence[int])
 
 
 def _parts(op: OpNode, divided: Sequence[frozenset[str]], ranks: Sequence[int]) -> dict[str, int]:
-    """Into how many parts each dim that is divided at all is divided."""
+    """The number of parts of each divided dim."""
     return {
         dim: prod(count for dims, count in zip(divided, ranks, strict=True) if dim in dims)
         for dim in op.dims

@@ -1,4 +1,4 @@
-"""The plan: records of an answer, and the file that holds one."""
+"""Plans: the records of an answer, and the plan files of strategies, uneven plans and operator graphs."""
 
 from shardwise.plans.any_plan import AnyPlan, plan_hash, read_any_plan
 from shardwise.plans.atomic_write import check_writable, write_file

@@ -1,7 +1,5 @@
-"""Plan files of whatever kind: of strategies, of uneven pipelines, of operator graphs.
-
-The hash of a plan, whichever kind it is: what its file has.
-"""
+"""Plan files of any kind: `read_any_plan` and `plan_hash` for strategies, uneven plans and operator
+graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ AnyPlan = Plan | UnevenFile | GraphPlan
 
 
 def read_any_plan(path: str | os.PathLike[str]) -> AnyPlan:
-    """The plan in the file at `path`. ConfigError where it is none, is newer, was altered or is not whole."""
+    """The plan in the file at `path`. Raises ConfigError if it is not a plan file, has a newer version, was
+    altered or is incomplete."""
     path = os.fspath(path)
     if is_graph_plan(path):
         return read_graph_plan(path)
@@ -24,7 +23,7 @@ def read_any_plan(path: str | os.PathLike[str]) -> AnyPlan:
 
 
 def plan_hash(plan: AnyPlan) -> str:
-    """`sha256:...` over all of the plan that does not say how it was found."""
+    """`sha256:...` over the plan without the effort of its search."""
     if isinstance(plan, GraphPlan):
         return str(graph_plan_document(plan)["hash"])
     document = uneven_plan_document(plan) if isinstance(plan, UnevenFile) else plan_document(plan)

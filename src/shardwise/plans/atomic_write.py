@@ -1,4 +1,4 @@
-"""Writing a file so that a reader meets the old one or the new one, whole, whatever happens between."""
+"""Atomic writes: a reader sees the complete old file or the complete new one, also after a crash."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from shardwise.inputs import printable
 
 
 class Files(Protocol):
-    """The filesystem calls that writing needs, one method each, so that a test can fail any of them."""
+    """The filesystem calls of a write, one method each, so that a test can make any of them fail."""
 
     def create(self, path: str) -> int:
-        """Create `path`, which must not exist, and open it for writing; returns the descriptor."""
+        """Creates `path`, which must not exist, and opens it for writing; returns the descriptor."""
 
     def write(self, descriptor: int, data: bytes) -> int:
-        """Write some of `data`; returns how many bytes."""
+        """Writes some of `data`; returns the number of bytes."""
 
     def sync(self, descriptor: int) -> None:
-        """Wait until what was written is on the disk."""
+        """Waits until the written data is on the disk."""
 
     def close(self, descriptor: int) -> None:
-        """Close the descriptor."""
+        """Closes the descriptor."""
 
     def rename(self, source: str, target: str) -> None:
-        """Put `source` in the place of `target`, in one step."""
+        """Replaces `target` by `source` atomically."""
 
     def sync_folder(self, folder: str) -> None:
-        """Wait until the names in `folder` are on the disk."""
+        """Waits until the names in `folder` are on the disk."""
 
     def remove(self, path: str) -> None:
-        """Remove the file `path`."""
+        """Removes the file `path`."""
 
 
 class SystemFiles:
@@ -72,9 +72,9 @@ class SystemFiles:
 
 
 def check_writable(path: str) -> None:
-    """Refuse, with a ConfigError and before any work is done, a `path` that `write_file` could not write.
+    """Raises ConfigError, before any work is done, for a `path` that `write_file` cannot write.
 
-    Allowed are a regular file (also behind a symbolic link) and a new name in a folder that exists.
+    A path may be a regular file (also through a symbolic link), or a new name in an existing folder.
     """
     if not path or "\0" in path:
         raise ConfigError("is not the name of a file", found=repr(path), allowed="a path")
@@ -97,16 +97,16 @@ def check_writable(path: str) -> None:
 
 
 def write_file(path: str, data: bytes, *, files: Files | None = None) -> None:
-    """Put `data` at `path`: temporary file beside it, write, sync, rename, sync the folder.
+    """Writes `data` to `path`: temporary file in the same folder, sync, rename, sync of the folder.
 
-    Raises ConfigError where the system refuses; then the old file, if any, is as it was and no temporary file
-    is left. (Should only the last sync fail, the new file is in place, but may not survive a power loss.)
+    Raises ConfigError if the system refuses; then the old file, if any, is unchanged and no temporary file is
+    left. If only the last sync fails, the new file is in place but may not survive a power loss.
     """
     check_writable(path)
     files = files if files is not None else SystemFiles()
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
-    # A short, random name of its own: two writers never meet, and a long name does not become too long.
+    # A random name, so that writers do not collide; truncated, so that it is not too long.
     temporary = os.path.join(folder, f".{name[:40]}.{os.urandom(6).hex()}.tmp")
     try:
         _write_and_rename(files, temporary, target, data)

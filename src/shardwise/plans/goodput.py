@@ -1,7 +1,5 @@
-"""Goodput of a plan: how much of a long run is progress, given how devices fail and how alike nodes are.
-
-What training costs in money, where the prices of the devices are known.
-"""
+"""Goodput of a plan, the share of a long run that is progress, given failures, checkpoints and jitter; and
+its cost in USD."""
 
 from __future__ import annotations
 
@@ -14,22 +12,24 @@ from shardwise.plans.record import Result, UnevenResult
 from shardwise.strategy import Job
 
 GOODPUT_FROM_DEVICES = 1000
-"""Clusters of so many devices and more have their goodput told without being asked."""
+"""Number of devices from which goodput is reported by default."""
 
 DEVICE_MTBF_S = 54 * 86400.0 * 16384 / 419
-"""50,677 h: 419 unexpected interruptions in 54 days on 16,384 H100 (Llama 3, arXiv 2407.21783, 3.3.4)."""
+"""Mean time between failures of a device, in seconds: 50,677 h, from 419 unexpected interruptions in 54 days
+on 16,384 H100 (Llama 3, arXiv 2407.21783, 3.3.4)."""
 
 CHECKPOINT_STALL_S = 6.3
-"""Training stands still for an asynchronous checkpoint of a 7B model (PyTorch and IBM 2024, "Reducing Model
-Checkpointing Times by Over 10x"); "several seconds" in MegaScale (arXiv 2402.15627, 4.4)."""
+"""Seconds for which an asynchronous checkpoint of a 7B model stops training (PyTorch and IBM 2024, "Reducing
+Model Checkpointing Times by Over 10x"); "several seconds" in MegaScale (arXiv 2402.15627, 4.4)."""
 
 RESTART_S = 600.0
-"""Detecting a failure and running diagnostics takes less than 10 minutes on average (MegaScale, 6.3); a fully
-synchronous job stands still for 10 minutes (arXiv 2602.00277, abstract)."""
+"""Seconds from a failure to the restart. Detection and diagnostics take less than 10 minutes on average
+(MegaScale, 6.3); a fully synchronous job stops for 10 minutes (arXiv 2602.00277, abstract)."""
 
 JITTER = 0.007
-"""About 0.5 % of the hosts take 10 % longer (MegaScale, 5.1 and 6.3): the standard deviation of that mixture
-is 0.10 * sqrt(0.005 * 0.995) = 0.0071. That node times are normal is an assumption."""
+"""Relative standard deviation of node step times. About 0.5 % of the hosts take 10 % longer (MegaScale, 5.1
+and 6.3), which gives 0.10 * sqrt(0.005 * 0.995) = 0.0071. Normally distributed node times are an
+assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Reliability:
     """How often a device fails, what checkpoints and restarts cost, and how node step times vary.
 
     `checkpoint_interval_s` is the work between checkpoints, None for the optimum. `jitter` is the standard
-    deviation of a node's step time over its mean.
+    deviation of a node's step time divided by its mean.
     """
 
     device_mtbf_s: float = DEVICE_MTBF_S
@@ -49,10 +49,10 @@ class Reliability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """`fraction` of the wall time is progress at the planned step time; `lost` are the shares that are not.
+    """`fraction` of the wall time is progress at the planned step time; `lost` are the other shares.
 
-    `fraction` and `lost` (failures, checkpoints, jitter) sum to 1. `tokens_per_s_per_device` is the rate that
-    is left, `lost_per_failure_s` what a failure costs on average, `inputs` what all of it follows from.
+    `fraction` and `lost` (failures, checkpoints, jitter) sum to 1. `tokens_per_s_per_device` is the effective
+    rate, `lost_per_failure_s` the mean cost of a failure, `inputs` the parameters.
     """
 
     fraction: float
@@ -67,7 +67,7 @@ class Goodput:
 def goodput_of(result: Result | UnevenResult, cluster: Cluster, reliability: Reliability) -> Goodput:
     """The goodput of a long run of `result` on `cluster`.
 
-    Checkpoints fall on the ends of steps, so an interval is at least a step long.
+    Checkpoints are at the ends of steps, so an interval is at least one step.
     """
     mtbf_s = goodput.system_mtbf_s(reliability.device_mtbf_s, cluster.devices)
     stall_s, restart_s = reliability.checkpoint_stall_s, reliability.restart_s
@@ -89,13 +89,13 @@ def goodput_of(result: Result | UnevenResult, cluster: Cluster, reliability: Rel
 
 
 def usd_per_step(cluster: Cluster, step_time_s: float) -> float | None:
-    """Dollars for a step of `step_time_s` on all nodes of `cluster`, or None where one price is not known."""
+    """USD for a step of `step_time_s` on all nodes of `cluster`; None if a price is unknown."""
     price = cluster.price_usd_per_hour
     return None if price is None else price / 3600.0 * step_time_s
 
 
 def usd_per_billion_tokens(cluster: Cluster, job: Job, step_time_s: float) -> float | None:
-    """Dollars for 1e9 trained tokens at `step_time_s` per step, or None where one price is not known."""
+    """USD for 1e9 trained tokens at `step_time_s` per step; None if a price is unknown."""
     price = cluster.price_usd_per_hour
     if price is None:
         return None

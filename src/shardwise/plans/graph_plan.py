@@ -1,6 +1,6 @@
-"""The plan of an operator graph: a layout for each operator, and all that a reader needs to price or run it.
+"""The plan file of an operator graph: a layout of each operator, with the graph, the cluster and the job.
 
-A file of its own kind beside that of strategies; self-contained, with a hash over its content.
+It is a schema of its own, self-contained, with a hash over its content.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from shardwise.strategy import Optimizer, Profile, profile_from_record
 VERSION = 1
 
 SCHEDULES_OF_STAGES = ("1f1b",)
-"""What stages of a graph are run by: schedules with one stage for each rank of the pipeline."""
+"""Schedules of graph stages: those with one stage per pipeline rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphJob:
-    """How a graph is trained; the sizes of its batch it has itself."""
+    """How a graph is trained; the graph itself has the batch size."""
 
     dtype: str
     optimizer: Optimizer
@@ -58,14 +58,14 @@ class GraphJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:
-    """A layout of `graph` on `mesh`, which is all of `cluster`, or of each stage of a pipeline, with its
-    price.
+    """A layout of `graph` on `mesh`, with its predicted step time and memory. The mesh covers all of
+    `cluster`, or each stage of a pipeline.
 
-    `seconds` and `nbytes` (on the rank with most) say what the step time and the device bytes are for, and
-    sum to them: all that is kept and the largest temporaries, as frontiers are tracked. `at_once_bytes` of
-    them are there at one moment at most. Every layout is matched in step time and device bytes within a
-    factor 1 + `epsilon` by some point of the frontier that this plan is a point of. `idle` is what the search
-    left of its cluster: `cluster` has the used devices alone.
+    `seconds` sum to the step time, and `nbytes` to `device_bytes` on the tightest rank. Device bytes are the
+    resident bytes, saved activations and largest temporaries, as in the Pareto search; at most
+    `at_once_bytes` of them are allocated at one moment. Every layout is matched in step time and device bytes
+    within a factor 1 + `epsilon` by some point of the frontier that contains this plan. `cluster` has the
+    used devices only; `idle` are the others.
     """
 
     graph: OpGraph
@@ -83,22 +83,22 @@ class GraphPlan:
 
     @property
     def priced_as(self) -> tuple[str, ...]:
-        """What it was priced as where that is not what was given."""
+        """How the cluster was approximated; empty if it was estimated as given."""
         return self.cluster.priced_as
 
     @property
     def stages(self) -> int:
-        """How many stages the graph is cut into; 1 where it is whole."""
+        """Number of pipeline stages; 1 if the graph is not cut."""
         return len(self.layout.spans) if isinstance(self.layout, StagedLayout) else 1
 
     @property
     def devices(self) -> int:
-        """The devices of all stages."""
+        """Number of devices of all stages."""
         return self.stages * self.mesh.devices
 
     @property
     def microbatches(self) -> int:
-        """In how many parts the batch goes through the stages; 1 where it goes as a whole."""
+        """Number of micro-batches; 1 if the batch is not divided."""
         return self.layout.microbatches if isinstance(self.layout, StagedLayout) else 1
 
 
@@ -106,19 +106,19 @@ _SCHEMA_LINE = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?' + re.escape(GRAPH_P
 
 
 def is_graph_plan(path: str) -> bool:
-    """Whether the file at `path` begins by saying that it is the plan of an operator graph."""
+    """Whether the file at `path` begins with the schema of a graph plan."""
     return _SCHEMA_LINE.match(read_bytes(os.fspath(path), max_bytes=MAX_PLAN_BYTES)) is not None
 
 
 def write_graph_plan(path: str, plan: GraphPlan, *, files: Files | None = None) -> str:
-    """Write `plan` at `path` so that a reader sees the old file or this one, whole; returns the plan hash."""
+    """Writes `plan` to `path` atomically; returns the plan hash."""
     document = graph_plan_document(plan)
     write_file(path, dumps(document, file=path).encode(), files=files)
     return str(document["hash"])
 
 
 def graph_plan_document(plan: GraphPlan) -> dict[str, object]:
-    """The whole plan file as plain values, hash included."""
+    """The plan file as plain values, including the hash."""
     document = plain_mapping(
         {
             "schema": GRAPH_PLAN_SCHEMA,
@@ -144,13 +144,13 @@ def graph_plan_document(plan: GraphPlan) -> dict[str, object]:
 
 @lru_cache(maxsize=2)
 def _graph_document(text: str) -> dict[str, object]:
-    """A graph as plain values, which the plans of a frontier all have: to be read, not to be changed."""
+    """A graph as plain values, shared by the plans of a frontier; read-only."""
     return parse_mapping(text)
 
 
 def read_graph_plan(path: str) -> GraphPlan:
-    """The plan in the file at `path`. Raises ConfigError where it is none of an operator graph, is newer, was
-    altered or is not whole."""
+    """The plan in the file at `path`. Raises ConfigError if it is not a graph plan, has a newer version, was
+    altered or is incomplete."""
     path = os.fspath(path)
     document = read_mapping(path, max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
     verify(document, path, schema=GRAPH_PLAN_SCHEMA, version=VERSION, what="the plan of an operator graph")
@@ -171,7 +171,7 @@ def read_graph_plan(path: str) -> GraphPlan:
         layout=_layout(record, graph, mesh, path),
         step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
         device_bytes=device_bytes,
-        # Files from before it was told say what is there at most.
+        # Older files do not have it; `device_bytes` is an upper bound.
         at_once_bytes=fields.number("at_once_bytes", default=device_bytes),
         seconds=_parts(fields, "breakdown", "step_time_s"),
         nbytes=_parts(fields, "memory", "device_bytes"),
@@ -207,7 +207,7 @@ def _graph(fields: Fields, path: str) -> OpGraph:
 
 
 def _mesh(fields: Fields, cluster: Cluster, stages: int) -> Mesh:
-    """The mesh of each stage, all devices of the cluster."""
+    """The mesh of each stage; all stages together use all devices of the cluster."""
     sizes = fields.sequence("mesh", low=1, high=3)
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -220,7 +220,7 @@ def _mesh(fields: Fields, cluster: Cluster, stages: int) -> Mesh:
         raise fields.error("mesh", error.message, found=error.found, allowed=error.allowed) from None
     if stages * mesh.devices != cluster.devices:
         allowed = f"sizes whose product is {cluster.devices // stages}"
-        raise fields.error("mesh", "does not take all devices", found=mesh.name, allowed=allowed)
+        raise fields.error("mesh", "does not use all devices", found=mesh.name, allowed=allowed)
     return mesh
 
 
@@ -237,7 +237,7 @@ def _job(fields: Fields) -> GraphJob:
 
 
 def _idle(fields: Fields) -> Idle:
-    """None where the file has none."""
+    """The idle devices; NO_IDLE_DEVICES if the file has none."""
     if not fields.has("idle"):
         return NO_IDLE_DEVICES
     part = fields.mapping("idle")
@@ -251,7 +251,7 @@ def _idle(fields: Fields) -> Idle:
 
 
 def _parts(fields: Fields, name: str, total_key: str) -> dict[str, float]:
-    """Named numbers that sum to the number at `total_key`; the names are the cost model's."""
+    """Named numbers that sum to the number at `total_key`; their names are those of the cost model."""
     part = fields.mapping(name)
     found = {each: part.number(each, low=-1e30) for each in part.names}
     if not isclose(sum(found.values()), fields.number(total_key), rel_tol=1e-9):

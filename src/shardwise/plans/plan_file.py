@@ -1,9 +1,8 @@
-"""Records as plain values: the one shape that the plan file and the JSON answers share
-(docs/reference/formats.md).
+"""The plan file: written atomically, verified when read (schema, version and hash first, then every key).
 
-What is looked at first in a file of ours: what it is, which version, and whether it is as written.
-
-Plan files: written whole, verified when read (schema, version and hash first, then every key).
+The documents (`plan_document`, `result_document`, ...) are records as plain values, shared by plan files and
+JSON answers (docs/reference/formats.md). `verify` and `document_hash` also serve the other kinds of plan
+files.
 """
 
 from __future__ import annotations
@@ -55,16 +54,18 @@ from shardwise.strategy import (
     target_names,
 )
 
+# Documents
+
 EFFORT = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
-"""Keys of a certificate that say how the answer was found, not what it is; the plan hash leaves them out."""
+"""Keys of a certificate about the effort of the search, which the plan hash leaves out."""
 
 PROVENANCE = frozenset(("assumptions", "provenance", "sources"))
-"""Keys, anywhere in the cluster and the job, whose values are text about where figures come from; the plan
+"""Keys in the cluster and the job, at any depth, whose values are text about the sources of figures; the plan
 hash leaves them out."""
 
 
 def result_document(result: Result) -> dict[str, object]:
-    """`best` of contract: seconds, bytes, tokens/s; `layers` of a stage is its number of decoder layers."""
+    """`best` of a plan file: seconds, bytes, tokens/s."""
     return {
         "strategy": asdict(result.strategy),
         "layout": layout_document(result.layout),
@@ -90,8 +91,8 @@ def layout_document(layout: Layout) -> dict[str, object]:
 
 
 def _stage_document(stage: Stage) -> dict[str, object]:
-    """`layers` is the sum over the chunks, as scripts want it; `chunks` has one count each. Only stages on
-    two pools have `parts`."""
+    """`layers` is the total number of decoder layers, `chunks` the number in each chunk. Only mixed-pool
+    stages have `parts`."""
     return {
         "devices": stage.devices,
         "ranks": stage.ranks,
@@ -106,8 +107,8 @@ def _stage_document(stage: Stage) -> dict[str, object]:
 
 
 def certificate_document(certificate: Certificate) -> dict[str, object]:
-    """Lists for tuples: `axes` maps a field to the values that it may have. `priced_as` is there where it
-    says something; then nothing is proven, and there is no gap."""
+    """The certificate with lists instead of tuples. `priced_as` is present only if it is not empty; then
+    nothing is proven, and the gap is null."""
     document: dict[str, object] = {
         **asdict(certificate),
         "fixed": dict(certificate.fixed),
@@ -119,7 +120,7 @@ def certificate_document(certificate: Certificate) -> dict[str, object]:
 
 
 def schedule_document(schedule: Schedule) -> dict[str, object]:
-    """The table with each rank's actions as one line of the schedule's text form: `0F0 [0F1 0B0]*3 0B3`."""
+    """The schedule table; each rank's actions are one line of text: `0F0 [0F1 0B0]*3 0B3`."""
     return {
         "name": schedule.name,
         "microbatches": schedule.microbatches,
@@ -129,7 +130,7 @@ def schedule_document(schedule: Schedule) -> dict[str, object]:
 
 
 def plan_document(plan: Plan) -> dict[str, object]:
-    """The whole plan file as plain values, hash included."""
+    """The plan file as plain values, including the hash."""
     document: dict[str, object] = {
         "schema": SCHEMA,
         "version": VERSION,
@@ -165,7 +166,7 @@ def _runner_up_document(runner_up: RunnerUp) -> dict[str, object]:
 
 
 def document_hash(document: Mapping[str, object]) -> str:
-    """`sha256:...` over the canonical JSON of a plan document, without hash, timings, effort and provenance
+    """`sha256:...` over the canonical JSON of a plan document without its hash, search effort and provenance
     text."""
     body = {key: value for key, value in document.items() if key != "hash"}
     certificate = body.get("certificate")
@@ -186,13 +187,13 @@ def _without_provenance(value: object) -> object:
 
 
 def plain_mapping(mapping: Mapping[str, object]) -> dict[str, object]:
-    """`mapping` with lists for tuples and Python's own numbers for numpy's, at any depth."""
+    """`mapping` with lists instead of tuples and Python numbers instead of numpy numbers, at any depth."""
     return {key: _plain(value) for key, value in mapping.items()}
 
 
 def _plain(value: object) -> object:
-    """`value` with lists for tuples and Python's own numbers for numpy's, so that writing and hashing see one
-    form."""
+    """`value` with lists instead of tuples and Python numbers instead of numpy numbers, so that files and
+    hashes see one form."""
     if isinstance(value, str) or value is None:
         return str(value) if isinstance(value, str) else None
     if isinstance(value, Mapping):
@@ -203,31 +204,35 @@ def _plain(value: object) -> object:
     return item() if callable(item) else value
 
 
+# Verification of files
+
 UNEVEN_PLAN_SCHEMA = "shardwise.uneven-plan"
 GRAPH_PLAN_SCHEMA = "shardwise.graph-plan"
 
 MAX_PLAN_BYTES = 8 << 20
-"""A plan holds its schedule and its cluster, so it may be larger than other inputs."""
+"""Largest size of a plan file in bytes. It contains the schedule and the cluster, so it may be larger than
+other inputs."""
 
 MAX_PLAN_NODES = 1_000_000
+"""Largest number of values in a plan file."""
 
 _KINDS = {
     SCHEMA: "a uniform strategy",
     UNEVEN_PLAN_SCHEMA: "an uneven plan",
     GRAPH_PLAN_SCHEMA: "an operator graph",
 }
-"""What plan files of each schema are of, for those that take one kind alone."""
+"""What the plan files of each schema describe, for commands that take one kind only."""
 
 
 def verify(document: Mapping[str, object], path: str, *, schema: str, version: int, what: str) -> None:
-    """ConfigError where the document at `path` is not of this schema (`what` it is called), is newer than
-    `version`, or does not have the content that it was written with."""
+    """Raises ConfigError if the document at `path` does not have this schema (named `what` in the message),
+    is newer than `version`, or has changed since it was written."""
     fields = Fields(document, file=path)
     if document.get("schema") != schema:
         kind = _KINDS.get(str(document.get("schema")))
         raise fields.error(
             "schema",
-            f"is not {what}" if kind is None else f"is that of {kind}, which is not for this",
+            f"is not {what}" if kind is None else f"is that of {kind}, which is not supported here",
             found=short_repr(document.get("schema")),
             allowed=schema,
         )
@@ -250,11 +255,14 @@ def verify(document: Mapping[str, object], path: str, *, schema: str, version: i
         )
 
 
-def write_plan(path: str, plan: Plan, *, files: Files | None = None) -> str:
-    """Write `plan` at `path` so that a reader sees the old file or this one, whole; returns the plan hash.
+# Plan files
 
-    Raises ConfigError where the path cannot be written (then nothing changed), InternalError for a plan that
-    does not hold together.
+
+def write_plan(path: str, plan: Plan, *, files: Files | None = None) -> str:
+    """Writes `plan` to `path` atomically; returns the plan hash.
+
+    Raises ConfigError if the path cannot be written (then nothing changed), InternalError for an inconsistent
+    plan.
     """
     check_ledger(plan.certificate)
     document = plan_document(plan)
@@ -263,8 +271,8 @@ def write_plan(path: str, plan: Plan, *, files: Files | None = None) -> str:
 
 
 def read_plan(path: str) -> Plan:
-    """The plan in the file at `path`. Raises ConfigError where it is not one, is newer, was altered or is not
-    whole."""
+    """The plan in the file at `path`. Raises ConfigError if it is not a plan file, has a newer version, was
+    altered or is incomplete."""
     path = os.fspath(path)
     document = read_mapping(path, max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
     verify(document, path, schema=SCHEMA, version=VERSION, what="a plan file")
@@ -272,7 +280,8 @@ def read_plan(path: str) -> Plan:
 
 
 def check_ledger(certificate: Certificate) -> None:
-    """InternalError unless every enumerated candidate was rejected, cut or simulated, exactly once."""
+    """Raises InternalError unless every enumerated candidate is rejected, pruned or simulated exactly
+    once."""
     accounted = sum(certificate.rejected.values()) + certificate.cut_by_bound + certificate.simulated
     if accounted != certificate.enumerated:
         raise InternalError(f"{certificate.enumerated} candidates enumerated, {accounted} accounted for")
@@ -304,11 +313,13 @@ def _plan(fields: Fields, path: str) -> Plan:
 
 
 def read_target(fields: Fields) -> str | None:
-    """The target that a plan was made for; None where the file names none."""
+    """The target of a plan; None if the file names none."""
     return fields.choice("target", target_names()) if fields.has("target") else None
 
 
 def read_model(fields: Fields) -> Model:
+    """The model of a plan file, from its configuration. Raises ConfigError if its parameters are not those in
+    the file."""
     config, name = fields.any("config"), fields.text("name")
     if not isinstance(config, Mapping):
         raise fields.error(
@@ -328,6 +339,7 @@ def read_model(fields: Fields) -> Model:
 
 
 def read_cluster(fields: Fields, path: str) -> Cluster:
+    """The cluster of a plan file."""
     record = fields.any("cluster")
     if not isinstance(record, Mapping):
         raise fields.error(
@@ -340,6 +352,7 @@ def read_cluster(fields: Fields, path: str) -> Cluster:
 
 
 def read_job(fields: Fields) -> Job:
+    """The job of a plan file."""
     optimizer: Any = fields.choice("optimizer", get_args(Optimizer))
     job = Job(
         seq_len=fields.integer("seq_len", low=1, high=1e9),
@@ -356,7 +369,7 @@ def read_job(fields: Fields) -> Job:
 
 
 def _strategy(fields: Fields) -> Strategy:
-    # Literal types: `choice` has checked each text against the same tuple that the type lists.
+    # `choice` checks each text against the values of its Literal type.
     cp_kind: Any = fields.choice("cp_kind", CP_KINDS)
     schedule: Any = fields.choice("schedule", SCHEDULES)
     recompute: Any = fields.choice("recompute", RECOMPUTES)
@@ -414,11 +427,12 @@ def _result(fields: Fields) -> Result:
 
 
 def read_parts(fields: Fields, excluded: tuple[str, ...] = ()) -> dict[str, float]:
-    """Named numbers; the names are the cost model's."""
+    """Named numbers; their names are those of the cost model."""
     return {name: fields.number(name, low=-1e30) for name in fields.names if name not in excluded}
 
 
 def read_peak_memory(fields: Fields) -> PeakMemory:
+    """The peak memory of a result."""
     peak = PeakMemory(
         allocated=fields.number("allocated"),
         reserved=fields.number("reserved"),
@@ -430,6 +444,7 @@ def read_peak_memory(fields: Fields) -> PeakMemory:
 
 
 def read_layout(fields: Fields) -> Layout:
+    """The layout of a result."""
     pipelines = []
     for pipeline in fields.mappings("pipelines", low=1):
         pipelines.append(
@@ -490,11 +505,17 @@ def _runner_up(fields: Fields) -> RunnerUp:
 
 
 def read_certificate(fields: Fields) -> Certificate:
+    """The certificate of a plan file."""
     rejected = fields.mapping("rejected")
     priced_as = _lines(fields, "priced_as") if fields.has("priced_as") else ()
     best_s, lower_bound_s = fields.number("best_s"), fields.number("lower_bound_s")
     if priced_as and fields.has("gap"):
-        raise fields.error("gap", "is of nothing proven", found=short_repr(fields.any("gap")), allowed="null")
+        raise fields.error(
+            "gap",
+            "must be null: nothing is proven",
+            found=short_repr(fields.any("gap")),
+            allowed="null",
+        )
     fixed, axes = fields.mapping("fixed", default={}), fields.mapping("axes", default={})
     certificate = Certificate(
         space=fields.text("space"),
@@ -525,25 +546,25 @@ def read_certificate(fields: Fields) -> Certificate:
 
 
 def _gap(best_s: float, lower_bound_s: float) -> float:
-    """Of what was priced, where a file has none."""
+    """The gap of an approximated cluster, which the file does not contain."""
     return (best_s - lower_bound_s) / best_s if best_s else 0.0
 
 
 def _lines(fields: Fields, name: str) -> tuple[str, ...]:
-    """Texts of one line each, at least one."""
+    """At least one text of one line each."""
     lines = fields.sequence(name, low=1, high=64)
     for line in lines:
         if not isinstance(line, str) or not line.isprintable() or not line:
-            raise fields.error(name, "has an entry that is no line of text", found=short_repr(line))
+            raise fields.error(name, "has an entry that is not one line of text", found=short_repr(line))
     return tuple(map(str, lines))
 
 
 def _field_value(fields: Fields, name: str, value: object) -> Value:
-    """A value of the strategy's field `name`: the fields and their values are the strategy room's."""
+    """A value of the strategy field `name`."""
     if name not in FIELDS and name not in ALIASES:
-        raise fields.error(name, "is no field of a strategy", allowed=", ".join((*FIELDS, *ALIASES)))
+        raise fields.error(name, "is not a field of a strategy", allowed=", ".join((*FIELDS, *ALIASES)))
     if not is_value(name, value):
-        raise fields.error(name, "is no value of this field", found=short_repr(value))
+        raise fields.error(name, "is not a value of this field", found=short_repr(value))
     return cast(Value, value)
 
 
@@ -570,7 +591,7 @@ def _schedule(fields: Fields) -> Schedule:
 
 
 def _check_consistent(plan: Plan, fields: Fields) -> None:
-    """The parts agree with each other: what the writer promised is checked again."""
+    """Raises ConfigError if the parts of the plan contradict each other."""
     check_for_trace(plan.for_trace, plan.cluster, fields.file)
     try:
         check_ledger(plan.certificate)

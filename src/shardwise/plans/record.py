@@ -1,10 +1,7 @@
-"""Records of an answer: what the search found, what it costs, and the proof.
+"""Records of an answer: results and certificates of uniform (`Answer`) and uneven plans (`UnevenAnswer`).
 
-Records of an uneven answer: pipelines that differ in devices, stages, layers and share.
-
-How a plan was chosen for a trace of events: kept with the plan, so that it says what it is the best of.
-
-The plan: all that a reader needs to check, simulate or run an answer, nothing from outside the file.
+`TraceChoice` records how a plan was chosen for a trace of events. `Plan` is self-contained: a reader can
+check, simulate or run it without other files.
 """
 
 from __future__ import annotations
@@ -20,22 +17,22 @@ from shardwise.schedule import Schedule
 from shardwise.strategy import Job, Strategy
 
 OBJECTIVES = ("time", "memory", "devices", "cost")
-"""What a plan may be best in: least step time, least memory, fewest devices, least money per step."""
+"""What a plan minimises: step time, memory, number of devices, or money per step."""
 
 PROVEN_GAP = 1e-12
-"""A gap up to which a step time is proven to be the least."""
+"""Largest relative gap with which a step time counts as proven optimal (rounding errors)."""
 
 SHORTEST_STEP_S = 1e-30
-"""No step takes less: a plan file that says so is none."""
+"""Shortest step time in seconds that a plan file may have."""
 
 Value = int | str | bool
-"""A value of a strategy's field."""
+"""A value of a strategy field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """A part of a stage that lies on two pools: `tp` devices of a pool's node, which hold all of the stage's
-    layers and do `rows` of every microbatch. `ranks` as of a stage."""
+    """A part of a mixed-pool stage: `tp` devices of one node, which hold all layers of the stage and process
+    `rows` of every micro-batch. `ranks` is as in `Stage`."""
 
     ranks: str
     device_class: str
@@ -45,12 +42,11 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One pipeline rank's part: `devices` of `device_class`, arranged tp x cp x dp, holding `layers` decoder
-    layers.
+    """One pipeline rank: `devices` of `device_class`, arranged as tp x cp x dp, with `layers` decoder layers.
 
-    `ranks` lists the global ranks as ranges (`0-7,16-23`). `layers` is one count per virtual chunk that the
-    rank holds, in the order of the chunks. A stage that lies on two pools has `parts`, and for them together
-    the names of both as `device_class`, the first one's tp, and as many replicas (`dp`) as parts.
+    `ranks` lists the global ranks as ranges (`0-7,16-23`). `layers` has one count per chunk (virtual stage)
+    of the rank, in order. A mixed-pool stage has `parts`; then `device_class` names both pools, `tp` is that
+    of the first part, and `dp` is the number of parts.
     """
 
     devices: int
@@ -64,41 +60,44 @@ class Stage:
 
     @property
     def rank_numbers(self) -> tuple[int, ...]:
-        """The ranks, in the order of `ranks`. ConfigError where that is no list of ranges."""
+        """The ranks, in the order of `ranks`. Raises ConfigError if it is not a list of ranges."""
         found: list[int] = []
         for part in self.ranks.split(","):
             first, dash, last = part.partition("-")
             last = last if dash else first
             if not (_is_rank(first) and _is_rank(last) and int(first) <= int(last)):
                 raise ConfigError(
-                    "is no list of ranges of ranks", key="best.layout", found=self.ranks[:40],
-                    allowed="such as 0-7,16-23",
+                    "is not a list of rank ranges", key="best.layout", found=self.ranks[:40],
+                    allowed="ranges such as 0-7,16-23",
                 )  # fmt: skip
             found += range(int(first), int(last) + 1)
         return tuple(found)
 
 
 def _is_rank(text: str) -> bool:
-    """Whether it may be the number of a device: no cluster has ten million."""
+    """Whether it can be the number of a device: at most seven digits."""
     return text.isascii() and text.isdecimal() and len(text) <= 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
+    """A pipeline by its stages in order."""
+
     stages: tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Pipelines side by side; a uniform strategy is one pipeline whose stages are alike and take share 1."""
+    """Pipelines that run in parallel. A uniform strategy is one pipeline with equal stages, whose share is
+    1."""
 
     pipelines: tuple[Pipeline, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """Bytes on the tightest rank: by tensors, by the allocator, by the device as a whole, and what the driver
-    has."""
+    """Bytes on the tightest rank: allocated tensors, reserved by the allocator, used on the device, and the
+    capacity that the driver reports."""
 
     allocated: float
     reserved: float
@@ -108,9 +107,9 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One strategy with its price.
+    """One strategy with its predicted step time and memory.
 
-    `breakdown` (seconds) and `memory` (bytes on rank `tightest_rank`) sum to the step time and to the device
+    `breakdown` (seconds) sums to the step time; `memory` (bytes on rank `tightest_rank`) sums to the device
     bytes.
     """
 
@@ -130,12 +129,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What happened to every candidate: `enumerated = sum(rejected) + cut_by_bound + simulated`, exactly.
+    """The outcomes of all candidates: `enumerated = sum(rejected) + cut_by_bound + simulated`, exactly.
 
-    The space is `space` with fields held to one value (`fixed`) or to some values (`axes`); it has
-    `enumerated + unexplored` candidates. `unexplored` are those that a search ended early did not look at:
-    none of them takes less than `lower_bound_s`. `priced_as` are lines that say what the cluster or its
-    events were priced as where that is not what was given: bound and gap are of that, and nothing is proven.
+    The space is `space` with fields restricted to one value (`fixed`) or to several (`axes`); it has
+    `enumerated + unexplored` candidates. `cut_by_bound` counts pruned candidates, `simulated` evaluated ones.
+    `unexplored` are the candidates left out by a search that ended early: none of them takes less than
+    `lower_bound_s`. `priced_as` are lines that say how the cluster or its events were approximated; if it is
+    not empty, bound and gap are those of the approximation, and nothing is proven.
     """
 
     space: str
@@ -155,14 +155,13 @@ class Certificate:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the bound proves that no candidate takes less time on what was given."""
+        """Whether the lower bound proves that no candidate takes less time on the cluster as given."""
         return not self.priced_as and self.gap <= PROVEN_GAP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierPoint:
-    """A strategy that none beats in time without taking more memory: seconds, and bytes on the tightest
-    rank."""
+    """A non-dominated strategy: step time in seconds, and bytes on the tightest rank."""
 
     strategy: Strategy
     step_time_s: float
@@ -171,7 +170,8 @@ class FrontierPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyFrontier:
-    """Time against memory, fastest first; the certificate says what became of the other candidates."""
+    """The Pareto frontier of time and memory, fastest first; the certificate has the outcomes of the other
+    candidates."""
 
     points: tuple[FrontierPoint, ...]
     certificate: Certificate
@@ -179,8 +179,8 @@ class StrategyFrontier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """What an answer leaves idle: a number of devices, the nodes of which all devices are idle, and the ranks
-    of the devices in the whole cluster, as ranges (`8-15,24-31`)."""
+    """The idle devices of an answer: their number, the number of nodes on which all devices are idle, and
+    their ranks in the whole cluster, as ranges (`8-15,24-31`)."""
 
     devices: int = 0
     nodes: int = 0
@@ -192,8 +192,8 @@ NO_IDLE_DEVICES = Idle()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchedPart:
-    """A part of the cluster that was searched too. `step_time_s` is its best, None where nothing fits or
-    nothing is better than on the parts before it. `is_complete`: nothing was left out."""
+    """A part of the cluster that was searched. `step_time_s` is its best, None if nothing fits or nothing is
+    better than on the parts before it. `is_complete`: no candidate was left out."""
 
     devices: int
     nodes: int
@@ -204,12 +204,11 @@ class SearchedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedFigures:
-    """What an answer on a mixed cluster is compared with: the best uniform strategy on any union of pools
-    (alike nodes) and the least that one pool alone takes, in seconds, None where nothing uniform fits.
+    """Step times that an answer on a mixed cluster is compared with: the best uniform strategy on any union
+    of pools, and the best on a single pool, in seconds (None: nothing uniform fits).
 
-    `idle` names the pools left unused; `why_uniform` says why the answer is no uneven plan, if it is none,
-    and `uneven_gap` how much less an uneven plan may take all the same, as a share (0 where none is looked
-    for).
+    `idle` names the unused pools. `why_uniform` says why the answer is not an uneven plan, if it is uniform.
+    `uneven_gap` is how much less time an uneven plan may take at most, as a share (0: none is searched).
     """
 
     uniform_step_time_s: float | None
@@ -222,14 +221,14 @@ class MixedFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The best strategy, the runners-up (each differs in a degree, the schedule or recompute), and the
+    """The best strategy, its runners-up (each differs in a degree, the schedule or recomputation), and the
     certificate.
 
-    `cluster` is what the answer uses: the cluster asked about, or the part of it that serves the objective
-    best (None: the cluster asked about). `parts` are the parts that were searched; `unexplored_parts` could
-    be better and were left out. `idle` says which devices are not used, `all_devices_step_time_s` what all of
-    them take (None: nothing fits on all, or there was no time to find it). `mixed` are the figures of a mixed
-    cluster. `is_interrupted`: the user ended the search early.
+    `cluster` is the used part of the requested cluster (None: all of it). `parts` are the searched parts;
+    `unexplored_parts` counts parts that were left out and may be better. `idle` are the unused devices.
+    `all_devices_step_time_s` is the best step time on all devices (None: nothing fits on all, or no time was
+    left to find it). `mixed` has the comparison on a mixed cluster. `is_interrupted`: the user ended the
+    search early.
     """
 
     best: Result
@@ -248,8 +247,8 @@ class Answer:
 
     @property
     def is_proven(self) -> bool:
-        """Whether no candidate is better: nothing was left out, or nothing that could take less time, and no
-        uneven plan where these are looked for."""
+        """Whether no candidate is better: no part or candidate that may be better was left out, and no uneven
+        plan if these are searched."""
         certificate = self.certificate
         if self.mixed is not None and self.mixed.uneven_gap > PROVEN_GAP:
             return False
@@ -260,15 +259,18 @@ class Answer:
         return certificate.is_proven and all(part.is_complete for part in self.parts)
 
 
+# Uneven plans
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenResult:
-    """An uneven plan with its price; one schedule (1f1b) and one micro-batch size, in sequences, for all
-    pipelines.
+    """An uneven plan with its predicted step time and memory. All pipelines have one schedule (1f1b) and one
+    micro-batch size, in sequences.
 
-    Of each pipeline of `layout`: its `microbatches`, seconds of its step, and what each stage recomputes.
-    `breakdown` (seconds, of the slowest pipeline) sums to the step time. `idle_devices` are left unused.
-    It is priced as one of the `pools` of these names; where it `is_alike`, all pipelines have the same
-    stages, whose replicas meet on the tiers of their own pool.
+    For each pipeline of `layout`: its `microbatches`, its makespan in seconds (`pipeline_s`), and the
+    recomputation of each stage. `breakdown` (seconds, of the slowest pipeline) sums to the step time.
+    `idle_devices` are unused. `pools` are the pools on which the plan is estimated. If it `is_alike`, all
+    pipelines have the same stages, whose replicas communicate over the tiers of their own pool.
     """
 
     layout: Layout
@@ -292,12 +294,13 @@ class UnevenResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenAnswer:
-    """The best uneven plan, its certificate, and what it is compared with.
+    """The best uneven plan, its certificate, and the step times that it is compared with.
 
-    The candidates of the certificate are triples of pools, micro-batch size and number of pipelines: none of
-    the plans of any takes less than the lower bound (docs/concepts/mixed-clusters.md). `parts`,
-    `unexplored_parts` and `idle` are as in `Answer`; `all_devices_step_time_s` is that of a uniform strategy
-    where devices are idle. `is_interrupted`: the user ended the search early."""
+    The candidates of the certificate are triples of pools, micro-batch size and number of pipelines: no plan
+    of any triple takes less than the lower bound (docs/concepts/mixed-clusters.md). `parts`,
+    `unexplored_parts` and `idle` are as in `Answer`; `all_devices_step_time_s` is that of a uniform strategy,
+    if devices are idle. `is_interrupted`: the user ended the search early.
+    """
 
     best: UnevenResult
     certificate: Certificate
@@ -311,33 +314,35 @@ class UnevenAnswer:
 
     @property
     def is_proven(self) -> bool:
-        """Whether no plan is better, uneven or uniform: nothing was left out that could take less time."""
+        """Whether no plan is better, uneven or uniform: nothing that may take less time was left out."""
         certificate = self.certificate
         is_complete = not certificate.unexplored and not self.unexplored_parts
         is_complete = is_complete and all(part.is_complete for part in self.parts)
         return is_complete and certificate.is_proven
 
 
+# Choice for a trace
+
 TRACE_POLICIES = ("now", "expected", "worst")
-"""Best in the first epoch of a trace; over all of it; in its slowest epoch."""
+"""Best in the first epoch of a trace; most steps over the trace; fastest slowest epoch."""
 
 DECISION = "decision"
-"""What `replan` decided on behind all events of a trace."""
+"""The policy of plans that `replan` decided after all events of a trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceChoice:
-    """The policy and the trace that a plan was chosen by, and what it does there, never changed.
+    """The policy and the trace by which a plan was chosen, and its steps there if it never changes.
 
-    `trace` is the SHA-256 of the trace in its canonical form, `source` where that is from. `nodes` are the
-    cluster's nodes in the places of the plan's. Over `length_s` it makes `steps`; `now_step_time_s` is its
-    step time in the first epoch and `worst_step_time_s` in the slowest (None: it stands still). `considered`
-    arrangements were weighed in `situations` distinct ones; what the policy counts is at most `gap` below
-    what any plan on the sets of nodes that were looked at makes.
+    `trace` is the SHA-256 of the trace in canonical form, `source` its origin. `nodes` are the nodes of the
+    cluster in the order of the plan's nodes. The plan makes `steps` over `length_s`. `now_step_time_s` is its
+    step time in the first epoch and `worst_step_time_s` that in the slowest (None: it does not run).
+    `considered` arrangements were evaluated in `situations` distinct situations. The score of the policy is
+    at most `gap` below that of any plan on the sets of nodes considered.
 
-    Of a decision both step times are those behind all events, the length is its horizon, and `gap` is None:
-    nothing is proven of what it weighed. Nor is there a gap where the plan's certificate says that something
-    else was priced than what was given."""
+    For a decision of `replan`, both step times are those after all events, and `length_s` is its horizon.
+    `gap` is None for a decision, and if the plan's certificate has `priced_as`: then nothing is proven.
+    """
 
     policy: str
     source: str
@@ -353,7 +358,7 @@ class TraceChoice:
 
 
 def read_for_trace(fields: Fields, priced_as: Sequence[str]) -> TraceChoice:
-    """The record from the file of a plan that is `priced_as` something else. ConfigError for what is none."""
+    """The record of a plan file with these lines in `priced_as`. Raises ConfigError if it is invalid."""
     nodes = fields.sequence("nodes", low=1, high=1_000_000)
     for name in nodes:
         if not isinstance(name, str) or name[:1] != "n" or not name[1:].isdigit() or len(name) > 9:
@@ -385,7 +390,7 @@ def read_for_trace(fields: Fields, priced_as: Sequence[str]) -> TraceChoice:
 
 
 def check_for_trace(found: TraceChoice | None, cluster: Cluster, file: str | None) -> None:
-    """ConfigError unless it names a node for each of the plan's `cluster`."""
+    """Raises ConfigError unless it names one node for each node of the plan's `cluster`."""
     if found is not None and len(found.nodes) != len(cluster.nodes):
         raise ConfigError(
             "is not one for each node of the plan's cluster", file=file, key="for_trace.nodes",
@@ -394,9 +399,11 @@ def check_for_trace(found: TraceChoice | None, cluster: Cluster, file: str | Non
 
 
 def _number(fields: Fields, name: str, high: float = 1e30) -> float | None:
-    """A number, or null."""
+    """A number, or None for null."""
     return None if fields.any(name, default=None) is None else fields.number(name, high=high)
 
+
+# The plan
 
 SCHEMA = "shardwise.plan"
 VERSION = 1
@@ -404,7 +411,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerUp:
-    """A strategy that came close, in brief: its step time and the device bytes of its tightest rank."""
+    """A runner-up: its strategy, step time, and device bytes of its tightest rank."""
 
     strategy: Strategy
     step_time_s: float
@@ -413,9 +420,9 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A self-contained answer: the question, the strategy with its layout and schedule, its price, and the
-    proof; `for_trace` where it was chosen for a trace of events. `target` is the software that it was
-    planned for, None for any."""
+    """A self-contained answer: the question, the strategy with its layout and schedule, its prediction, and
+    the certificate. `for_trace` is set if it was chosen for a trace of events. `target` is the software that
+    it was planned for, None for any."""
 
     model: Model
     cluster: Cluster
@@ -430,7 +437,7 @@ class Plan:
 
     @property
     def priced_as(self) -> tuple[str, ...]:
-        """What it was priced as where that is not what was given."""
+        """How the cluster or its events were approximated; empty if they were estimated as given."""
         return self.certificate.priced_as
 
 
@@ -444,10 +451,10 @@ def plan_of(
     objective: str = "time",
     target: str | None = None,
 ) -> Plan:
-    """The plan that stands for `answer` to the question about `model` on `cluster`.
+    """The plan of `answer` to the question about `model` on `cluster`.
 
-    `schedule` is the table of actions that the best strategy's step time was evaluated on; `target` is the
-    software that the question was restricted to.
+    `schedule` is the table of actions on which the best strategy was evaluated; `target` is the software that
+    the question was restricted to.
     """
     return Plan(
         model=model,

@@ -1,6 +1,6 @@
-"""The file of an uneven plan: pipelines that differ, and all that a reader needs to price them again.
+"""The file of an uneven plan: pipelines that differ, with the model, the cluster and the job.
 
-A file of its own kind beside that of strategies; self-contained, with a hash over its content.
+It is a schema of its own, self-contained, with a hash over its content. A reader can predict the plan again.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ SCHEDULES_OF_UNEVEN = ("1f1b",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenFile:
-    """An uneven plan of `model` on `cluster`, its certificate, and what it is compared with; and `for_trace`,
-    where it was chosen for a trace of events. `target` is the software that it was planned for, None for
-    any."""
+    """An uneven plan of `model` on `cluster`, its certificate, and the step times that it is compared with.
+    `for_trace` is set if it was chosen for a trace of events. `target` is the software that it was planned
+    for, None for any."""
 
     model: Model
     cluster: Cluster
@@ -65,7 +65,7 @@ class UnevenFile:
 
     @property
     def priced_as(self) -> tuple[str, ...]:
-        """What it was priced as where that is not what was given."""
+        """How the cluster or its events were approximated; empty if they were estimated as given."""
         return self.certificate.priced_as
 
 
@@ -75,12 +75,12 @@ _SCHEMA_LINE = re.compile(
 
 
 def is_uneven_plan(path: str) -> bool:
-    """Whether the file at `path` begins by saying that it is an uneven plan."""
+    """Whether the file at `path` begins with the schema of an uneven plan."""
     return _SCHEMA_LINE.match(read_bytes(os.fspath(path), max_bytes=MAX_PLAN_BYTES)) is not None
 
 
 def write_uneven_plan(path: str, plan: UnevenFile, *, files: Files | None = None) -> str:
-    """Write `plan` at `path` so that a reader sees the old file or this one, whole; returns the plan hash."""
+    """Writes `plan` to `path` atomically; returns the plan hash."""
     check_ledger(plan.certificate)
     document = uneven_plan_document(plan)
     write_file(path, dumps(document, file=path).encode(), files=files)
@@ -88,7 +88,7 @@ def write_uneven_plan(path: str, plan: UnevenFile, *, files: Files | None = None
 
 
 def uneven_plan_document(plan: UnevenFile) -> dict[str, object]:
-    """The whole plan file as plain values, hash included."""
+    """The plan file as plain values, including the hash."""
     document = plain_mapping(
         {
             "schema": UNEVEN_PLAN_SCHEMA,
@@ -142,8 +142,8 @@ def _result_document(best: UnevenResult) -> dict[str, object]:
 
 
 def read_uneven_plan(path: str) -> UnevenFile:
-    """The plan in the file at `path`. Raises ConfigError where it is no uneven plan, is newer, was altered or
-    is not whole."""
+    """The plan in the file at `path`. Raises ConfigError if it is not an uneven plan, has a newer version,
+    was altered or is incomplete."""
     path = os.fspath(path)
     document = read_mapping(path, max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
     verify(document, path, schema=UNEVEN_PLAN_SCHEMA, version=VERSION, what="an uneven plan")
@@ -218,22 +218,22 @@ def _result(fields: Fields) -> UnevenResult:
 
 
 def _numbers(fields: Fields, name: str, count: int, integer_low: int | None = None) -> list[float]:
-    """So many numbers of at least zero; whole ones from `integer_low` on where that is given."""
+    """`count` numbers of at least 0; whole numbers of at least `integer_low` if that is given."""
     found = fields.sequence(name, low=count, high=count)
     for value in found:
         is_number = isinstance(value, int if integer_low is not None else int | float)
         if not is_number or isinstance(value, bool) or not float(str(value)) >= (integer_low or 0.0):
-            raise fields.error(name, "has a value that is none", found=short_repr(value), allowed="numbers")
+            raise fields.error(name, "has an invalid value", found=short_repr(value), allowed="numbers")
     return [float(str(value)) for value in found]
 
 
 def _recompute(fields: Fields, stages: list[int]) -> tuple[tuple[str, ...], ...]:
-    """What each stage of each pipeline recomputes."""
+    """The recomputation of each stage of each pipeline."""
     rows = fields.sequence("recompute", low=len(stages), high=len(stages))
     for row, count in zip(rows, stages, strict=True):
         if not isinstance(row, list) or len(row) != count or any(one not in RECOMPUTES for one in row):
             raise fields.error(
-                "recompute", "is not one of the ways for each stage", found=short_repr(row),
+                "recompute", "does not give one kind of recomputation for each stage", found=short_repr(row),
                 allowed=", ".join(RECOMPUTES),
             )  # fmt: skip
     return tuple(tuple(str(one) for one in row) for row in rows if isinstance(row, list))

@@ -1,4 +1,4 @@
-"""What to do when a cluster changes: keep the plan, patch it or move to another, and what that costs."""
+"""Decisions when a cluster changes: keep the plan, patch it or migrate, with the cost of the transition."""
 
 from shardwise.replanning.arrangement import Arrangement, running_on, with_devices_of
 from shardwise.replanning.candidates import ANY, AllowedSpace, allowed_space_of

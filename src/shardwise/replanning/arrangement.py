@@ -1,6 +1,6 @@
-"""What runs where: a strategy laid over nodes, and how many microbatches each of its pipelines does.
+"""An `Arrangement`: a strategy on named nodes, with the number of micro-batches of each pipeline.
 
-A plan that runs on a cluster, as an arrangement on that cluster's nodes.
+`running_on` turns a plan into an arrangement on the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Bools = NDArray[np.bool_]
 
 
 NO_NODE = ""
-"""In a slot: no node."""
+"""An empty slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """A strategy on nodes. Node `slots[k]` holds ranks k * devices per node and on; the dp-th pipeline does
-    `microbatches[dp]` of the step's microbatches. Where a slot is `NO_NODE`, the microbatches of its stages
-    are re-routed to their peers in other pipelines."""
+    """A strategy on nodes. Node `slots[k]` holds the ranks from k * devices per node on. Pipeline i does
+    `microbatches[i]` of the step's micro-batches. If a slot is `NO_NODE`, the micro-batches of its stages are
+    re-routed to their peers in other pipelines."""
 
     strategy: Strategy
     slots: tuple[str, ...]
@@ -40,7 +40,7 @@ class Arrangement:
 
     @property
     def is_rerouted(self) -> bool:
-        """Whether nodes are missing and others do their work."""
+        """Whether nodes are missing and their micro-batches are re-routed."""
         return NO_NODE in self.slots
 
     @property
@@ -50,26 +50,26 @@ class Arrangement:
 
     @property
     def has_unreplicated_states(self) -> bool:
-        """Whether every part of the optimizer's states lies on one node only, and others on others."""
+        """Whether every optimizer state shard is on a single node, and the shards on different nodes."""
         shards = self.strategy.dp * self.strategy.cp
         return len(self.slots) > 1 and self.strategy.optim_shard == shards
 
     @property
     def shape(self) -> Strategy:
-        """What makes two layouts the same: the strategy but for its number of pipelines and the layers of its
-        stages. A key, not a strategy that runs."""
+        """The key of the pipeline shape: the strategy without its number of pipelines and its layers per
+        stage. It is not a strategy that runs."""
         return shape_of(self.strategy)
 
 
 def shape_of(strategy: Strategy) -> Strategy:
-    """The shape of arrangements of a strategy."""
+    """The shape key of arrangements of a strategy."""
     return replace(with_dp(strategy, 1), first_stage_layers=0, last_stage_layers=0)
 
 
 def with_dp(strategy: Strategy, dp: int) -> Strategy:
-    """The strategy with `dp` pipelines. What is sharded over all replicas stays so; other degrees become what
-    they have in common with the new number of ranks that share parameters. One replica alone is widened to
-    ZeRO-1, which it cannot be told from."""
+    """The strategy with `dp` pipelines. Full sharding stays full; other sharding degrees become their
+    greatest common divisor with the new number of ranks that share parameters. A single replica becomes ZeRO
+    stage 1, which is the same on one rank."""
     if dp == strategy.dp:
         return strategy
     old, new = strategy.dp * strategy.cp, dp * strategy.cp
@@ -87,12 +87,12 @@ def with_dp(strategy: Strategy, dp: int) -> Strategy:
 
 
 def dp_multiple(strategy: Strategy) -> int:
-    """Pipelines that must come and go together: those that share experts."""
+    """Number of pipelines that must be added or removed together because they share experts."""
     return max(strategy.ep * strategy.etp // (strategy.tp * strategy.cp), 1)
 
 
 def microbatch_unit(strategy: Strategy) -> tuple[int, int]:
-    """Microbatches of a pipeline are a multiple of the first, and no fewer than the second."""
+    """The unit of micro-batches per pipeline, and their least number."""
     if strategy.schedule == "interleaved_1f1b":
         return strategy.pp, strategy.pp
     if strategy.schedule in ("zb_v", "dualpipe_v"):
@@ -102,20 +102,20 @@ def microbatch_unit(strategy: Strategy) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def pipeline_order(strategy: Strategy, devices_per_node: int) -> tuple[int, ...]:
-    """Slots in the order in which pipelines meet them first: nodes that are alike and follow each other in it
-    are in the same pipelines."""
+    """Slots in the order in which pipelines first use them. If equal nodes are consecutive in this order,
+    they share pipelines."""
     met = node_slots(strategy, devices_per_node).reshape(-1)
     _, first = np.unique(met, return_index=True)
     return tuple(int(slot) for slot in np.argsort(first))
 
 
 def running_on(plan: Plan, cluster: Cluster) -> Arrangement:
-    """The plan on the nodes that it names, or on the first nodes of the cluster that are like those it was
-    made for. ConfigError where it has none such, or where they are not of one size."""
+    """The plan on the nodes that it names, or on the first nodes of the cluster that are equal to its own.
+    Raises ConfigError if there are none, or if nodes have several sizes."""
     sizes = sorted({node.devices for node in plan.cluster.nodes})
     if len(sizes) > 1:
         raise ConfigError(
-            "is a strategy on nodes of several sizes, whose ranks cannot be followed node by node",
+            "is a strategy on nodes of several sizes, which replanning does not support",
             key="PLAN",
             found=f"nodes of {', '.join(map(str, sizes))} devices",
             allowed="nodes of one size, or an uneven plan",
@@ -128,8 +128,8 @@ def running_on(plan: Plan, cluster: Cluster) -> Arrangement:
 
 
 def with_devices_of(planned: Cluster, cluster: Cluster) -> Cluster:
-    """The cluster with devices as those were that a plan was made for, which may have been measured.
-    ConfigError where devices of one name have another memory."""
+    """The cluster with the device properties of the plan's cluster, which may have been measured. Raises
+    ConfigError if devices of one name have different memory."""
     for name in sorted(planned.classes.keys() & cluster.classes.keys()):
         if planned.classes[name].memory_bytes != cluster.classes[name].memory_bytes:
             raise ConfigError("is not of this cluster: its devices differ", key="PLAN", found=name)
@@ -138,8 +138,8 @@ def with_devices_of(planned: Cluster, cluster: Cluster) -> Cluster:
 
 
 def nodes_like(planned: Cluster, cluster: Cluster, named: Sequence[str | None]) -> tuple[str, ...]:
-    """For each node that a plan was made for the one of the cluster that is `named`, or the first that is
-    like it. ConfigError where there is none."""
+    """For each node of the plan's cluster, the node of `cluster` that is `named`, or the first equal one.
+    Raises ConfigError if there is none."""
     free: dict[Node, deque[str]] = {}
     for index, node in enumerate(cluster.nodes):
         free.setdefault(replace(node, name=""), deque()).append(f"n{index}")
@@ -159,7 +159,8 @@ def nodes_like(planned: Cluster, cluster: Cluster, named: Sequence[str | None]) 
 
 
 def _difference(node: Node, cluster: Cluster) -> str:
-    """What the node is like where the cluster's nodes of its devices are not, if anything."""
+    """The differing properties of the node and the first node of the cluster with the same devices, if
+    any."""
     for other in cluster.nodes:
         if (other.device_class, other.devices) == (node.device_class, node.devices):
             names = [
@@ -167,7 +168,9 @@ def _difference(node: Node, cluster: Cluster) -> str:
                 for field in fields(Node)
                 if field.name != "name" and getattr(node, field.name) != getattr(other, field.name)
             ]
-            return "".join(f", {name} {getattr(node, name)} and not {getattr(other, name)}" for name in names)
+            return "".join(
+                f", {name} {getattr(node, name)} instead of {getattr(other, name)}" for name in names
+            )
     if any(one.device_class == node.device_class and one.devices > node.devices for one in cluster.nodes):
-        return ", only some devices of one; plan with --use-all for whole nodes"
+        return ", with only some devices of a node; plan with --use-all for whole nodes"
     return ""

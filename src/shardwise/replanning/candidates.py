@@ -1,14 +1,10 @@
-"""Arrangements that could run instead: the same shape of pipelines on other nodes, or other shapes.
+"""Candidates of a decision: the running pipeline shape on other nodes, other layers, or other shapes.
 
-Layers moved between the stages of what runs, where its nodes are not alike any more.
-
-A strategy says how many layers its first and its last stage have, and those between share the rest evenly.
-Both ends are changed by a few layers at a time while that makes steps shorter; as a slow stage in the middle
-can only be relieved with all of the middle, it may also change places with the first or the last one.
-
-The space that a plan's question allows, for plans that follow it on other nodes.
-
-Shapes of pipelines worth considering: what the search finds best on clusters of several sizes.
+`all_choices` lists arrangements of given shapes on sets of nodes. `with_layers_shifted` is a local search
+over the layers of the first and last stage, for nodes that are no longer equal. The middle stages have even
+layers, so a slow middle stage may also be swapped with the first or last one. `AllowedSpace` is the space
+that a plan's question allows. `ShapeSearch` finds the best shapes on several cluster sizes by branch and
+bound.
 """
 
 from __future__ import annotations
@@ -29,19 +25,19 @@ from shardwise.search import BranchAndBound, Fastest, Question, WorkLimit
 from shardwise.strategy import FIELDS, Strategy, Target, layer_counts, node_slots
 
 MayImprove = Callable[[Strategy, float], bool]
-"""Whether a shape that takes no less than so many seconds per step can be better than what is known."""
+"""Whether a shape whose step takes at least this many seconds can improve on the best decision so far."""
 
 SortKey = tuple[float, ...]
-"""Better nodes have a lower one."""
+"""Sort key of nodes; better nodes have a lower one."""
 
 THRESHOLDS = 3
-"""Sets of nodes without the slowest ones that are looked at, by speed and by bandwidth."""
+"""Largest number of thresholds, of speed and of bandwidth, below which nodes are left out."""
 
 
 def node_sets(situation: Situation, prices: Prices) -> list[tuple[str, ...]]:
-    """Nodes that may work together: of one size, all of them; those of one pool, of one site; and those that
-    are left without the slowest, or without the worst connected. Best first within each; and where the
-    cluster has tiers between nodes, its groups one after the other."""
+    """Sets of nodes of one size that may train together: all, those of one pool, those of one site, those
+    without notice, and those without the slowest or the worst connected nodes. Better nodes come first. If
+    the cluster has tiers between nodes, each set occurs a second time with its groups in sequence."""
     by_size: dict[int, list[str]] = {}
     for name in situation.states:
         by_size.setdefault(prices.devices_of(name), []).append(name)
@@ -56,13 +52,13 @@ def node_sets(situation: Situation, prices: Prices) -> list[tuple[str, ...]]:
 def in_groups(
     names: Iterable[str], situation: Situation, sort_key: Callable[[str], SortKey]
 ) -> tuple[str, ...]:
-    """The nodes by rank, those together that the cluster has together."""
+    """The nodes in rank order, where nodes of one group of the cluster are consecutive."""
     places = situation.groups.ordered([_number(name) for name in names], lambda place: sort_key(f"n{place}"))
     return tuple(f"n{place}" for place in places)
 
 
 def _sort_key(name: str, states: Mapping[str, NodeState]) -> SortKey:
-    """Alike nodes together, better ones first, as they are numbered."""
+    """Equal nodes are consecutive, better ones first, then by number."""
     state = states[name]
     return state.pool, -state.speed, -state.network, -state.inside, state.latency_s, int(name[1:])
 
@@ -88,15 +84,15 @@ def _without_worst(names: Sequence[str], states: Mapping[str, NodeState]) -> Ite
 
 
 def _sampled(values: Sequence[float]) -> list[float]:
-    """At most `THRESHOLDS` of the values, spread over all."""
+    """At most `THRESHOLDS` of the values, spread evenly."""
     if len(values) <= THRESHOLDS:
         return list(values)
     return [values[(index * (len(values) - 1)) // (THRESHOLDS - 1)] for index in range(THRESHOLDS)]
 
 
 def widths(shape: Strategy, nodes: int, prices: Prices, devices_per_node: int) -> list[int]:
-    """Numbers of pipelines of a shape that fill whole nodes of `nodes`: as many as there are, and the most
-    that have equal shares."""
+    """Numbers of pipelines of a shape that fill whole nodes: the largest on `nodes` nodes, and the largest
+    with equal shares."""
     size = shape.tp * shape.cp * shape.pp
     step = dp_multiple(shape)
     while step * size % devices_per_node:
@@ -116,9 +112,9 @@ def arrangements_of(
     running: Arrangement | None,
     may_improve: MayImprove,
 ) -> Iterator[Arrangement]:
-    """The shape on the first of these nodes, as wide as it goes, with the shares by which it is fastest.
-    Nodes keep what they hold of `running` where they can. Widths whose time cannot be worth it are left
-    out."""
+    """The shape on the first of these nodes, with as many pipelines as fit and the fastest shares. Nodes keep
+    their state of `running` if possible. Leaves out numbers of pipelines whose step time cannot improve the
+    decision."""
     prices = steps.prices
     devices = prices.devices_of(nodes[0])
     size = shape.tp * shape.cp * shape.pp
@@ -139,14 +135,14 @@ def arrangements_of(
 def slot_orders(
     strategy: Strategy, nodes: Sequence[str], devices: int, groups: NodeGroups
 ) -> tuple[tuple[str, ...], ...]:
-    """Slots for the nodes: `placed`; and as they stand where the cluster has tiers between nodes, since only
-    so do groups of them stay together under any order of axes."""
+    """Orders of the nodes in slots: `placed`; and if the cluster has tiers between nodes, also the given
+    order, which keeps groups together under any order of axes."""
     slots = placed(strategy, nodes, devices)
     return (slots, tuple(nodes)) if groups.has_any and slots != tuple(nodes) else (slots,)
 
 
 def placed(strategy: Strategy, nodes: Sequence[str], devices: int) -> tuple[str, ...]:
-    """Alike nodes in the same pipelines."""
+    """The nodes in slots such that equal nodes share pipelines."""
     slots = [""] * len(nodes)
     for slot, name in zip(pipeline_order(strategy, devices), nodes, strict=True):
         slots[slot] = name
@@ -156,8 +152,8 @@ def placed(strategy: Strategy, nodes: Sequence[str], devices: int) -> tuple[str,
 def _with_reused_nodes(
     strategy: Strategy, slots: tuple[str, ...], situation: Situation, running: Arrangement, devices: int
 ) -> tuple[str, ...]:
-    """The same nodes, those in the same state and group exchanged so that as many as can be stay at their
-    part of the model."""
+    """The same nodes, swapped within equal state and group so that as many as possible keep their part of the
+    model."""
     if devices * len(running.slots) != _ranks(running.strategy):
         return slots
     required = _slot_contents(strategy, devices)
@@ -198,7 +194,7 @@ def _number(name: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _slot_contents(strategy: Strategy, devices: int) -> list[tuple[object, ...]]:
-    """What each slot holds: pipeline ranks, told with all that cuts the model into stages."""
+    """The content of each slot: its pipeline ranks, with all fields that define the stages."""
     stage_slots = node_slots(strategy, devices)
     stages_by_slot: list[set[int]] = [set() for _ in range(_ranks(strategy) // devices)]
     for place in range(strategy.pp):
@@ -218,21 +214,23 @@ def all_choices(
     running: Arrangement | None,
     may_improve: MayImprove,
 ) -> Iterator[Arrangement]:
-    """Every shape on every set of nodes, as far as it can be worth it."""
+    """Every shape on every set of nodes, without those that cannot improve the decision."""
     sets = node_sets(situation, steps.prices)
     for shape in shapes:
         for names in sets:
             yield from arrangements_of(shape, names, situation, steps, running, may_improve)
 
 
+# Local search over layers
+
 STRIDES = (4, 2, 1)
-"""Layers by which an end is changed: the largest that helps first."""
+"""Numbers of layers by which an end stage changes; the first one that helps is used."""
 
 
 def with_layers_shifted(base: Arrangement, situation: Situation, steps: StepTimes) -> Iterator[Arrangement]:
-    """Every arrangement on the way to the fastest layers that is faster than those before it, `base` as it
-    lies and with its slowest stage at either end. None where all of its nodes are alike, where it has one
-    stage, or several chunks on a rank."""
+    """The improving steps of a local search over the layers of the end stages. It starts from `base`, and
+    from `base` with its slowest stage swapped to either end. Nothing if all nodes are equal, with one stage,
+    or with several chunks per rank."""
     strategy = base.strategy
     if strategy.pp == 1 or strategy.vpp > 1 or base.is_rerouted:
         return
@@ -267,7 +265,7 @@ def _hill_climb(start: Arrangement, situation: Situation, steps: StepTimes) -> I
 
 
 def _near(strategy: Strategy, layers: int, stride: int) -> Iterator[Strategy]:
-    """The strategy with `stride` layers more or less on one of its ends."""
+    """Strategies with `stride` layers more or fewer on an end stage."""
     counts = layer_counts(layers, strategy.pp, strategy.first_stage_layers, strategy.last_stage_layers)
     between_ends = ((1, -1), (-1, 1))
     for first, last in between_ends if strategy.pp == 2 else ((1, 0), (-1, 0), (0, 1), (0, -1)):
@@ -278,7 +276,7 @@ def _near(strategy: Strategy, layers: int, stride: int) -> Iterator[Strategy]:
 
 
 def _with_ends_swapped(base: Arrangement, situation: Situation, steps: StepTimes) -> Iterator[Arrangement]:
-    """With the stage that has the slowest node in the place of the first stage, and of the last."""
+    """`base` with the stage of the slowest node in the place of the first and of the last stage."""
     strategy = base.strategy
     devices = steps.prices.devices_of(base.slots[0])
     stage_slots = node_slots(strategy, devices)
@@ -296,14 +294,16 @@ def _with_ends_swapped(base: Arrangement, situation: Situation, steps: StepTimes
                 yield found
 
 
+# Allowed space
+
 OF_REPLICAS = frozenset(("dp", "param_shard", "grad_shard", "optim_shard", "dp_replicate", "dp_shard"))
 """Fields that follow from the number of replicas, which changes with the nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowedSpace:
-    """The space that strategies are of, as `Question` has it, and the replicas that a stage of an uneven plan
-    has at most; `target` is to carry plans out (None: whatever can)."""
+    """The space of allowed strategies, as in `Question`, and the largest number of replicas of a stage in an
+    uneven plan. `target` is the software that runs the plans (None: any)."""
 
     space: str = "default"
     fixed: Mapping[str, Value] = field(default_factory=dict)
@@ -312,32 +312,33 @@ class AllowedSpace:
     target: Target | None = None
 
     def has_uneven_in(self, dtype: str) -> bool:
-        """Whether uneven plans are searched for too: they have neither fields nor axes."""
+        """Whether uneven plans are searched too: only if the target runs them in this dtype, and without
+        restrictions, since uneven plans have no strategy fields."""
         is_run = self.target is None or dtype in self.target.uneven_dtypes
         return is_run and self.space == "default" and not self.fixed and not self.axes
 
     @property
     def text(self) -> str:
-        """What it holds fields to, as a person reads it; nothing where it allows everything."""
+        """The restrictions in words; empty if everything is allowed."""
         texts = [f"the space {self.space}"] if self.space != "default" else []
         texts += [f"{name}={value}" for name, value in self.fixed.items()]
         texts += [f"{name} of {', '.join(map(str, values))}" for name, values in self.axes.items()]
         return ", ".join(texts)
 
     def allows(self, strategy: Strategy) -> bool:
-        """Whether the strategy has the values that the question allows."""
+        """Whether the strategy has allowed values."""
         values = {**{name: (value,) for name, value in self.fixed.items()}, **self.axes}
         return all(getattr(strategy, name) in allowed for name, allowed in values.items() if name in FIELDS)
 
 
 ANY = AllowedSpace()
-"""Everything that the planner knows."""
+"""The space without restrictions."""
 
 
 def allowed_space_of(plan: Plan | UnevenFile) -> AllowedSpace:
-    """What the question of a plan allows on any nodes: its space, fixed fields and axes, but for those that
-    follow from the number of replicas. A plan that was chosen for events names its strategy and no
-    question."""
+    """The space that the question of a plan allows on any nodes: its space, fixed fields and axes, without
+    those that follow from the number of replicas. A plan that was chosen for events has no question, so
+    everything is allowed."""
     if not isinstance(plan, Plan) or plan.for_trace is not None:
         return AllowedSpace()
     proof = plan.certificate
@@ -348,34 +349,36 @@ def allowed_space_of(plan: Plan | UnevenFile) -> AllowedSpace:
     )
 
 
+# Search of shapes
+
 Axes = Mapping[str, tuple[Value, ...]]
 
 RUNNERS_UP = 5
-"""Of every size the best strategy and so many more, each of which differs in a degree, the schedule or
-recomputation."""
+"""Number of runners-up of each size, in addition to the best strategy. Each differs in a degree, the schedule
+or recomputation."""
 
 MICRO_BATCH_DIVISORS = (1, 2, 4)
-"""Parts of a shape's micro-batch size with which another search begins."""
+"""Divisors of a shape's micro-batch size that give the warm start of another search."""
 
 MAX_PARTS = 48
-"""Parts of the space that a search looks at, at most. Where links are slow and far it would take minutes to
-prove what is best; what it has found by then is good, and is weighed against keeping like any other."""
+"""Largest number of parts of the space in one search (its work limit). A complete proof would take minutes if
+links between nodes are slow; the incumbent is good by then, and is compared with keeping like any other."""
 
 POWERS, FACTORS = 4, (3, 5, 7)
-"""Numbers of nodes that are searched for a situation: so many powers of two, and one that is one of these
-factors times a power of two."""
+"""Numbers of nodes searched for a situation: how many of the largest powers of two, and the odd factors of
+which one multiple of a power of two is added."""
 
 
 def sizes_below(nodes: int) -> tuple[int, ...]:
-    """Numbers of nodes whose devices divide batches well, the largest powers of two up to `nodes`; and of
-    those that leave a factor of 3, 5 or 7 to the stages of a pipeline the largest: fewer nodes are idle."""
+    """Numbers of nodes up to `nodes` whose devices divide batches well: the largest powers of two, and the
+    largest power of two times 3, 5 or 7, which leaves fewer nodes idle."""
     sizes = [1 << exponent for exponent in range(nodes.bit_length())][-POWERS:]
     others = [factor << (nodes // factor).bit_length() - 1 for factor in FACTORS if factor <= nodes]
     return tuple(sorted({*sizes, *([max(others)] if others else [])}))
 
 
 def _intersected(allowed: Axes, also: Axes) -> dict[str, tuple[Value, ...]]:
-    """The values of `also` that are allowed too."""
+    """The values of `also` that `allowed` permits."""
     return {
         name: tuple(value for value in values if value in allowed.get(name, values))
         for name, values in also.items()
@@ -383,10 +386,10 @@ def _intersected(allowed: Axes, also: Axes) -> dict[str, tuple[Value, ...]]:
 
 
 class ShapeSearch:
-    """Shapes of pipelines for one model and job, by pool and size; each size is searched once.
+    """Best pipeline shapes for one model and job, by pool and number of nodes; each size is searched once.
 
-    They are searched for on nodes as the cluster has them, or as they are in the state `present`, in the
-    space that `allowed_space` allows; of that, with only these values along `axes`.
+    The nodes are nominal, or in the state `present`. The space is `allowed_space`, further restricted to the
+    values in `axes`.
     """
 
     def __init__(
@@ -406,7 +409,7 @@ class ShapeSearch:
         self._found: dict[tuple[int, int], tuple[Strategy, ...]] = {}
 
     def of_sizes(self, pool: int, sizes: Iterable[int]) -> list[Strategy]:
-        """All distinct shapes that are best on any of so many nodes of the pool."""
+        """All distinct shapes that are best on any of these numbers of nodes of the pool."""
         every = list(sizes)
         near: tuple[Strategy, ...] = ()
         for nodes in sorted(every, reverse=True):
@@ -422,8 +425,8 @@ class ShapeSearch:
         return self._found[key]
 
     def _best(self, cluster: Cluster, near: Sequence[Strategy]) -> tuple[Strategy, ...]:
-        """Shapes that lie on whole nodes, of the best strategies on all devices of a cluster; none where
-        nothing fits. Those that are best on other numbers of nodes, `near`, are where the search begins."""
+        """Shapes of the best strategies on all devices of a cluster; none if nothing fits. `near`, the best
+        shapes on other numbers of nodes, are the warm start."""
         question = Question(
             model=self._prices.model,
             cluster=cluster,
@@ -443,15 +446,15 @@ class ShapeSearch:
 
 
 def _ordered(shape: Strategy) -> Strategy:
-    """One order of axes for all shapes that need none: a pipeline alone has no data-parallel axis."""
+    """One axis order for all shapes without pipeline stages: a single pipeline has no data-parallel axis."""
     if shape.pp == 1:
         return replace(shape, axis_order="tp-cp-dp-pp")
     return shape
 
 
 def _smaller(shape: Strategy, devices: int) -> Iterator[Strategy]:
-    """The shape on so many devices, with its micro-batches and with smaller ones, which fit where states are
-    divided among fewer devices."""
+    """The shape on `devices` devices, with its micro-batch size and smaller ones, which fit if states are
+    sharded over fewer devices."""
     width, rest = divmod(devices, shape.tp * shape.cp * shape.pp)
     for size in (
         shape.micro_batch_size // part for part in MICRO_BATCH_DIVISORS if shape.micro_batch_size % part == 0

@@ -1,9 +1,9 @@
-"""Decisions among uniform arrangements and uneven plans: keep, patch or move.
+"""Decisions among uniform arrangements and uneven plans: keep, patch or migrate (`MixedPlanner`).
 
-A patch of an uneven plan leaves pipelines where they lie: all whose nodes are there, with the shares by which
-they end soonest; or with the layers in each stage and the shares by which they do, pipelines that lost some
-of their stages among them. A move is to the best uneven plan of nodes that are there, or to the best uniform
-arrangement. Pure, as the decisions for uniform plans are.
+A patch of an uneven plan leaves pipelines on their nodes. It keeps all complete pipelines with the best
+shares, or with the best layers and shares; the latter may include pipelines that lost some of their stages. A
+migration goes to the best uneven plan on the present nodes, or to the best uniform arrangement. Decisions
+have no side effects.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AnyArrangement = Arrangement | UnevenArrangement
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """What could be done, its step time, and what the change to it takes."""
+    """An option with its step time and its transition."""
 
     decision: str
     arrangement: AnyArrangement
@@ -49,39 +49,40 @@ class _Option:
 
 
 class MixedPlanner:
-    """Decides for one model, cluster and job; what it has priced and searched it knows from then on.
+    """Decides for one model, cluster and job, and caches estimates and searches.
 
-    Uneven plans are among the choices where the cluster has several pools, or one is running.
+    It considers uneven plans if the cluster has several pools, or if an uneven plan is running.
     """
 
     def __init__(self, uniform: Planner, uneven: UnevenStepTimes, plans: UnevenPlanSource | None) -> None:
-        """Where `plans` is None, no uneven plan is searched for."""
+        """If `plans` is None, no uneven plan is searched."""
         self.uniform, self.uneven, self._plans = uniform, uneven, plans
 
     @property
     def prices(self) -> Prices:
-        """Of uniform strategies, with the model, cluster and job."""
+        """Costs of uniform strategies, with the model, cluster and job."""
         return self.uniform.steps.prices
 
     @property
     def costs(self) -> Costs:
-        """What changes cost beside the bytes."""
+        """Fixed costs of transitions, in addition to transfers."""
         return self.uniform.transitions.costs
 
     def step_s(self, one: AnyArrangement, situation: Situation) -> float | None:
-        """Seconds per step; None where a node is gone, or it does not fit any more."""
+        """Seconds per step; None if a node is gone or the arrangement does not fit any more."""
         if isinstance(one, Arrangement):
             return self.uniform.steps.step_s(one, situation)
         return self.uneven.step_s(one, situation)
 
     def started(self, one: AnyArrangement, situation: Situation) -> Transition:
-        """What it takes to begin with it, all read from a checkpoint."""
+        """The transition that starts it from a checkpoint."""
         if isinstance(one, Arrangement):
             return self.uniform.transitions.between(None, one, situation)
         return self._changed(None, one, situation, frozenset(), frozenset(), is_patch=False)
 
     def swapped(self, one: AnyArrangement, first: str, second: str) -> AnyArrangement | None:
-        """The same with two of its nodes in each other's place; None where they are not alike."""
+        """The arrangement with two of its nodes swapped; None for an uneven plan if they are of different
+        pools."""
         changed = {first: second, second: first}
         if isinstance(one, Arrangement):
             return replace(one, slots=tuple(changed.get(name, name) for name in one.slots))
@@ -94,7 +95,7 @@ class MixedPlanner:
     def keep(
         self, running: AnyArrangement, situation: Situation, *, horizon_s: float
     ) -> Decision[AnyArrangement] | None:
-        """To go on as it is, nothing else weighed; None where that cannot run."""
+        """The decision to keep the running plan, without alternatives; None if it cannot run."""
         step_s = self.step_s(running, situation)
         if step_s is None:
             return None
@@ -109,8 +110,8 @@ class MixedPlanner:
         saved: frozenset[str] = frozenset(),
         returned: frozenset[str] = frozenset(),
     ) -> Decision[AnyArrangement]:
-        """What is best over the horizon from here, as `Planner.replan` has it. Raises Infeasible where
-        nothing can run."""
+        """The best decision over the horizon, as in `Planner.replan`. Raises Infeasible if nothing can
+        run."""
         if isinstance(running, UnevenArrangement):
             return self._from_uneven(
                 self.uneven.without_idle_nodes(running),
@@ -206,7 +207,7 @@ class MixedPlanner:
         cutoff_s: float,
         changed: Callable[[UnevenArrangement], Transition],
     ) -> Iterator[_Option]:
-        """To uneven plans, priced on the nodes that they use."""
+        """Migrations to uneven plans, predicted on the nodes that they use."""
         for found in self._plans.on(situation, rows, cutoff_s) if self._plans is not None else ():
             predicted = self.uneven.predicted(found, situation)
             if predicted is not None:
@@ -239,8 +240,8 @@ def mixed_planner_of(
     *,
     allowed_space: AllowedSpace = ANY,
 ) -> MixedPlanner:
-    """A planner for uniform arrangements and uneven plans; `plans` says where uneven plans come from, of
-    which there are none where `allowed_space` has none."""
+    """A planner for uniform arrangements and uneven plans. `plans` creates the source of uneven plans, which
+    is not used if `allowed_space` excludes them."""
     steps = UnevenStepTimes(uniform.steps.prices)
     has_uneven = allowed_space.has_uneven_in(uniform.steps.prices.job.dtype)
     return MixedPlanner(uniform, steps, plans(steps) if has_uneven else None)
@@ -249,9 +250,9 @@ def mixed_planner_of(
 def patches(
     steps: UnevenStepTimes, running: UnevenArrangement, situation: Situation
 ) -> Iterator[UnevenArrangement]:
-    """The whole pipelines of a plan, and those of them that nothing slows, with the shares by which they end
-    soonest; where that is sooner still or they do not fit so, with the layers too by which they do; and the
-    same beside those that have lost stages, whose layers the stages that are left take."""
+    """Patches of an uneven plan. First the complete pipelines, and those on nominal nodes only, with the best
+    shares. Then the complete pipelines with the best layers and shares, if that is faster or the others do
+    not fit; and the same with pipelines that lost stages, whose layers the remaining stages take."""
     there = frozenset(situation.states)
     whole, sound, broken = [], [], []
     for place, names in enumerate(steps.stage_nodes(running)):
@@ -278,7 +279,7 @@ def patches(
 def _best_decision(
     choices: list[_Option], keep_step_s: float | None, horizon_s: float
 ) -> Decision[AnyArrangement]:
-    """The one that makes most steps over the horizon; of equal ones the first."""
+    """The option with most steps over the horizon; of equal ones the first."""
     every: list[Decision[AnyArrangement]] = [
         Decision(
             decision=one.decision,
@@ -300,4 +301,4 @@ def _best_decision(
 
 
 def _nothing(situation: Situation) -> str:
-    return f"nothing fits on the {len(situation.states)} nodes that are left"
+    return f"nothing fits on the {len(situation.states)} nodes that remain"

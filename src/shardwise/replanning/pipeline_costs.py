@@ -1,4 +1,4 @@
-"""What one pipeline of a strategy takes on nodes in one state; priced once and kept."""
+"""Costs of one pipeline of a strategy on nodes in one state, estimated once and cached (`Prices`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwise.strategy import RULES, Job, Strategy, StrategyTable, first_broken
 
 
 class Prices:
-    """Prices of strategies for one model, cluster and job, on nodes in any state."""
+    """Estimated costs of strategies for one model, cluster and job, on nodes in any state."""
 
     def __init__(self, model: Model, cluster: Cluster, job: Job) -> None:
         self.model, self.cluster, self.job = model, cluster, job
@@ -22,31 +22,32 @@ class Prices:
 
     @property
     def node_bytes_per_s(self) -> tuple[float, ...]:
-        """What a node of each pool sends to others at most."""
+        """Largest bandwidth of a node of each pool to other nodes, in bytes/s."""
         return tuple(pool.node.nics * pool.node.nic_bytes_per_s for pool in self.pools)
 
     def devices_of(self, node: str) -> int:
-        """Devices of a node of the cluster."""
+        """Number of devices of a node of the cluster."""
         return self.cluster.nodes[int(node[1:])].devices
 
     def microbatches(self, strategy: Strategy) -> int:
-        """Microbatches of a step, over all pipelines; 0 where the batch is no multiple of the micro-batch."""
+        """Micro-batches of a step over all pipelines; 0 if the batch is not a multiple of the micro-batch
+        size."""
         whole, rest = divmod(self.job.global_batch_size, strategy.micro_batch_size)
         return 0 if rest else whole
 
     def across_s(self, strategy: Strategy, state: NodeState) -> float:
-        """Seconds in which a microbatch goes from one pipeline to another between stages, over the outermost
-        tier of nodes in this state."""
+        """Seconds to send a micro-batch to the next stage in another pipeline, over the outermost tier of
+        nodes in this state."""
         kinds = stage_kinds_of(self._problem(strategy, state), [(strategy.tp, 1)], strategy.micro_batch_size)
         return float(hop_s(kinds)[0])
 
     def extra_in_flight(self, strategy: Strategy, state: NodeState) -> tuple[int, ...]:
-        """How many more microbatches each stage can hold than its schedule has in flight."""
+        """For each stage, how many more micro-batches fit than its schedule has in flight."""
         return spare_microbatches(self._problem(strategy, state), strategy)
 
     def figures(self, strategy: Strategy, state: NodeState) -> PipelineFigures | None:
-        """The figures of a pipeline of the strategy where all of its nodes are in this state; None where it
-        is illegal or does not fit."""
+        """The figures of a pipeline of the strategy if all of its nodes are in this state; None if it is
+        illegal or does not fit."""
         per_node = self.pools[state.pool].node.devices
         ranks = strategy.tp * strategy.cp * strategy.pp * strategy.dp
         key = strategy, ranks, state
@@ -55,7 +56,8 @@ class Prices:
         return self._known[key]
 
     def _problem(self, strategy: Strategy, state: NodeState) -> Problem:
-        """As many microbatches as its busiest pipeline has, in all of them: durations do not depend on it."""
+        """A problem in which all pipelines have as many micro-batches as the busiest one. Durations do not
+        depend on it."""
         nodes = strategy.tp * strategy.cp * strategy.pp * strategy.dp
         nodes //= self.pools[state.pool].node.devices
         unit, least = microbatch_unit(strategy)

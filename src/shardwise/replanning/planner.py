@@ -1,8 +1,7 @@
-"""The decision: keep, patch or move, whichever trains most over a horizon.
+"""The decision with most training steps over a horizon: keep, patch or migrate (`Planner`).
 
-Pure: a plan that runs, a situation and prices in, a decision out; no clock and no files.
-
-Decisions while a plan runs on all nodes of its cluster, by what was measured of the links.
+A decision is a function of the running plan, the situation and the costs; it reads no clock and no files.
+`LinkAwarePlanner` decides while a plan runs on all nodes of its cluster, from measured link bandwidths.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ from shardwise.strategy import Strategy, Target
 KEEP, PATCH, MIGRATE = "keep", "patch", "move"
 
 MIN_GAIN = 1e-9
-"""A share of steps by which a change must be better than what costs less."""
+"""Least relative gain in steps with which a more expensive option is better."""
 
 
 RESTARTS = 10
-"""Restarts that the horizon has at least, where what runs cannot go on."""
+"""Least horizon in restarts, if the running plan cannot continue."""
 
 ALTERNATIVES = 3
-"""Shapes whose fastest arrangements a decision names."""
+"""Number of shapes whose fastest arrangements a decision lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionOutcome:
-    """What to do, and what it brings.
+    """A decision and its effect.
 
-    `keep_step_s` is the step time of going on as it is, None where that cannot run; `gain_s_per_step` is the
-    difference, None then. Training is ahead of keeping from `pays_after_s` on (None: never), and makes
-    `steps` over the horizon, keeping `keep_steps`. `considered` counts what was weighed.
+    `step_s` is its step time and `keep_step_s` that of keeping the plan, None if it cannot run. From
+    `pays_after_s` on, training is ahead of keeping (None: never). It makes `steps` over the horizon, compared
+    with `keep_steps`. `considered` is the number of evaluated options.
     """
 
     decision: str
@@ -62,19 +61,22 @@ class DecisionOutcome:
 
     @property
     def gain_s_per_step(self) -> float | None:
+        """Seconds saved per step compared with keeping; None if the plan cannot be kept."""
         return None if self.keep_step_s is None else self.keep_step_s - self.step_s
 
     @property
     def steps(self) -> float:
+        """Steps over the horizon, with the transition included."""
         return max(self.horizon_s - self.transition.seconds, 0.0) / self.step_s
 
     @property
     def keep_steps(self) -> float:
+        """Steps over the horizon if the plan is kept."""
         return 0.0 if self.keep_step_s is None else self.horizon_s / self.keep_step_s
 
     @property
     def pays_after_s(self) -> float | None:
-        """(t - seconds) / step = t / keep step, solved for t."""
+        """The solution t of (t - transition seconds) / step_s = t / keep_step_s."""
         if self.keep_step_s is None:
             return self.transition.seconds
         if self.decision == KEEP:
@@ -84,15 +86,15 @@ class DecisionOutcome:
 
 
 L = TypeVar("L", covariant=True)
-"""What a decision is among: uniform arrangements, or uneven ones too."""
+"""The arrangements that a decision chooses from: uniform only, or uneven ones too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision(DecisionOutcome, Generic[L]):
-    """The arrangement that runs then.
+    """A decision with its arrangement.
 
-    `alternatives` are the fastest that were weighed, one of each shape; `rerouted` is what patching by
-    re-routing the microbatches of nodes that are gone to their peers would bring, None where that cannot be.
+    `alternatives` are the fastest evaluated arrangements, one of each shape. `rerouted` is the option that
+    re-routes the micro-batches of lost nodes to their peers, None if that is not possible.
     """
 
     arrangement: L
@@ -105,9 +107,9 @@ def _allow_all(arrangement: Arrangement) -> bool:
 
 
 class Planner:
-    """Decides for one model, cluster and job; what it has priced and searched it knows from then on.
+    """Decides for one model, cluster and job, and caches estimates and searches.
 
-    It changes to arrangements only that `can_run` says can be run.
+    It changes only to arrangements that `can_run` accepts.
     """
 
     def __init__(
@@ -129,9 +131,9 @@ class Planner:
         saved: frozenset[str] = frozenset(),
         returned: frozenset[str] = frozenset(),
     ) -> Decision[Arrangement]:
-        """What is best over the horizon from here; what cannot go on is planned for `RESTARTS` restarts at
-        least. Nodes in `saved` had notice before they went, those in `returned` went and are there again.
-        Raises Infeasible where nothing can run."""
+        """The best decision over the horizon, which is at least `RESTARTS` restarts if the running plan
+        cannot continue. Nodes in `saved` had notice before they left; nodes in `returned` left and joined
+        again. Raises Infeasible if nothing can run."""
         builder = self._builder(running, situation, horizon_s, saved, returned)
         if running is not None:
             builder.evaluate_rerouting(running)
@@ -142,7 +144,7 @@ class Planner:
                 builder.evaluate(shapes)
             if builder.best is not None:
                 return builder.decision()
-        raise Infeasible(f"nothing fits on the {len(situation.states)} nodes that are left", reasons={})
+        raise Infeasible(f"nothing fits on the {len(situation.states)} nodes that remain", reasons={})
 
     def patch(
         self,
@@ -153,14 +155,13 @@ class Planner:
         saved: frozenset[str] = frozenset(),
         returned: frozenset[str] = frozenset(),
     ) -> Decision[Arrangement]:
-        """What is best without looking for other shapes: keep, or patch. Raises Infeasible where neither
-        runs."""
+        """The best of keep and patch, without other shapes. Raises Infeasible if neither runs."""
         builder = self._builder(running, situation, horizon_s, saved, returned)
         builder.evaluate_rerouting(running)
         builder.evaluate([with_dp(running.strategy, 1)])
         builder.evaluate_layer_changes()
         if builder.best is None:
-            raise Infeasible("the plan's shape fits on no nodes that are left", reasons={})
+            raise Infeasible("the plan's pipeline shape does not fit on the nodes that remain", reasons={})
         return builder.decision()
 
     def _builder(
@@ -183,7 +184,7 @@ class Planner:
     def _shapes_of(
         self, situation: Situation, sizes: Callable[[int], Iterable[int]]
     ) -> Iterator[list[Strategy]]:
-        """Shapes of every pool that are best on some numbers of the nodes that have as many devices."""
+        """Best shapes of every pool, on some numbers of the nodes with equally many devices."""
         devices = [pool.node.devices for pool in self.steps.prices.pools]
         pools = [state.pool for state in situation.states.values()]
         for pool in sorted(set(pools)):
@@ -192,7 +193,7 @@ class Planner:
 
 
 class _DecisionBuilder:
-    """One decision in the making: the best so far, and the fastest of each shape."""
+    """One decision in progress: the best option so far, and the fastest arrangement of each shape."""
 
     def __init__(
         self,
@@ -205,8 +206,8 @@ class _DecisionBuilder:
         horizon_s: float,
         has_all: bool,
     ) -> None:
-        """`change` is the transition to an arrangement; `has_all` says whether the nodes of what runs
-        that are there hold what they held."""
+        """`change` returns the transition to an arrangement; `has_all` says whether the running nodes that
+        are present still have their state."""
         self._steps, self._change, self._costs, self._can_run = steps, change, costs, can_run
         self._running, self._situation = running, situation
         self._shape = None if running is None else running.shape
@@ -225,15 +226,14 @@ class _DecisionBuilder:
             self.best = self._decision(PATCH, running, same_step_s, change(running))
 
     def evaluate(self, shapes: Iterable[Strategy]) -> None:
-        """Weighs all arrangements of these shapes."""
+        """Evaluates all arrangements of these shapes."""
         for arrangement in all_choices(
             shapes, self._situation, self._steps, self._running, self._may_improve
         ):
             self._evaluate(arrangement)
 
     def evaluate_layer_changes(self) -> None:
-        """Weighs to move layers between the stages of what runs, and of the fastest arrangement of its
-        shape."""
+        """Evaluates other layers of the running arrangement, and of the fastest one of its shape."""
         bases: list[Arrangement] = []
         if self._running is not None and self._keep_s is not None:
             bases.append(self._running)
@@ -260,7 +260,7 @@ class _DecisionBuilder:
                 self.best = found
 
     def evaluate_rerouting(self, running: Arrangement) -> None:
-        """Weighs to go on without the nodes that are gone, their microbatches re-routed to peers."""
+        """Evaluates running without the lost nodes, whose micro-batches are re-routed to peers."""
         arrangement = without_gone(running, self._situation, self._steps.prices)
         if arrangement is None:
             return
@@ -274,7 +274,7 @@ class _DecisionBuilder:
                 self.best = self._rerouted
 
     def decision(self) -> Decision[Arrangement]:
-        """The best, with what was weighed."""
+        """The best option, with the alternatives."""
         if self.best is None:
             raise InternalError("a decision needs something that runs")
         ordered = sorted(self._fastest.values(), key=lambda one: one[0])
@@ -314,8 +314,8 @@ def planner_of(
     axes: Mapping[str, tuple[Value, ...]] | None = None,
     allowed_space: AllowedSpace = ANY,
 ) -> Planner:
-    """A planner with nothing known yet: it changes to what `can_run` says can be run and `allowed_space`
-    allows alone, and searches for shapes with these values along `axes`."""
+    """A planner with empty caches. It changes only to arrangements that `can_run` accepts and `allowed_space`
+    allows, and searches shapes with these values along `axes`."""
     shapes = ShapeSearch(prices, axes=axes, allowed_space=allowed_space)
 
     def allowed(one: Arrangement) -> bool:
@@ -324,11 +324,15 @@ def planner_of(
     return Planner(StepTimes(prices), shapes, Transitions(prices, costs), allowed)
 
 
-class LinkAwarePlanner:
-    """Decides for one plan's model, cluster and job. Shapes are searched for on the links as they are now.
+# Decisions during a run
 
-    It changes to what `target` runs on the same ranks: all nodes in their order, microbatches in equal
-    shares. State moves between steps, when weights are divided like states.
+
+class LinkAwarePlanner:
+    """Decides for the model, cluster and job of one plan. Shapes are searched with the present bandwidths of
+    links.
+
+    It changes to strategies that `target` runs on the same ranks: all nodes in order, with equal shares of
+    micro-batches. State is transferred between steps, when weights are sharded like optimizer states.
     """
 
     def __init__(self, plan: Plan, target: Target) -> None:
@@ -342,8 +346,8 @@ class LinkAwarePlanner:
     def decide(
         self, running: Strategy, rates: Mapping[str, float], *, costs: Costs, horizon_s: float
     ) -> Decision[Arrangement]:
-        """What is best over the horizon, where `rates` are links with bandwidths (bytes/s) that are not as
-        the cluster has them."""
+        """The best decision over the horizon. `rates` are the links whose bandwidth (bytes/s) differs from
+        the cluster file."""
         situation = self._situation(rates)
         requested = () if running.offload == "none" else ("offload",)
         axes = self._target.axes_for(self._prices.cluster.classes, requested)
@@ -356,7 +360,7 @@ class LinkAwarePlanner:
     def transition(
         self, running: Strategy, other: Strategy, rates: Mapping[str, float], costs: Costs
     ) -> Transition:
-        """What it takes to go from one strategy to another."""
+        """The transition from one strategy to another."""
         ends = self._arranged(running), self._arranged(other)
         return self._transitions(costs).between(*ends, self._situation(rates))
 

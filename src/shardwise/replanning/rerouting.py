@@ -1,9 +1,10 @@
-"""Going on without nodes that are gone: their peers in other pipelines do their microbatches (ReCycle).
+"""Re-routing: training continues without lost nodes, whose micro-batches go to peers in other pipelines
+(ReCycle).
 
-A cell (a stage of a pipeline) whose node is gone is done by the same stage of other pipelines, in the order
-that `schedule.reroute` finds, with as many microbatches in flight as memory allows. Gradients are joined over
-the replicas of a stage that are left; each microbatch is in exactly one of their sums. States that are
-sharded over replicas are so over those that are left, and must fit there.
+If the node of a stage of a pipeline is lost, the same stage of other pipelines does its work.
+`schedule.reroute` finds the order, with as many micro-batches in flight as memory allows. Gradients are
+reduced over the remaining replicas of a stage; each micro-batch is in exactly one of their sums. States that
+are sharded over replicas are sharded over the remaining ones, and must fit there.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ from shardwise.sim import Durations, rerouted_s
 from shardwise.strategy import Strategy, node_slots
 
 ACTIONS = 20_000
-"""Actions of the pipelines that take part, at most: more pipelines than that go on as they are."""
+"""Largest number of actions of the pipelines that take part in re-routing; further pipelines are not
+changed."""
 
 MORE_PER_STAGE = 2
-"""Microbatches more than its schedule has in flight that a rank may hold, at most, per stage."""
+"""Largest number of micro-batches per stage that a rank may have in flight in addition to those of its
+schedule."""
 
 SPLIT = ("zb_h1", "zb_h2")
-"""Schedules that put weight gradients off, of those that can be re-routed."""
+"""Schedules with separate weight gradients that can be re-routed."""
 
 
 def without_gone(running: Arrangement, situation: Situation, prices: Prices) -> Arrangement | None:
-    """What runs, without the nodes that are gone and those that have nothing left to do. None where none is,
-    or where microbatches cannot be re-routed: one stage, several chunks on a rank, experts shared by
-    pipelines, or a stage that is gone everywhere."""
+    """The running arrangement without lost nodes and without nodes that have nothing left to do. None if no
+    node is lost, or if re-routing is not possible: with one stage, several chunks per rank, experts shared by
+    pipelines, or a stage that is lost in all pipelines."""
     strategy = running.strategy
     if all(name == NO_NODE or name in situation.states for name in running.slots):
         return None
@@ -53,14 +56,14 @@ def without_gone(running: Arrangement, situation: Situation, prices: Prices) -> 
 
 
 class Rerouting:
-    """Step times of arrangements with nodes gone; what was asked before is known."""
+    """Cached step times of arrangements with lost nodes."""
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
         self._known: dict[tuple[object, ...], float | None] = {}
 
     def step_s(self, arrangement: Arrangement, situation: Situation) -> float | None:
-        """Seconds per step; None where another node is gone, or what is left does not fit."""
+        """Seconds per step; None if another node is gone, or if the rest does not fit."""
         runs = situation.states_of(arrangement.nodes, self._prices.node_bytes_per_s)
         if runs is None:
             return None
@@ -105,20 +108,24 @@ class Rerouting:
         return None if drained is None else drained + max(one.end_s for one in known)
 
     def _of_width(self, strategy: Strategy, width: int, states: Sequence[NodeState]) -> Strategy | None:
-        """The strategy where only `width` replicas share what is sharded, or, where these fill no whole
-        nodes, the next fewer that do and shard no more."""
-        wanted = with_dp(strategy, width)
+        """The strategy whose sharded states are divided over `width` replicas. If these do not fill whole
+        nodes, the next smaller number that does and shards no more."""
+        requested = with_dp(strategy, width)
         devices = self._prices.pools[states[0].pool].node.devices
         for fewer in range(width, 0, -1):
             one = with_dp(strategy, fewer)
             is_whole = one.tp * one.cp * one.pp * one.dp % devices == 0
-            if is_whole and one.optim_shard <= wanted.optim_shard and one.param_shard <= wanted.param_shard:
+            if (
+                is_whole
+                and one.optim_shard <= requested.optim_shard
+                and one.param_shard <= requested.param_shard
+            ):
                 return one
         return None
 
 
 def _synced(durations: Durations, every: Sequence[PipelineFigures]) -> Durations:
-    """Gathers and reductions as slow as with any of these numbers of replicas."""
+    """Gathers and reductions take as long as with the slowest of these numbers of replicas."""
 
     def slowest(name: str) -> Floats:
         values = np.concatenate([getattr(one.durations, name) for one in every]).max(axis=0)
@@ -135,8 +142,8 @@ def _drained(
     across_s: float,
     extra_in_flight: tuple[int, ...],
 ) -> float | None:
-    """Seconds until all pipelines are done: those that take part together, the others as before. None where
-    that would be too long a table."""
+    """Seconds until all pipelines end: those that take part in re-routing together, the others as before.
+    None if the schedule table would be too long."""
     strategy, shares = arrangement.strategy, arrangement.microbatches
     broken = np.flatnonzero(is_lost.any(axis=1)).tolist()
     whole = np.flatnonzero(~is_lost.any(axis=1)).tolist()
@@ -147,7 +154,7 @@ def _drained(
     alone_s: Floats = np.zeros(0)
     if whole:
         alone_s = pipelines_s(strategy, durations, np.array(whole), np.array([shares[one] for one in whole]))
-        # Those that end first have most time left.
+        # Pipelines that end first have most spare time.
         whole = [whole[place] for place in np.argsort(alone_s, kind="stable")]
     part = sorted([*broken, *whole[:most]])
     lost = tuple(
@@ -168,8 +175,9 @@ def _table(
     lost: tuple[PipelineStage, ...],
     extra_in_flight: tuple[int, ...],
 ) -> Rerouted:
-    """Every rank may hold what its schedule has in flight, and what it has room for. Backwards count twice a
-    forward; where weight gradients are apart, all three count alike."""
+    """The re-routed schedule. Every rank may have the micro-batches of its schedule in flight, and
+    `extra_in_flight` more. A backward counts twice a forward; with separate weight gradients all three
+    actions count the same."""
     is_split = strategy.schedule in SPLIT
     plain = generate(strategy.schedule, pp=strategy.pp, microbatches=max(*shares, 1), vpp=1)
     ones = (1.0,) * strategy.pp

@@ -1,6 +1,6 @@
-"""What a decision is made on: how every node is that can be used, and what lies between sites.
+"""A `Situation`: the state of every usable node and of the links between sites, on which a decision is made.
 
-A trace as epochs: stretches of time in which nothing changes.
+`epochs_of` divides a trace into epochs, periods in which the situation does not change.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from itertools import groupby
 from shardwise.cluster import Conditions, EventTrace, NodeGroups, NodeState, NodeView, rounded_down
 
 StateRuns = tuple[tuple[NodeState, int], ...]
-"""States of an arrangement's nodes in the order of its slots: each with how many follow each other in it."""
+"""Run-length encoding of the states of an arrangement's nodes, in the order of its slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterSiteLink:
-    """Two sites by their nodes, and what a trace says of the way between them: bytes/s in each direction for
-    all of it together (None: nothing), and its one-way latency."""
+    """Two sites by their nodes, and what a trace says about the link between them: its total bandwidth in
+    bytes/s in each direction (None: not limited), and its one-way latency."""
 
     first: frozenset[str]
     second: frozenset[str]
@@ -29,9 +29,9 @@ class InterSiteLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """States of the nodes that can be used, in the order of the cluster; those of them with notice to go;
-    nodes that are there and cannot be reached or used, as a link or a device stands still; what lies between
-    sites; and which nodes the cluster has together under its tiers."""
+    """States of the usable nodes, in the order of the cluster; those of them with notice; nodes that are
+    present but not usable, since a link or a device does not work; the links between sites; and the groups of
+    nodes under the tiers of the cluster."""
 
     states: Mapping[str, NodeState]
     noticed: frozenset[str] = frozenset()
@@ -41,7 +41,7 @@ class Situation:
 
     @cached_property
     def common(self) -> NodeState | None:
-        """The state of all nodes, where they are alike."""
+        """The state of all nodes if it is the same, else None."""
         distinct = set(self.states.values())
         return distinct.pop() if len(distinct) == 1 else None
 
@@ -51,22 +51,22 @@ class Situation:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """Equal for situations that are alike."""
+        """Equal for equivalent situations."""
         return (tuple(self.states.items()), self.noticed, self.inter_site)
 
     def states_of(self, slots: tuple[str, ...], nominal: Sequence[float]) -> StateRuns | None:
-        """How the nodes of an arrangement are together, alike neighbours as one. All that leaves a node goes
-        at the pace of the worst connected of them, since gradients join all; where they lie on two sites,
-        what leaves a site no faster than its share of what lies between; and tiers join those only that the
-        cluster has together. `nominal` is the bytes/s of a pool's node to others. None where one of them
-        cannot be used, or one cannot reach another."""
+        """The states of the nodes of an arrangement, run-length encoded. All traffic between nodes has the
+        bandwidth of the worst connected node, since gradient reductions join all of them. On two sites,
+        traffic between them has at most its share of the inter-site bandwidth. Tiers join only nodes of one
+        group of the cluster. `nominal` is the bandwidth in bytes/s of a node of each pool. None if one of the
+        nodes is not usable, or cannot reach another."""
         if slots not in self._known:
             can = all(name in self.states for name in slots) and self.connected_to(slots).issuperset(slots)
             self._known[slots] = self._combined_states(slots, nominal) if can else None
         return self._known[slots]
 
     def connected_to(self, slots: Sequence[str]) -> frozenset[str]:
-        """The nodes that can be used and that no dead way between sites cuts off from any of these."""
+        """The usable nodes that no dead inter-site link separates from these."""
         found = frozenset(self.states)
         for inter_site in self.inter_site:
             if inter_site.bytes_per_s == 0.0:
@@ -98,14 +98,14 @@ class Situation:
         return tuple((state, len(list(run))) for state, run in groupby(own))
 
     def _spans(self, slots: tuple[str, ...]) -> dict[int, tuple[int, ...]]:
-        """By pool, the spans of tiers that are not as its nodes have them in the cluster."""
+        """By pool, the spans of tiers that differ from those in the cluster."""
         places = [int(name[1:]) for name in slots]
         by_pool = {self.states[name].pool: place for name, place in zip(slots, places, strict=True)}
         return {pool: self.groups.changed_spans(places, like) for pool, like in by_pool.items()}
 
     @cached_property
     def _within(self) -> list[tuple[InterSiteLink, int]]:
-        """All that lies between sites, each with how many of the tiers over several nodes lie inside both."""
+        """Every inter-site link with the number of multi-node tiers that lie inside both of its sites."""
         return [
             (
                 one,
@@ -118,14 +118,15 @@ class Situation:
 
 
 def _on_both(inter_site: InterSiteLink, slots: tuple[str, ...]) -> int:
-    """How many of these nodes are on the side that has fewer of them."""
+    """Number of these nodes on the side that has fewer of them."""
     return min(sum(name in side for name in slots) for side in (inter_site.first, inter_site.second))
 
 
 def _bounded(
     state: NodeState, inter_site: InterSiteLink, nodes: int, nominal: float, site_tiers: int
 ) -> NodeState:
-    """The nodes on the smaller side share what lies between, each with all of its devices sending."""
+    """The state with the inter-site bandwidth that each node of the smaller side gets if all their devices
+    send."""
     share = state.inter_site_share
     if inter_site.bytes_per_s is not None:
         share = min(share, rounded_down(inter_site.bytes_per_s / nodes / nominal))
@@ -158,10 +159,13 @@ def situation_of(
     )
 
 
+# Epochs of a trace
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """From `start_s` to `end_s` the situation holds. `lost` are nodes that went at its start, `saved` those
-    of them that had notice."""
+    """A period from `start_s` to `end_s` with one situation. `lost` are the nodes that left at its start,
+    `saved` those of them that had notice."""
 
     start_s: float
     end_s: float
@@ -171,17 +175,18 @@ class Epoch:
 
     @property
     def returned(self) -> frozenset[str]:
-        """Nodes that went at its start and are there again."""
+        """Nodes that left at its start and joined again at the same instant."""
         return self.lost & frozenset(self.situation.states)
 
     @property
     def length_s(self) -> float:
+        """Duration in seconds."""
         return self.end_s - self.start_s
 
 
 def epochs_of(trace: EventTrace, view: NodeView, end_s: float) -> list[Epoch]:
-    """All epochs up to `end_s`; events of one instant make one change, and those that change nothing make
-    none."""
+    """All epochs up to `end_s`. Events of one instant make one change; events that change nothing start no
+    epoch."""
     conditions = Conditions.at_start(trace)
     situation = situation_of(view, conditions, trace.sites)
     found: list[Epoch] = []

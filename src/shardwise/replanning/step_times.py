@@ -1,10 +1,9 @@
-"""How long a step of an arrangement takes in a situation, pipeline by pipeline.
+"""Step times of arrangements in a situation, pipeline by pipeline (`StepTimes`).
 
-A pipeline's stage takes what it takes on the slowest of its nodes, a hop what the slower of its ends needs;
-gathers and reductions join all pipelines and take what the slowest needs. Alike pipelines are evaluated once,
-by max-plus.
-
-How many microbatches each pipeline does, so that the slowest ends as early as can be.
+A stage takes as long as on its slowest node, and a send as long as its slower end needs. Gathers and
+reductions join all pipelines and take as long as the slowest needs. Identical pipelines are evaluated once,
+by max-plus. `fastest_shares` distributes micro-batches so that the slowest pipeline ends as early as
+possible.
 """
 
 from __future__ import annotations
@@ -24,10 +23,12 @@ from shardwise.search import pipelines_s, worst_durations
 from shardwise.sim import Durations
 from shardwise.strategy import Strategy, node_slots
 
+# Shares of micro-batches
+
 
 def even_shares(pipelines: int, total: int, unit: int, least: int) -> list[int] | None:
-    """`total` microbatches over alike pipelines, in multiples of `unit`, none with fewer than `least`; None
-    where that cannot be."""
+    """`total` micro-batches over identical pipelines, in multiples of `unit`, at least `least` each; None if
+    that is not possible."""
     if total % unit:
         return None
     base, rest = divmod(total // unit, pipelines)
@@ -39,12 +40,13 @@ def even_shares(pipelines: int, total: int, unit: int, least: int) -> list[int] 
 def fastest_shares(
     first_s: Sequence[float], each_s: Sequence[float], total: int, unit: int, least: int
 ) -> list[int] | None:
-    """Microbatches of pipelines that take `first_s` for `least` and `each_s` more for every further one:
-    those by which the last ends soonest. None where there are too few."""
+    """The shares of `total` micro-batches with which the last pipeline ends earliest; None if there are too
+    few micro-batches. Pipelines take `first_s` for `least` micro-batches and `each_s` for every further
+    one."""
     pipelines = len(first_s)
     if total % unit or pipelines * least > total:
         return None
-    # How many each does by a time, found by halving; then one by one to whoever ends soonest with it.
+    # Bisection over the end time; then single micro-batches go to the pipeline that ends first with them.
     low_s, high_s = min(first_s), max(first_s) + total * max(each_s)
     for _ in range(60):
         middle_s = (low_s + high_s) / 2.0
@@ -73,14 +75,17 @@ def _done(first_s: Sequence[float], each_s: Sequence[float], by_s: float, unit: 
     ]
 
 
+# Step times
+
 PROBE_ROUNDS = 4
-"""Rounds of the pipeline between the two numbers of microbatches that give the line of its times."""
+"""Distance, in multiples of the number of stages, between the two numbers of micro-batches whose makespans
+give a linear model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PipelineKinds:
-    """The pipelines of a strategy on nodes in given states: distinct ones (`durations`, a case each), and
-    which of them each pipeline is. `end_s` follows the slowest."""
+    """The distinct pipelines of a strategy on nodes in given states (`durations`, one row each), and the kind
+    of each pipeline. `end_s` are the seconds after the slowest pipeline."""
 
     durations: Durations
     kind_of: Ints
@@ -88,7 +93,7 @@ class _PipelineKinds:
 
 
 class StepTimes:
-    """Step times of arrangements; what was asked before is known."""
+    """Cached step times of arrangements."""
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
@@ -97,7 +102,7 @@ class StepTimes:
         self._rerouting = Rerouting(prices)
 
     def step_s(self, arrangement: Arrangement, situation: Situation) -> float | None:
-        """Seconds per step; None where a node is gone, or the arrangement does not fit any more."""
+        """Seconds per step; None if a node is gone, or if the arrangement does not fit any more."""
         if arrangement.is_rerouted:
             return self._rerouting.step_s(arrangement, situation)
         states = self._states(arrangement.slots, situation)
@@ -111,7 +116,7 @@ class StepTimes:
     def balanced(
         self, strategy: Strategy, slots: tuple[str, ...], situation: Situation
     ) -> Arrangement | None:
-        """The strategy on these nodes with the shares by which it is fastest; None where it cannot run."""
+        """The strategy on these nodes with the fastest shares; None if it cannot run."""
         states = self._states(slots, situation)
         if states is None:
             return None
@@ -122,8 +127,8 @@ class StepTimes:
         return None if shares is None else Arrangement(strategy=strategy, slots=slots, microbatches=shares)
 
     def nominal_s(self, strategy: Strategy, pools: Iterable[int]) -> float | None:
-        """Seconds per step where all nodes are as the cluster has them, on the best of these pools: nothing
-        that happens makes it less. None where it never runs."""
+        """Seconds per step on nominal nodes, of the best of these pools: a lower bound in every situation.
+        None if the strategy never runs."""
         nodes = strategy.tp * strategy.cp * strategy.pp * strategy.dp
         found = [self._nominal_s(strategy, NodeState(pool=pool), nodes) for pool in pools]
         return min((one for one in found if one is not None), default=None)
@@ -175,7 +180,7 @@ class StepTimes:
 
     def _kinds(self, strategy: Strategy, states: StateRuns) -> _PipelineKinds | None:
         if len({self.prices.pools[state.pool].node.devices for state, _ in states}) > 1:
-            return None  # ranks are told by nodes of one size
+            return None  # ranks map to nodes of one size only
         distinct = sorted({state for state, _ in states})
         figures = [self.prices.figures(strategy, state) for state in distinct]
         if not all(figures):

@@ -1,15 +1,10 @@
-"""One plan for a whole trace: best now, in expectation, or in the worst case, and never changed.
+"""One plan for a whole trace, never changed: best now, in expectation or in the worst case
+(`picks_for_trace`).
 
-Candidates are the best uniform strategies on sets of nodes, by the search on nodes as the cluster has them
-and in the states in which each set is for longest; and where nodes are of several pools, uneven plans on
-such sets. Each is priced in every situation of the trace. What none on these sets can make follows from the
-proven step times: in no situation is one faster than the best of that situation.
-
-Sets of nodes that one plan for a whole trace may be laid on.
-
-Strategies on a set of nodes that one plan for a whole trace may be, and what none on it exceeds.
-
-Uneven plans on sets of nodes that one plan for a whole trace may be, and what none on them exceeds.
+Candidates are the best uniform strategies on sets of nodes. They are searched on nominal nodes, and in the
+states in which each set is for longest. If nodes are of several pools, uneven plans on such sets are
+candidates too. Every candidate is evaluated in every situation of the trace. Proven step times give an upper
+bound of the score: in no situation is a plan on these sets faster than the best of that situation.
 """
 
 from __future__ import annotations
@@ -34,17 +29,19 @@ from shardwise.replanning.uneven import PlansBySize, UnevenArrangement, UnevenSt
 from shardwise.search import BranchAndBound, Fastest, Question, parts_within, restricted_to
 from shardwise.strategy import Strategy
 
+# Sets of nodes
+
 ALL_SIZES = 12
-"""Up to so many nodes every number of them is looked at."""
+"""Largest number of nodes for which sets of every size are considered."""
 
 SIZES = 8
-"""Of more nodes those numbers that promise most, so many of them, and powers of two."""
+"""For more nodes: how many sizes are considered by their node-seconds, in addition to powers of two."""
 
 SITUATIONS = 4
-"""Situations whose own sets are looked at too: those that last longest, and the first."""
+"""Number of longest situations, in addition to the first, whose own sets of nodes are considered."""
 
 SituationTimes = Sequence[tuple[Situation, float]]
-"""Distinct situations in the order in which they come first, each with the seconds that it holds in all."""
+"""Distinct situations in the order of their first occurrence, each with its total seconds."""
 
 
 def situation_times(epochs: Sequence[Epoch]) -> SituationTimes:
@@ -57,8 +54,8 @@ def situation_times(epochs: Sequence[Epoch]) -> SituationTimes:
 
 
 def sets_for_trace(situations: SituationTimes, prices: Prices) -> list[tuple[str, ...]]:
-    """The nodes that serve best over the trace, so many of one size (and of one pool) as may be worth it; and
-    the sets that a decision in one of its longest situations would look at."""
+    """The nodes that serve best over the trace, for several numbers of nodes of one size and of one pool; and
+    the sets that a decision in the first and in the longest situations considers."""
     service, pools = _service(situations), _pools(situations)
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in service:
@@ -84,8 +81,8 @@ def sets_for_trace(situations: SituationTimes, prices: Prices) -> list[tuple[str
 
 
 def uneven_sets_for_trace(situations: SituationTimes) -> list[tuple[str, ...]]:
-    """Nodes of several pools, in the order of the cluster: all that are there at first and in the situations
-    that last longest, those of them that nothing slows, and those that serve best over the trace."""
+    """Sets of nodes of several pools, in the order of the cluster: all present nodes at first and in the
+    longest situations, the nominal ones of them, and those that serve best over the trace."""
     longest = sorted(situations[1:], key=lambda one: -one[1])[:SITUATIONS]
     chosen: list[list[str]] = []
     for situation, _ in (situations[0], *longest):
@@ -108,7 +105,7 @@ def uneven_sets_for_trace(situations: SituationTimes) -> list[tuple[str, ...]]:
 
 
 def _service(situations: SituationTimes) -> dict[str, float]:
-    """Seconds that each node serves, those at which it is slow in part."""
+    """Seconds that each node serves, weighted by its speed and bandwidth."""
     service: dict[str, float] = {}
     for situation, seconds in situations:
         for name, state in situation.states.items():
@@ -121,8 +118,8 @@ def _pools(situations: SituationTimes) -> dict[str, int]:
 
 
 def _sizes(best_first: Sequence[str], situations: SituationTimes) -> Iterator[int]:
-    """Numbers of nodes: all where there are few, else those with most node-seconds in which all are there,
-    powers of two, and as many as are there all the time."""
+    """Numbers of nodes: every number if there are few. Otherwise those with most node-seconds in which all
+    are present, powers of two, and the number that are always present."""
     count = len(best_first)
     if count <= ALL_SIZES:
         yield from range(1, count + 1)
@@ -144,20 +141,21 @@ def _sizes(best_first: Sequence[str], situations: SituationTimes) -> Iterator[in
         yield always
 
 
+# Uniform strategies on a set
+
 STRATEGIES_PER_SEARCH = 16
-"""Of every search the best strategies of so many kinds, which differ in a degree, the schedule or
-recomputation."""
+"""Number of best strategies of each search, which differ in a degree, the schedule or recomputation."""
 
 STATES = 3
-"""States of a set of nodes, beside the nominal one, in which it is searched: those that last longest."""
+"""Number of longest states of a set of nodes that are searched, in addition to the nominal one."""
 
 States = tuple[NodeState, ...]
-"""The best state that a node of each pool of a set is in."""
+"""The best state of a node of each pool of a set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What may run on nodes, and the steps/s that it makes at most in each situation."""
+    """An arrangement, and an upper bound of its steps/s in each situation."""
 
     arrangement: AnyArrangement
     limits: Floats
@@ -165,7 +163,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class NodeSetCandidates:
-    """The candidates on a set of nodes, and the steps/s that none of their kind exceeds in each situation."""
+    """The candidates on a set of nodes, and an upper bound of the steps/s of every such plan in each
+    situation."""
 
     candidates: tuple[Candidate, ...]
     limits: Floats
@@ -173,7 +172,7 @@ class NodeSetCandidates:
 
 @dataclass(frozen=True, slots=True)
 class _SearchResult:
-    """The seconds of a step that no strategy of a search takes less than, and the best strategies."""
+    """Lower bound of the step time in seconds over a search, and its best strategies."""
 
     least_s: float
     strategies: tuple[Strategy, ...]
@@ -190,9 +189,9 @@ def _best(question: Question) -> _SearchResult:
 
 
 class TraceSearches:
-    """Searches on alike nodes in one state, each made once. A strategy on nodes in several states is no
-    faster than on alike nodes in the best of them, pool by pool: every stage takes what its slowest node
-    takes."""
+    """Searches on equal nodes in one state, each done once. A strategy on nodes in several states is no
+    faster than on equal nodes in the best of them, pool by pool, since every stage takes as long as on its
+    slowest node."""
 
     def __init__(self, steps: StepTimes, allowed_space: AllowedSpace) -> None:
         self._steps, self._allowed_space = steps, allowed_space
@@ -201,7 +200,7 @@ class TraceSearches:
         self._found: dict[tuple[int, NodeState], _SearchResult] = {}
 
     def on(self, names: tuple[str, ...], situations: SituationTimes) -> NodeSetCandidates:
-        """What may run on these nodes, all of them; nothing where nothing fits."""
+        """The candidates on all of these nodes; none if nothing fits."""
         size = len(names)
         each = [self._states(names, situation) for situation, _ in situations]
         seconds: dict[NodeState, float] = {}
@@ -225,7 +224,7 @@ class TraceSearches:
         )
 
     def _states(self, names: tuple[str, ...], situation: Situation) -> States | None:
-        """The best state of each pool's nodes; None where one of them is gone."""
+        """The best state of each pool's nodes; None if a node is gone."""
         runs = situation.states_of(names, self._steps.prices.node_bytes_per_s)
         if runs is None:
             return None
@@ -261,8 +260,8 @@ class TraceSearches:
         return self._found[key]
 
     def _of(self, question: Question) -> _SearchResult:
-        """The best strategies of `question` that the target carries out; where all of them are beyond one of
-        its limits, of the parts that the limit leaves."""
+        """The best strategies of `question` that the target runs. If all of them exceed one of its limits,
+        those of the subspaces within that limit."""
         target = self._allowed_space.target
         if target is None:
             return _best(question)
@@ -284,7 +283,7 @@ class TraceSearches:
     def _candidates(
         self, strategies: Iterable[Strategy], names: tuple[str, ...], there: Floats
     ) -> Iterable[Candidate]:
-        """Equal shares for all pipelines: that is what a plan file holds."""
+        """Candidates with equal shares for all pipelines, which is what a plan file can hold."""
         prices = self._steps.prices
         pools = {self._pool_of[name] for name in names}
         for strategy in strategies:
@@ -297,11 +296,14 @@ class TraceSearches:
                 yield Candidate(arrangement, there / least_s)
 
 
+# Uneven plans on a set
+
+
 def uneven_on_sets(
     steps: UnevenStepTimes, situations: SituationTimes, nominal: Situation, rows: int
 ) -> Iterator[NodeSetCandidates]:
-    """What may run on each set of nodes of several pools. `nominal` has all nodes as the cluster has them,
-    where no plan is slower than elsewhere; stages have up to `rows` replicas."""
+    """The candidates on each set of nodes of several pools. In the situation `nominal` all nodes are nominal,
+    so no plan is slower there than elsewhere. Stages have up to `rows` replicas."""
     plans = PlansBySize(steps)
     for names in uneven_sets_for_trace(situations):
         found = plans.found(names, rows)
@@ -318,14 +320,14 @@ def uneven_on_sets(
 
 
 def _availability(one: UnevenArrangement, situations: SituationTimes) -> Floats:
-    """1 for each situation that has all of its nodes."""
+    """1 for each situation that has all nodes of the plan, else 0."""
     return np.array([1.0 * set(one.nodes).issubset(situation.states) for situation, _ in situations])
 
 
 def _adapted(
     steps: UnevenStepTimes, arrangement: UnevenArrangement, situations: SituationTimes
 ) -> Iterator[UnevenArrangement]:
-    """The same pipelines with the layers and shares that suit those of their nodes' states that last
+    """The same pipelines with the best layers and shares for the states in which their nodes are for
     longest."""
     seconds: dict[StateRuns, float] = {}
     first: dict[StateRuns, Situation] = {}
@@ -340,23 +342,25 @@ def _adapted(
             yield found
 
 
+# Picks of the policies
+
 Score = tuple[float, float]
-"""What a policy counts, in steps or steps/s, and what decides between equals."""
+"""What a policy maximises, in steps or steps/s, and a value that breaks ties."""
 
 NONE: Score = (0.0, 0.0)
 
 ORDERS_TRIED = 4
-"""Arrangements on each set of nodes of which other orders of its nodes are tried."""
+"""Number of arrangements on each set of nodes for which other orders of the nodes are tried."""
 
 MAX_SWAPS = 100
-"""Exchanges of two nodes that are tried of each."""
+"""Largest number of swaps of two nodes that are tried for each of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracePick:
-    """The arrangement that a policy picks: its step time in the first epoch and in the slowest (None: it
-    stands still there), the steps that it makes over the trace, and the share by which what the policy counts
-    is at most below what any plan on the sets of nodes makes, where that does not change."""
+    """The arrangement that a policy picks: its step time in the first epoch and in the slowest (None: it does
+    not run there), its steps over the trace, and `gap`, how much its score is at most below that of any
+    unchanged plan on the sets of nodes, as a share."""
 
     policy: str
     arrangement: AnyArrangement
@@ -368,10 +372,10 @@ class TracePick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracePicks:
-    """The picks of the policies over `length_s`, of so many arrangements weighed in so many distinct
-    situations. Policy `now` has none where nothing runs at first. `uniform` are the picks among uniform
-    arrangements alone, where uneven ones were weighed too; `unreachable` are nodes that are there for some
-    time and cannot be used."""
+    """The picks of the policies over `length_s`, among `considered` arrangements in `situations` distinct
+    situations. Policy `now` has no pick if nothing runs at first. `uniform` are the picks among uniform
+    arrangements only, if uneven ones were considered too. `unreachable` are nodes that are present at some
+    time but not usable."""
 
     picks: tuple[TracePick, ...]
     uniform: tuple[TracePick, ...]
@@ -381,15 +385,15 @@ class TracePicks:
     unreachable: frozenset[str]
 
     def pick(self, policy: str) -> TracePick:
-        """That of a policy. Raises Infeasible where it has none."""
+        """The pick of a policy. Raises Infeasible if it has none."""
         for one in self.picks:
             if one.policy == policy:
                 return one
-        raise Infeasible("nothing fits on the nodes that are there at first", reasons={})
+        raise Infeasible("nothing fits on the nodes that are present at first", reasons={})
 
 
 def picks_for_trace(planner: MixedPlanner, trace: EventTrace, allowed_space: AllowedSpace) -> TracePicks:
-    """What each policy picks. Raises Infeasible where nothing runs at any time."""
+    """The picks of all policies. Raises Infeasible if nothing runs at any time."""
     prices, view = planner.prices, NodeView(planner.prices.cluster)
     epochs = epochs_of(trace, view, length_of(trace))
     situations = situation_times(epochs)
@@ -434,7 +438,7 @@ def _picked(
     situations: SituationTimes,
     sets: Sequence[NodeSetCandidates],
 ) -> dict[str, _EvaluatedPlan]:
-    """The best candidate by each policy that has one."""
+    """The best candidate for each policy that has one."""
     best = _PolicyBest(planner, epochs, situations)
     candidates = [candidate for each in sets for candidate in each.candidates]
     for candidate in sorted(
@@ -461,8 +465,8 @@ def _pick(policy: str, found: _EvaluatedPlan, bound: float) -> TracePick:
 
 
 def length_of(trace: EventTrace) -> float:
-    """Seconds for which a trace is planned: to its last event, and what holds from then on for as long as the
-    epochs before it on average; a second where all is at the start."""
+    """Planned seconds of a trace: to its last event, plus the mean length of the epochs before it; one second
+    if all events are at the start."""
     instants = {0.0, *(event.time_s for event in trace.events)}
     return trace.end_s + trace.end_s / max(len(instants) - 1, 1) or 1.0
 
@@ -473,15 +477,15 @@ def _time_s(rate: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _EvaluatedPlan:
-    """An arrangement with its steps/s in each situation, and its steps over the trace, in which reading
-    checkpoints after its nodes were gone takes time too."""
+    """An arrangement with its steps/s in each situation, and its steps over the trace, which include the time
+    to read checkpoints after its nodes were lost."""
 
     arrangement: AnyArrangement
     rates: Floats
     steps: float
 
     def score(self, policy: str) -> Score:
-        """What a policy counts."""
+        """The score under a policy."""
         return _score(policy, self.rates, self.steps)
 
 
@@ -492,7 +496,7 @@ def _score(policy: str, rates: Floats, steps: float) -> Score:
 
 
 class _PolicyBest:
-    """What was weighed: by policy and set of nodes, the best few and what they make at most."""
+    """The best few evaluated candidates by policy and set of nodes."""
 
     def __init__(self, planner: MixedPlanner, epochs: Sequence[Epoch], situations: SituationTimes) -> None:
         self._planner, self._epochs, self._situations = planner, epochs, situations
@@ -501,12 +505,13 @@ class _PolicyBest:
         self._few: dict[tuple[str, frozenset[str]], list[tuple[_EvaluatedPlan, Candidate]]] = {}
 
     def upper_bound(self, policy: str, rates: Floats) -> Score:
-        """What a policy counts where a plan never reads a checkpoint and makes so many steps/s in each
-        situation."""
+        """Upper bound of the score of a plan with these steps/s in each situation, if it never reads a
+        checkpoint."""
         return _score(policy, rates, float(rates @ self._lengths_s))
 
     def evaluate(self, candidate: Candidate) -> None:
-        """Prices it in every situation, unless no order of its nodes can be preferred by any policy."""
+        """Evaluates the candidate in every situation, unless its upper bound does not exceed the best score
+        of any policy."""
         improving = [
             name for name in TRACE_POLICIES if self.upper_bound(name, candidate.limits) > self._most[name]
         ]
@@ -521,7 +526,8 @@ class _PolicyBest:
             self._most[policy] = max(evaluated.score(policy), self._most[policy])
 
     def pick(self, policy: str) -> _EvaluatedPlan | None:
-        """The best by a policy, its nodes in the best order found; None where all stand still."""
+        """The best candidate of a policy, with its nodes in the best order found; None if no candidate ever
+        runs."""
         best: _EvaluatedPlan | None = None
         for (name, _), few in self._few.items():
             for evaluated, candidate in few if name == policy else ():
@@ -538,8 +544,7 @@ class _PolicyBest:
         return _EvaluatedPlan(arrangement, rates, run_of("", self._epochs, choices).total_steps)
 
     def _ordered(self, policy: str, evaluated: _EvaluatedPlan) -> _EvaluatedPlan:
-        """Nodes exchanged as long as that is better: which node holds which part counts where their states
-        differ."""
+        """Swaps nodes as long as that improves the score. The order matters if the states of nodes differ."""
         nodes = evaluated.arrangement.nodes
         past = {name: tuple(one.states.get(name) for one, _ in self._situations) for name in nodes}
         best = evaluated

@@ -1,18 +1,14 @@
-"""Hours of training through a trace, under a policy: what runs when, and what it makes.
+"""Training through a trace under a policy: what runs in each epoch, and how many steps it makes (`replay`).
 
-A change is paid in full when it is decided on, in seconds in which the new plan would have run; so an epoch
-that is shorter than its change makes less than nothing. A plan that cannot run stands still, and starts again
-from a checkpoint.
+A transition is charged in full when it is decided, as time in which the new plan would have run. So an epoch
+that is shorter than its transition makes negative steps. A plan that cannot run waits, and starts again from
+a checkpoint.
 
-The oracle: the most that any sequence of considered arrangements makes of a trace that is known ahead.
-
-Dynamic programming over epochs and what was considered in any of them: an arrangement may be chosen in the
-epochs near one in which it was weighed or ran (`WINDOW`), and what ran for longest in all. A change costs the
-least that it can: nothing where an arrangement goes on, else a regrouping or a restart, and the work since
-the last checkpoint where a node that is lost had states that no other had. Bytes are left out, so that this
-is a bound from above: no policy that chooses from these arrangements makes more.
-
-Replay of a trace under all policies, on one set of plans and prices.
+`oracle` is an upper bound for all policies that choose among the considered arrangements: dynamic programming
+over the epochs of a known trace. An arrangement may be chosen in epochs near one in which it was considered
+(`WINDOW`); the longest-running ones in all epochs. A transition costs the least possible: nothing to
+continue, else a regrouping or a restart, plus lost work if a lost node had states that no other node had.
+Transfers are free.
 """
 
 from __future__ import annotations
@@ -30,19 +26,22 @@ from shardwise.replanning.situation import Epoch, epochs_of
 from shardwise.replanning.transition import Costs
 from shardwise.replanning.uneven import UnevenArrangement
 
+# Policies that do not know the future
+
 WAIT = "wait"
 
 RECENT_EPOCHS = 8
-"""Epochs of the past whose mean length is what the adaptive policy expects of the next."""
+"""Number of past epochs whose mean length is the horizon of the adaptive policy."""
 
 
 LONG_S = 1e9
-"""A horizon over which no change counts."""
+"""A horizon, in seconds, over which the cost of a transition is negligible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochChoice:
-    """What runs in one epoch (None: nothing), its step time, and the seconds that the change to it took."""
+    """The arrangement of one epoch (None: waiting), its step time, and the seconds of the transition to
+    it."""
 
     decision: str
     arrangement: AnyArrangement | None
@@ -52,7 +51,7 @@ class EpochChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRun:
-    """A policy through a trace: its choice in every epoch, and the steps that each made."""
+    """A policy through a trace: its choice in every epoch, and the steps of each epoch."""
 
     name: str
     choices: tuple[EpochChoice, ...]
@@ -61,16 +60,18 @@ class PolicyRun:
 
     @property
     def total_steps(self) -> float:
+        """Steps over the whole trace."""
         return sum(self.steps)
 
     @property
     def changes(self) -> int:
-        """How often it patched or moved."""
+        """Number of patches and migrations."""
         return sum(choice.decision not in (KEEP, WAIT) for choice in self.choices[1:])
 
 
 def run_of(name: str, epochs: Sequence[Epoch], choices: Sequence[EpochChoice]) -> PolicyRun:
-    """Steps and goodput (the share of time that is neither standing still nor changing)."""
+    """The run of these choices: steps and goodput (the share of time that is neither waiting nor
+    transition)."""
     steps, useful_s = [], 0.0
     for epoch, choice in zip(epochs, choices, strict=True):
         working_s = 0.0 if choice.step_s is None else epoch.length_s - choice.change_s
@@ -86,7 +87,7 @@ def run_of(name: str, epochs: Sequence[Epoch], choices: Sequence[EpochChoice]) -
 
 
 def fixed(planner: MixedPlanner, epochs: Sequence[Epoch], arrangement: AnyArrangement) -> list[EpochChoice]:
-    """One arrangement all the way: it runs where it can, and waits where it cannot."""
+    """One arrangement throughout: it runs where it can, and waits elsewhere."""
     found: list[EpochChoice] = []
     is_down, has_lost = False, False
     for epoch in epochs:
@@ -107,7 +108,7 @@ def fixed(planner: MixedPlanner, epochs: Sequence[Epoch], arrangement: AnyArrang
 
 
 def _loses(arrangement: AnyArrangement, epoch: Epoch) -> bool:
-    """Whether a node of an arrangement goes at the start of an epoch, and had no notice."""
+    """Whether a node of an arrangement leaves without notice at the start of an epoch."""
     return not (epoch.lost - epoch.saved).isdisjoint(arrangement.nodes)
 
 
@@ -118,10 +119,9 @@ def adaptive(
     considered: list[tuple[AnyArrangement, ...]],
     start: AnyArrangement | None = None,
 ) -> list[EpochChoice]:
-    """Decides anew at every change, knowing what was and not what comes: it expects the next epoch to be as
-    long as the last ones were on average, `longest_s` at most and at first. `start` runs at first (None:
-    what it decides on, at no price). What it runs and the best that it weighs is added to `considered`, epoch
-    by epoch."""
+    """Decides at every change without knowing the future. The horizon is the mean length of the last epochs,
+    at most and initially `longest_s`. `start` runs at first (None: the first decision, without a transition).
+    The running and the best evaluated arrangements of each epoch are appended to `considered`."""
     found: list[EpochChoice] = []
     running = start
     has_lost = False
@@ -161,7 +161,7 @@ def adaptive(
 
 
 def best_at_first(planner: MixedPlanner, epochs: Sequence[Epoch]) -> AnyArrangement:
-    """What is best in the first epoch in which anything can run. Raises Infeasible where there is none."""
+    """The best arrangement in the first epoch in which anything runs. Raises Infeasible if there is none."""
     for epoch in epochs:
         try:
             return planner.replan(None, epoch.situation, horizon_s=LONG_S).arrangement
@@ -176,7 +176,7 @@ def best_of(
     arrangements: Sequence[AnyArrangement],
     score: Callable[[PolicyRun], tuple[float, ...]],
 ) -> AnyArrangement:
-    """The fixed arrangement that is worth most; of equal ones the first."""
+    """The fixed arrangement with the best score; of equal ones the first."""
     return max(arrangements, key=lambda one: score(run_of("", epochs, fixed(planner, epochs, one))))
 
 
@@ -186,19 +186,21 @@ def expected_score(run: PolicyRun) -> tuple[float, ...]:
 
 
 def robust_score(run: PolicyRun) -> tuple[float, ...]:
-    """The slowest epoch first, and where that is alike, all of them."""
+    """Steps/s in the slowest epoch; ties are broken by the steps over the whole trace."""
     rates = [0.0 if choice.step_s is None else 1.0 / choice.step_s for choice in run.choices]
     return min(rates), run.total_steps
 
 
+# Oracle
+
 WINDOW = 8
-"""Epochs before and after one in which an arrangement was considered, in which the oracle may choose it."""
+"""Epochs before and after one that considered an arrangement, in which the oracle may choose it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """The most steps by the end of an epoch with an arrangement (None: waiting), and how: what ran before,
-    and the seconds of the change."""
+    """The most steps by the end of an epoch with an arrangement (None: waiting), the arrangement before it,
+    and the seconds of the transition."""
 
     steps: float
     before: AnyArrangement | None
@@ -215,7 +217,7 @@ def oracle(
     always: Sequence[AnyArrangement],
     planner: MixedPlanner,
 ) -> list[EpochChoice]:
-    """The best choice in every epoch, knowing all of them. `considered` are arrangements epoch by epoch, and
+    """The best choice in every epoch of a known trace. `considered` are the arrangements of each epoch, and
     `always` those for all epochs."""
     every = dict.fromkeys([*always, *(one for some in considered for one in some)])
     shapes: _Shapes = {one: one.shape for one in every}
@@ -235,7 +237,7 @@ def oracle(
 def _rates(
     arrangements: Iterable[AnyArrangement], epoch: Epoch, planner: MixedPlanner
 ) -> dict[AnyArrangement, float]:
-    """Steps per second of those that run."""
+    """Steps per second of the arrangements that run."""
     found = {}
     for one in arrangements:
         step_s = planner.step_s(one, epoch.situation)
@@ -259,8 +261,8 @@ def _next(
     sharded: set[AnyArrangement],
     costs: Costs,
 ) -> _Labels:
-    """The labels after one more epoch. Of all that may run before, only the best of each shape, with and
-    without lost work, can be best to change from."""
+    """The labels after one more epoch. Of all previous arrangements, only the best of each shape, with and
+    without lost work, can be optimal sources of a transition."""
     hit = epoch.lost - epoch.saved
     sources: dict[tuple[Hashable, bool], tuple[float, AnyArrangement | None]] = {}
     for one, label in before.items():
@@ -325,19 +327,21 @@ def _decision(before: AnyArrangement | None, one: AnyArrangement | None, shapes:
     return PATCH if before is not None and shapes[before] == shapes[one] else MIGRATE
 
 
+# Replay of all policies
+
 POLICIES = ("static", "robust", "expected", "adaptive", "oracle")
 
 LONGEST_S = 3600.0
-"""What the adaptive policy expects of an epoch before it has seen any, and at most."""
+"""Horizon in seconds of the adaptive policy before it has seen an epoch, and its largest horizon."""
 
 MAX_CANDIDATES = 24
-"""Arrangements that robust and expected choose from: those that the adaptive policy ran for longest."""
+"""Number of longest-running arrangements of the adaptive policy that robust and expected choose from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """All runs, by policy, over the same epochs; a step trains `tokens_per_step`. Checkpoints leave
-    `working_share` of the time of every policy alike."""
+    """The runs of all policies over the same epochs; a step trains `tokens_per_step`. `working_share` is the
+    share of time not spent on checkpoints, the same for every policy."""
 
     epochs: tuple[Epoch, ...]
     runs: tuple[PolicyRun, ...]
@@ -345,11 +349,11 @@ class Replay:
     working_share: float
 
     def tokens(self, run: PolicyRun) -> float:
-        """Tokens trained over the whole trace; never less than none."""
+        """Tokens trained over the whole trace; at least 0."""
         return max(run.total_steps, 0.0) * self.tokens_per_step * self.working_share
 
     def goodput(self, run: PolicyRun) -> float:
-        """The share of time that is progress: not standing still, changing, or saving."""
+        """The share of time that is progress: neither waiting, nor transitions, nor checkpoints."""
         return run.goodput * self.working_share
 
     def run(self, name: str) -> PolicyRun:
@@ -365,13 +369,13 @@ def replay(
     start: AnyArrangement | None = None,
     policies: Sequence[str] = POLICIES,
 ) -> Replay:
-    """Training from 0 to `end_s` of the trace. The static policy runs `start` all the way, and the adaptive
-    one begins with it (None: what is best at first). Raises Infeasible where nothing can ever run."""
+    """Training from 0 to `end_s` of the trace. The static policy runs `start` throughout, and the adaptive
+    one begins with it (None: the best arrangement at first). Raises Infeasible if nothing can ever run."""
     job = planner.prices.job
     view = NodeView(planner.prices.cluster)
     epochs = epochs_of(trace, view, end_s)
     if isinstance(start, UnevenArrangement):
-        start = planner.uneven.without_idle_nodes(start)  # what becomes of nodes that idle changes nothing
+        start = planner.uneven.without_idle_nodes(start)  # the states of idle nodes do not matter
     first = start if start is not None else best_at_first(planner, epochs)
     considered: list[tuple[AnyArrangement, ...]] = []
     adapting = run_of("adaptive", epochs, adaptive(planner, epochs, LONGEST_S, considered, start))
@@ -394,7 +398,7 @@ def replay(
 
 
 def losses(trace: EventTrace, end_s: float) -> int:
-    """Instants before `end_s` at which nodes go without notice."""
+    """Number of instants before `end_s` at which nodes leave without notice."""
     noticed: set[str] = set()
     times: set[float] = set()
     for event in trace.events:
@@ -408,14 +412,16 @@ def losses(trace: EventTrace, end_s: float) -> int:
 
 
 def best_interval_s(trace: EventTrace, end_s: float) -> float | None:
-    """The work between checkpoints that loses least on this trace; None where no node goes without notice."""
+    """The checkpoint interval in seconds that loses least on this trace; None if no node leaves without
+    notice."""
     count = losses(trace, end_s)
     stall_s = Reliability().checkpoint_stall_s
     return float(goodput.optimal_interval_s(stall_s, end_s / count)) if count else None
 
 
 def working_share(trace: EventTrace, end_s: float, costs: Costs) -> float:
-    """What checkpoints leave of the time until `end_s`; all, where there is nothing to fear."""
+    """The share of time until `end_s` that is not spent on checkpoints; 1 if no node leaves without
+    notice."""
     if not losses(trace, end_s):
         return 1.0
     stall_s = Reliability().checkpoint_stall_s
@@ -423,7 +429,7 @@ def working_share(trace: EventTrace, end_s: float, costs: Costs) -> float:
 
 
 def _longest(epochs: Sequence[Epoch], run: PolicyRun, first: AnyArrangement) -> list[AnyArrangement]:
-    """The arrangements of a run, those that ran for longest first, after `first`."""
+    """`first`, then the arrangements of a run by descending duration."""
     seconds: dict[AnyArrangement, float] = {}
     for epoch, choice in zip(epochs, run.choices, strict=True):
         if choice.arrangement is not None:

@@ -1,16 +1,12 @@
-"""What it takes to go from one arrangement to another: bytes over each link, seconds, and work that is lost.
+"""The transition between two arrangements: bytes over each link, seconds, and lost work (`Transitions`).
 
-Every node fetches the weights and optimizer states that it will need and does not hold, each from a node that
-does. What no node that is left holds is read from the last checkpoint, and then all is, since the rest is
-newer: the work since then is lost.
+Every node fetches the weights and optimizer states that it will need and does not hold from nodes that hold
+them. If no remaining node holds some of them, everything is read from the last checkpoint, since other state
+is newer, and the work since then is lost.
 
-Which node holds which part of a model's weights and optimizer states under an arrangement.
-
-All parameters are laid on a plane: units (embedding, layers, head) by shares of each from 0 to 1. A tensor
-rank holds its slice of the shares, and where states are sharded, each rank of the group its part of that
-slice. A *piece* is a rectangle with the nodes that hold it.
-
-Which links lie between nodes, and how long bytes take over them.
+`Holdings` says which node holds which state shards. All parameters form a plane: units (embedding, layers,
+head) by shares of each unit from 0 to 1. A tensor-parallel rank holds its interval of shares; if states are
+sharded, each rank of the group holds its part of that interval. `LinkRoutes` are the links between nodes.
 """
 
 from __future__ import annotations
@@ -34,10 +30,12 @@ from shardwise.replanning.situation import Situation
 from shardwise.schedule import stage_ranks
 from shardwise.strategy import Strategy, layer_counts, rank_grid
 
+# State shards
+
 
 @dataclass(frozen=True, slots=True)
 class StateShard:
-    """Units `first` to `last` (exclusive), shares `low` to `high` of each, on these nodes."""
+    """Units `first` to `last` (exclusive) and shares `low` to `high` of each, on these nodes."""
 
     first: int
     last: int
@@ -48,7 +46,7 @@ class StateShard:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Weights and optimizer states of an arrangement, by pieces; those of one stage follow each other by
+    """Weights and optimizer states of an arrangement as state shards; those of one stage are in the order of
     their shares."""
 
     weights: tuple[tuple[StateShard, ...], ...]
@@ -56,7 +54,7 @@ class Holdings:
 
 
 def unit_elements(model: Model) -> tuple[float, ...]:
-    """Elements below each unit, from none to all: the embedding, every layer, the head."""
+    """Cumulative elements of the units before each index: the embedding, every layer, the head."""
     kinds = [_elements(kind.operators) for kind in model.kinds]
     units = [_elements(model.embedding), *(kinds[kind] for kind in model.pattern), _elements(model.head)]
     return tuple(accumulate(units, initial=0.0))
@@ -67,12 +65,12 @@ def _elements(operators: Iterable[Operator]) -> float:
 
 
 def holdings_of(arrangement: Arrangement, layers: int, devices_per_node: int) -> Holdings:
-    """What lies where."""
+    """The state shards of an arrangement."""
     strategy = arrangement.strategy
     slots = rank_grid(strategy) // devices_per_node
     units = _units(strategy, layers)
     places = stage_ranks(strategy.schedule, strategy.pp, strategy.vpp)
-    # Replicas of a stage that is gone hold nothing; what is sharded is so over those that are left.
+    # Lost replicas of a stage hold nothing; states are sharded over the remaining ones.
     gone = np.array([name == NO_NODE for name in arrangement.slots])
     on = [slots[:, place][~gone[slots[:, place]].any(axis=(1, 2))] for place in places]
     widths = [with_dp(strategy, len(replicas)) for replicas in on]
@@ -89,14 +87,14 @@ def holdings_of(arrangement: Arrangement, layers: int, devices_per_node: int) ->
 
 
 def sharded_holdings_of(arrangement: Arrangement, layers: int, devices_per_node: int) -> Holdings:
-    """What lies where between steps, where weights are divided like the states that renew them (as
-    PyTorch's `fully_shard` does): also those that are gathered through a step."""
+    """The state shards between steps if weights are sharded like optimizer states (as by PyTorch's
+    `fully_shard`), including weights that stay gathered during a step."""
     found = holdings_of(arrangement, layers, devices_per_node)
     return replace(found, weights=found.states)
 
 
 def _units(strategy: Strategy, layers: int) -> list[tuple[int, int]]:
-    """Units of every stage: the embedding lies on the first, the head on the last."""
+    """Units of every stage; the embedding is on the first stage, the head on the last."""
     counts = layer_counts(
         layers, strategy.pp * strategy.vpp, strategy.first_stage_layers, strategy.last_stage_layers
     )
@@ -108,8 +106,8 @@ def _units(strategy: Strategy, layers: int) -> list[tuple[int, int]]:
 def _state_shards(
     strategy: Strategy, slots: np.ndarray, unit: tuple[int, int], shards: int, names: Sequence[str]
 ) -> tuple[StateShard, ...]:
-    """Pieces of one stage; `slots` of its ranks have shape (dp, cp, tp). Neighbours on the same nodes are
-    one."""
+    """The state shards of one stage; `slots` of its ranks has shape (dp, cp, tp). Adjacent shards on the same
+    nodes are merged."""
     replicas = slots.reshape(-1, strategy.tp)
     found: list[StateShard] = []
     for tp in range(strategy.tp):
@@ -127,8 +125,8 @@ def _state_shards(
 def overlapping(
     stages: Sequence[Sequence[StateShard]], lows: Sequence[Sequence[float]], state_shard: StateShard
 ) -> Iterable[StateShard]:
-    """The parts of `state_shard` that lie in one piece of `stages` each, with its nodes; `lows` are where
-    those of each stage begin."""
+    """The overlaps of `state_shard` with the shards of `stages`, with the nodes of the latter. `lows` are the
+    lower shares of the shards of each stage."""
     for row, starts in zip(stages, lows, strict=True):
         first, last = max(row[0].first, state_shard.first), min(row[0].last, state_shard.last)
         if first >= last:
@@ -141,12 +139,14 @@ def overlapping(
             place += 1
 
 
+# Links
+
 Pair = tuple[str, str]
-"""A node that sends ("" is the storage of checkpoints, behind the network) and one that receives."""
+"""A sending node ("" is the checkpoint storage on the network) and a receiving node."""
 
 
 class LinkRoutes:
-    """The ways between the nodes of a cluster."""
+    """The routes between the nodes of a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -156,7 +156,7 @@ class LinkRoutes:
         self._route = lru_cache(maxsize=1 << 16)(self._route_of)
 
     def bytes_per_link(self, sent_bytes: Mapping[Pair, float]) -> dict[str, float]:
-        """Bytes over every link between nodes, by its name."""
+        """Bytes over every link between nodes, by link name."""
         total: dict[str, float] = defaultdict(float)
         for (source, target), nbytes in sent_bytes.items():
             if source != target and nbytes > 0.0:
@@ -165,7 +165,7 @@ class LinkRoutes:
         return dict(sorted(total.items()))
 
     def seconds(self, links: Mapping[str, float], situation: Situation) -> float:
-        """Until the busiest link is done, at the bandwidth that its nodes have now."""
+        """Seconds until the busiest link is done, at the present bandwidth of its nodes."""
         longest_s = 0.0
         for name, nbytes in links.items():
             link = self._named(name)
@@ -175,7 +175,7 @@ class LinkRoutes:
         return longest_s
 
     def inter_site_s(self, sent_bytes: Mapping[Pair, float], situation: Situation) -> float:
-        """Until what goes from site to site is done, at the bandwidth between them now."""
+        """Seconds until the transfers between sites are done, at the present inter-site bandwidth."""
         longest_s = 0.0
         for inter_site in situation.inter_site:
             for here, there in ((inter_site.first, inter_site.second), (inter_site.second, inter_site.first)):
@@ -205,7 +205,8 @@ class LinkRoutes:
         return [name, *(f"s{place}g{rank // tiers[place].span}" for place in self._network)]
 
     def _given(self, source: str, target: str) -> tuple[str, ...]:
-        """In a given link graph, from first device to first device; from storage, what the last link is."""
+        """The route in a link graph, from first device to first device; from storage, the last link of a
+        route to the target."""
         first = self._firsts[int(target[1:])]
         if source:
             return route(self._cluster, self._firsts[int(source[1:])], first)
@@ -213,12 +214,16 @@ class LinkRoutes:
         return route(self._cluster, other, first)[-1:]
 
 
+# Transitions
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What changes cost beside the bytes, in seconds: `regroup_s` where processes stay and groups of ranks
-    are made anew, `restart_s` where they start again, and the work between two checkpoints.
+    """Costs of a transition in addition to transfers, in seconds: `regroup_s` if processes stay and process
+    groups are created anew, `restart_s` if processes restart, and the work between two checkpoints.
 
-    None of the defaults is measured: they are assumptions (docs/concepts/replanning.md)."""
+    The defaults are assumptions, not measurements (docs/concepts/replanning.md).
+    """
 
     regroup_s: float = 10.0
     restart_s: float = 60.0
@@ -226,18 +231,18 @@ class Costs:
 
     @property
     def rework_s(self) -> float:
-        """What is done again after a loss, on average: half of what is between checkpoints."""
+        """Mean seconds of lost work: half of the checkpoint interval."""
         return self.checkpoint_interval_s / 2.0
 
     def least_s(self, *, is_patch: bool) -> float:
-        """Seconds that any change takes, to the same shape or to another."""
+        """Least seconds of a transition to the same shape (patch) or to another."""
         return self.regroup_s if is_patch else self.restart_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """Bytes over each link, and the `seconds` from the change to the first step after it: moving, starting,
-    and `lost_s` of work that is done again (on average half of what is between checkpoints)."""
+    """Bytes over each link, and `seconds` from the change to the first step after it: transfer, regrouping or
+    restart, and `lost_s` of lost work (on average half of the checkpoint interval)."""
 
     bytes_per_link: Mapping[str, float]
     seconds: float
@@ -246,14 +251,15 @@ class Transition:
 
 
 NO_TRANSITION = Transition(bytes_per_link={}, seconds=0.0, transfer_s=0.0, lost_s=0.0)
-"""What keeping costs."""
+"""The transition of keeping the plan."""
 
 STORAGE = ""
-"""Where checkpoints are, as a source of bytes."""
+"""The checkpoint storage, as a source of bytes."""
 
 
 class Transitions:
-    """Transitions between arrangements of one model; `held` says what lies where, and is asked once."""
+    """Transitions between arrangements of one model. `holdings_function` returns the state shards of an
+    arrangement, which are cached."""
 
     def __init__(
         self,
@@ -279,9 +285,9 @@ class Transitions:
         saved: frozenset[str] = frozenset(),
         returned: frozenset[str] = frozenset(),
     ) -> Transition:
-        """From `old` (None: nothing runs, and all is read from a checkpoint) to `new`, with the nodes that
-        are left. Nodes in `saved` had notice and put their states aside before they went; nodes in `returned`
-        went and are there again, with nothing of what they held."""
+        """From `old` (None: nothing runs, and everything is read from a checkpoint) to `new`, with the
+        remaining nodes. Nodes in `saved` had notice and saved their states before they left; nodes in
+        `returned` left and joined again without their states."""
         has_all = old is not None and returned.isdisjoint(old.slots)
         if old is not None and has_all and old.strategy == new.strategy and old.slots == new.slots:
             same = old.microbatches == new.microbatches
@@ -301,7 +307,7 @@ class Transitions:
         *,
         is_patch: bool,
     ) -> Transition:
-        """The same by what lies where; nodes that are `left` still hold what they held."""
+        """The transition between state shards; nodes in `left` still hold theirs."""
         sent_bytes = None if before is None else self._bytes_to_send(before, after, left, saved)
         is_lost = sent_bytes is None and before is not None
         if sent_bytes is None:
@@ -329,7 +335,7 @@ class Transitions:
         )
 
     def holdings_of(self, arrangement: Arrangement) -> Holdings:
-        """What lies where under an arrangement."""
+        """The state shards of an arrangement, cached."""
         key = arrangement.strategy, arrangement.slots
         if key not in self._holdings:
             devices = self._prices.devices_of(arrangement.nodes[0])
@@ -339,8 +345,7 @@ class Transitions:
     def _bytes_to_send(
         self, before: Holdings, after: Holdings, left: frozenset[str], saved: frozenset[str]
     ) -> Mapping[tuple[str, str], float] | None:
-        """Bytes from node to node, of nodes that still hold what they held; None where something is held by
-        no one."""
+        """Bytes from node to node; None if no node holds some of the required state."""
         sent_bytes: dict[tuple[str, str], float] = defaultdict(float)
         for have, need, nbytes in (
             (before.weights, after.weights, self._weight_bytes),
@@ -359,7 +364,7 @@ class Transitions:
         saved: frozenset[str],
         sent_bytes: dict[tuple[str, str], float],
     ) -> bool:
-        """Adds what is fetched to `sent_bytes`; False where something that is needed is held by no one."""
+        """Adds the fetched bytes to `sent_bytes`; False if no node holds some of the required state."""
         lows = [[state_shard.low for state_shard in row] for row in have]
         for needed in (state_shard for row in need for state_shard in row):
             for part in overlapping(have, lows, needed):

@@ -1,6 +1,7 @@
-"""Uneven plans on the nodes of a cluster, and what they take and hold there as the nodes are now.
+"""Uneven plans on the nodes of a cluster: step times and state shards in a situation (`UnevenStepTimes`).
 
-Uneven plans worth moving to: the best on nodes as they are, or on so many as the cluster has them.
+`PlansPerDecision` and `PlansBySize` are sources of uneven plans to migrate to: the best plan on the nodes in
+their present state, or on nominal nodes by number of nodes.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ LayoutKey = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenArrangement:
-    """An uneven plan on nodes: the ranks of `result` count the devices of `nodes`, one node after the other.
+    """An uneven plan on nodes: the ranks of `result` number the devices of `nodes`, one node after the other.
 
-    Of the result its pipelines, their microbatches and times are what holds now. Two are equal where the same
-    stages lie on the same devices and do as many microbatches, whatever they take.
+    Of the result, only its pipelines, micro-batches and times are valid in a situation. Two arrangements are
+    equal if the same stages are on the same devices with the same micro-batches, whatever their step times.
     """
 
     result: UnevenResult = field(compare=False)
@@ -59,18 +60,19 @@ class UnevenArrangement:
 
     @property
     def has_unreplicated_states(self) -> bool:
-        """Whether parts of the optimizer's states lie on one node only: of a layer they are split over its
-        replicas."""
+        """Whether optimizer state shards are on a single node each: the states of a layer are sharded over
+        its replicas."""
         return len(self.nodes) > 1
 
     @property
     def shape(self) -> tuple[str, int]:
-        """What a patch leaves as it is."""
+        """The key that a patch does not change."""
         return "uneven", self.result.micro_batch_size
 
 
 def _layout_key(result: UnevenResult) -> LayoutKey:
-    """What tells plans apart. Whether several pipelines are alike depends on the nodes, as they are."""
+    """The key that distinguishes plans. Whether several pipelines are identical depends on the states of
+    nodes."""
     is_alike = result.is_alike and len(result.layout.pipelines) == 1
     stages = tuple(
         tuple((stage.ranks, stage.tp, stage.dp, stage.layers) for stage in pipeline.stages)
@@ -80,11 +82,11 @@ def _layout_key(result: UnevenResult) -> LayoutKey:
 
 
 def uneven_running_on(plan: UnevenFile, cluster: Cluster) -> UnevenArrangement:
-    """The plan on the nodes that it names, or on the first nodes of the cluster that are like those it was
-    made for. ConfigError where it has none such, or the plan has stages on two pools."""
+    """The plan on the nodes that it names, or on the first nodes of the cluster that are equal to its own.
+    Raises ConfigError if there are none, or if the plan has mixed-pool stages."""
     if any(stage.parts for pipeline in plan.best.layout.pipelines for stage in pipeline.stages):
         raise ConfigError(
-            "is not replanned", key="best.layout", found="a stage on two pools",
+            "is not replanned", key="best.layout", found="a mixed-pool stage",
             allowed="stages on one pool each",
         )  # fmt: skip
     named = plan.for_trace.nodes if plan.for_trace is not None else (None,) * len(plan.cluster.nodes)
@@ -93,15 +95,14 @@ def uneven_running_on(plan: UnevenFile, cluster: Cluster) -> UnevenArrangement:
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Prices on some nodes in their states as a cluster, and the pool of it that each is in."""
+    """Costs on some nodes in their states, and the pool of each node."""
 
     prices: RecordCostModel
     pool_of: dict[str, str]
 
 
 class UnevenStepTimes:
-    """Step times of uneven plans, priced on the nodes that they use as those are; what was asked before is
-    known."""
+    """Cached step times of uneven plans, predicted on the nodes that they use in their present state."""
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
@@ -113,16 +114,16 @@ class UnevenStepTimes:
         self._best_layers: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None] = {}
 
     def pool_of(self, name: str) -> int:
-        """Which of the cluster's pools a node is of."""
+        """The index of the pool of a node."""
         return self._pools[name]
 
     def step_s(self, one: UnevenArrangement, situation: Situation) -> float | None:
-        """Seconds per step; None where a node is gone, or the plan does not fit any more."""
+        """Seconds per step; None if a node is gone, or if the plan does not fit any more."""
         predicted = self.predicted(one, situation)
         return None if predicted is None else predicted.result.step_time_s
 
     def predicted(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
-        """The plan with its times in a situation; None where it cannot run."""
+        """The plan with its step times in a situation; None if it cannot run."""
         runs = self._runs(one, situation)
         if runs is None:
             return None
@@ -133,12 +134,12 @@ class UnevenStepTimes:
         return self._predicted[key]
 
     def with_best_shares(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
-        """Its pipelines with the shares of the step's microbatches by which they end soonest; None where they
-        do not fit, or are more than there are microbatches."""
+        """Its pipelines with the fastest shares of micro-batches; None if they do not fit, or if there are
+        fewer micro-batches than pipelines."""
         return self._once(self._best_shares, one, situation, self._with_shares)
 
     def with_best_layers(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
-        """Its pipelines with the layers and shares by which they end soonest; None where none fits."""
+        """Its pipelines with the fastest layers and shares; None if none fits."""
         return self._once(self._best_layers, one, situation, self._with_layers)
 
     def stage_nodes(self, one: UnevenArrangement) -> list[list[str]]:
@@ -147,11 +148,11 @@ class UnevenStepTimes:
         return [[locate(stage)[0] for stage in pipeline.stages] for pipeline in one.result.layout.pipelines]
 
     def without_idle_nodes(self, one: UnevenArrangement) -> UnevenArrangement:
-        """The same on those nodes alone that its stages lie on."""
+        """The arrangement on only those nodes that its stages use."""
         return self.part(one, range(len(one.result.layout.pipelines)), frozenset(one.nodes))
 
     def part(self, one: UnevenArrangement, places: Iterable[int], there: Iterable[str]) -> UnevenArrangement:
-        """Some of its pipelines, without the stages on nodes that are not `there`, where they lie."""
+        """The pipelines at `places`, on their devices, without stages on nodes that are not in `there`."""
         result, locate, chosen, left = one.result, self._locate(one.nodes), list(places), frozenset(there)
         remaining = [
             [
@@ -186,12 +187,13 @@ class UnevenStepTimes:
         return UnevenArrangement(result=found, nodes=nodes)
 
     def present(self, names: tuple[str, ...], situation: Situation) -> Cluster | None:
-        """These nodes of the cluster, in its order, as they are; None where one of them is gone."""
+        """These nodes in their present states as a cluster, in its order; None if one of them is gone."""
         runs = situation.states_of(names, self.prices.node_bytes_per_s)
         return None if runs is None else self._nodes_of(names, runs).prices.cluster
 
     def holdings(self, one: UnevenArrangement) -> Holdings:
-        """Every stage's layers lie on its node; states are split over the replicas of a layer."""
+        """The state shards: the layers of a stage are on its node; states are sharded over the replicas of a
+        layer."""
         return _holdings(
             [
                 [(sum(stage.layers), name) for stage, name in zip(pipeline.stages, names, strict=True)]
@@ -231,7 +233,7 @@ class UnevenStepTimes:
         return self._nodes[key]
 
     def _on(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenResult:
-        """What is laid, its stages on the pools that their nodes are of now."""
+        """The result with its stages on the pools of their nodes in the present states."""
         pipelines = tuple(
             Pipeline(
                 stages=tuple(
@@ -273,7 +275,7 @@ class UnevenStepTimes:
     def _with_times(
         self, laid: UnevenResult, nodes: _Nodes, one: UnevenArrangement
     ) -> UnevenArrangement | None:
-        """What is laid on the nodes of `one`, priced from its record; None where it does not fit."""
+        """The layout on the nodes of `one`, predicted from its record; None if it does not fit."""
         shares, total = laid.microbatches, sum(laid.microbatches)
         kinds = {
             tuple((stage.device_class, stage.tp, stage.dp, stage.layers) for stage in pipeline.stages)
@@ -286,12 +288,12 @@ class UnevenStepTimes:
             for pipeline, share in zip(laid.layout.pipelines, shares, strict=True)
         )
         result = replace(laid, layout=Layout(pipelines=pipelines), is_alike=is_alike)
-        # Stages cost the same whatever the batch is, so that shares can be tried.
+        # Stage costs do not depend on the batch size, so any shares can be tried.
         found = predicted_result(nodes.prices, result, total * laid.micro_batch_size)
         return None if found is None else UnevenArrangement(result=found, nodes=one.nodes)
 
     def _locate(self, nodes: Sequence[str]) -> Callable[[Stage], tuple[str, int]]:
-        """Where a stage lies: its node, and which of the node's devices is its first."""
+        """A function from a stage to its node and the index of its first device on the node."""
         starts = self._starts(nodes)
 
         def found(stage: Stage) -> tuple[str, int]:
@@ -312,8 +314,8 @@ def _with_first_rank(stage: Stage, first: int) -> Stage:
 
 
 def _holdings(pipelines: Sequence[Sequence[tuple[int, str]]]) -> Holdings:
-    """Of pipelines told by the layers and the node of each stage. The embedding lies on the first stage, the
-    head on the last; each run of units that no pipeline cuts has its own pieces."""
+    """The state shards of pipelines, given as layers and node of each stage. The embedding is on the first
+    stage, the head on the last. Each run of units that no pipeline cuts has its own shards."""
     spans: list[list[tuple[int, int, str]]] = []
     for stages in pipelines:
         ends = [1 + below for below in accumulate(layers for layers, _ in stages)]
@@ -334,30 +336,32 @@ def _holdings(pipelines: Sequence[Sequence[tuple[int, str]]]) -> Holdings:
     return Holdings(weights=tuple(weights), states=tuple(states))
 
 
+# Sources of uneven plans
+
 DIGITS = 4
-"""Numbers of nodes that are searched have so many steps between a power of two and the next."""
+"""Numbers of nodes that are searched have this many values between a power of two and the next."""
 
 Alike = tuple[tuple[tuple[Node, int], ...], tuple[Tier, ...]]
-"""What makes two parts of a cluster the same: their nodes but for names, and their tiers."""
+"""The key of equal parts of a cluster: their nodes without names, and their tiers."""
 
 
 class UnevenPlanSource(Protocol):
-    """Where uneven plans to move to come from."""
+    """A source of uneven plans to migrate to."""
 
     def on(self, situation: Situation, rows: int, cutoff_s: float) -> Iterator[UnevenArrangement]:
-        """Plans on nodes that are there, with up to `rows` replicas in a stage; those that take `cutoff_s` or
+        """Plans on present nodes, with up to `rows` replicas per stage. Plans whose step takes `cutoff_s` or
         more may be left out."""
 
 
 class PlansPerDecision:
-    """The best plan on all nodes that are there, as they are: a search for each decision."""
+    """The best plan on all present nodes in their states: one search for each decision."""
 
     def __init__(self, steps: UnevenStepTimes) -> None:
         self._steps = steps
 
     def on(self, situation: Situation, rows: int, cutoff_s: float) -> Iterator[UnevenArrangement]:
-        """The one that takes less than `cutoff_s`, to within the gap that a search is allowed; none where
-        there is none, or none is looked for."""
+        """The plan whose step takes less than `cutoff_s`, within the gap that a search is allowed; none if
+        there is none, or if none is searched."""
         names = tuple(situation.states)
         cluster = self._steps.present(names, situation)
         if cluster is None:
@@ -368,16 +372,16 @@ class PlansPerDecision:
 
 
 class PlansBySize:
-    """The best plans on so many nodes of each pool as the cluster has them, each searched once, laid on the
-    best of the nodes that are there: for decisions by the thousand."""
+    """The best plans on some numbers of nominal nodes of each pool, each searched once, placed on the best
+    present nodes. For replays with thousands of decisions."""
 
     def __init__(self, steps: UnevenStepTimes) -> None:
         self._steps = steps
         self._found: dict[tuple[Alike, int], UnevenSearchResult] = {}
 
     def on(self, situation: Situation, rows: int, cutoff_s: float) -> Iterator[UnevenArrangement]:
-        """On all nodes, and on those that nothing slows; where their nodes are not as the cluster has them,
-        with the shares, and with the layers too, by which they end soonest."""
+        """Plans on all present nodes, and on the nominal ones. If their nodes are not nominal, with the
+        fastest shares, and with the fastest layers and shares."""
         for names in self._sets(situation):
             result = self.found(names, rows).result
             if result is None:
@@ -394,7 +398,7 @@ class PlansBySize:
                     yield one
 
     def found(self, names: tuple[str, ...], rows: int) -> UnevenSearchResult:
-        """What the search finds on these nodes, in the order of the cluster, as the cluster has them."""
+        """The search result on these nodes, in the order of the cluster, in their nominal state."""
         prices = self._steps.prices
         part = cluster_of_nodes(prices.cluster, [int(name[1:]) for name in names])
         alike = tuple(node_runs(tuple(replace(node, name="") for node in part.nodes))), part.tiers
@@ -410,7 +414,7 @@ class PlansBySize:
         yield from dict.fromkeys(chosen)
 
     def _rounded(self, names: Sequence[str], situation: Situation) -> tuple[str, ...]:
-        """So many of each pool that there are few numbers of them, the best first."""
+        """The best nodes of each pool, their number rounded down so that few numbers occur."""
         by_pool: dict[int, list[str]] = {}
         for name in names:
             by_pool.setdefault(situation.states[name].pool, []).append(name)
@@ -432,7 +436,7 @@ def _sort_key(name: str, situation: Situation) -> tuple[float, ...]:
 
 
 def rounded(count: int) -> int:
-    """The largest number up to `count` that is searched: of 8 and more every second, of 16 every fourth, and
+    """The largest number up to `count` that is searched: from 8 on every second, from 16 on every fourth, and
     so on."""
     step = max((1 << count.bit_length()) // (2 * DIGITS), 1)
     return count // step * step

@@ -1,4 +1,4 @@
-"""The search: a question in, the proven best strategy out."""
+"""The search: takes a `Question` and returns the best plan with a certificate of its lower bound."""
 
 from shardwise.search.answer import (
     evaluate,

@@ -1,4 +1,7 @@
-"""From a question to an answer: search, price what was found, certify."""
+"""From a `Question` to an `Answer`: search, evaluate the strategies found, certify the lower bound.
+
+`plan` is the entry point. `evaluate` and `plan_of_strategy` predict one given strategy without a search.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +39,17 @@ from shardwise.strategy import HOST_MEMORY, MEMORY, Job, Strategy, StrategyTable
 from shardwise.units import format_seconds
 
 LEAST_NAMED_SHARE = 0.02
-"""Of the memory that a strategy needs, the share from which on a part is named."""
+"""Share of the required memory from which an error message names a component."""
 
 
 def plan(question: Question, *, progress: Progress | None = None, clock: SearchClock | None = None) -> Answer:
-    """The best strategy of the question's space on the part of the cluster that serves its objective best,
-    runners-up on that part, and the certificate.
+    """The best strategy in the question's space, on the part of the cluster with the best objective value;
+    with runners-up on that part and the certificate.
 
-    Ended early by its budget or the user, it answers with the best so far. Raises Infeasible where nothing
-    legal fits, with reason counts and relaxations that do fit (within a budget as many as are found by then),
-    or where nothing was found in time;
-    KeyboardInterrupt where the user did not wait for anything. A `clock` counts instead of the budget.
+    A search that is ended by its budget or by the user returns the incumbent. Raises Infeasible if no legal
+    candidate fits, with reason counts and relaxations that do fit (within a budget, those found in time), or
+    if nothing was found in time. Raises KeyboardInterrupt if the user interrupts before an incumbent exists.
+    A given `clock` replaces the budget.
     """
     question.problem()
     clock = clock or SearchClock(question.budget_s)
@@ -55,8 +58,8 @@ def plan(question: Question, *, progress: Progress | None = None, clock: SearchC
 
 
 def searched(question: Question, clock: SearchClock, progress: Progress | None) -> Searched:
-    """The search of the parts of the cluster that the question may use; not yet for runners-up where a later
-    part is the best."""
+    """Searches the parts of the cluster that the question allows. If a part after the first one is best, its
+    runners-up are still to be searched."""
     if question.uses_parts:
         return best_part(question, clock, partial(_search_for, clock=clock, progress=progress))
     outcome = search(question, question.problem(), goal_of(question), clock=clock, progress=progress)
@@ -75,9 +78,8 @@ def _search_for(
 
 
 def answered(question: Question, found: Searched, clock: SearchClock, progress: Progress | None) -> Answer:
-    """The answer to a question whose search found something, with runners-up, what all devices would take,
-    and the frontier where it is requested, as far as there is time. Raises Infeasible where nothing was
-    found."""
+    """The answer to a question whose search has an incumbent: runners-up, the step time on all devices, and
+    the frontier if it is requested, as far as time allows. Raises Infeasible if nothing was found."""
     used, outcome = found.question, found.outcome
     if not outcome.found:
         raise _nothing_found(question, found, clock)
@@ -87,7 +89,7 @@ def answered(question: Question, found: Searched, clock: SearchClock, progress: 
         outcome = search(
             used, problem, Fastest(used.top + 1), warm_start=[best], clock=clock, progress=progress
         )
-    # Priced again: a search that was ended early may remember a little more than a strategy takes.
+    # Evaluate again: a truncated search may hold an incumbent's time with its slack added.
     results = [result_of(problem, one.table[0]) for one in outcome.found]
     frontier = None
     if used.frontier and not clock.is_interrupted:
@@ -112,8 +114,8 @@ def answered(question: Question, found: Searched, clock: SearchClock, progress: 
 def all_devices_s(
     question: Question, found: Searched, clock: SearchClock, progress: Progress | None
 ) -> float | None:
-    """Seconds per step of the fastest strategy on all devices; None where nothing fits on all of them, or
-    there is no time to find it."""
+    """Step time in seconds of the fastest strategy on all devices; None if nothing fits on all of them, or if
+    no time is left to find it."""
     whole = found.whole
     if whole is None and not clock.is_over:
         whole = search(question, question.problem(), Fastest(1), clock=clock, progress=progress)
@@ -121,7 +123,8 @@ def all_devices_s(
 
 
 def figures_of(question: Question, found: Searched) -> MixedFigures | None:
-    """What plans by time on a cluster of several pools are compared with; None on other clusters."""
+    """The step times that a plan on a cluster of several pools is compared with; None on other clusters and
+    for other objectives than time."""
     pools = pools_of(question.cluster)
     if len(pools) == 1 or question.objective != "time":
         return None
@@ -137,18 +140,18 @@ def figures_of(question: Question, found: Searched) -> MixedFigures | None:
 
 
 def used_ranks(cluster: Cluster, part: Selection) -> tuple[int, ...]:
-    """The ranks of a part's devices in the whole cluster."""
+    """Ranks, in the whole cluster, of a part's devices."""
     return ranks_of_nodes(cluster, Parts(cluster).places_of(part))[: part.devices]
 
 
 def ranks_of_nodes(cluster: Cluster, places: Iterable[int]) -> tuple[int, ...]:
-    """The ranks of the devices of the nodes at these places."""
+    """Ranks of the devices of the nodes at these positions."""
     firsts = list(accumulate((node.devices for node in cluster.nodes), initial=0))
     return tuple(rank for place in places for rank in range(firsts[place], firsts[place + 1]))
 
 
 def idle_in(cluster: Cluster, used: Iterable[int]) -> Idle:
-    """What is left idle where devices of these ranks are used."""
+    """The devices and nodes that are idle if the devices with these ranks are used."""
     taken = frozenset(used)
     if len(taken) == cluster.devices:
         return Idle()
@@ -162,7 +165,7 @@ def idle_in(cluster: Cluster, used: Iterable[int]) -> Idle:
 
 
 def goal_of(question: Question) -> Goal:
-    """What the search on the cluster that is used looks for."""
+    """The goal of the search on the chosen part of the cluster."""
     return Smallest() if question.objective == "memory" else Fastest(question.top + 1)
 
 
@@ -176,8 +179,8 @@ def search(
     clock: SearchClock | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
-    """One search of the question's space for `goal`, on all of its devices; `warm_start` and `degrees` as in
-    `BranchAndBound`."""
+    """Runs one branch-and-bound search of the question's space for `goal`, on all of its devices.
+    `warm_start` and `degrees` are as in `BranchAndBound`."""
     return BranchAndBound(
         problem,
         question.candidates(),
@@ -191,7 +194,7 @@ def search(
 
 
 def _nothing_found(question: Question, found: Searched, clock: SearchClock) -> Infeasible:
-    """The error of a search without an answer; an interrupt stays one."""
+    """The error of a search without an answer. A user interrupt is raised as KeyboardInterrupt."""
     outcome = found.outcome
     if clock.is_interrupted:
         raise KeyboardInterrupt
@@ -211,7 +214,7 @@ def _nothing_found(question: Question, found: Searched, clock: SearchClock) -> I
             f"{outcome.unexplored:,} of {total:,} candidates are unexplored",
             reasons={},
         )
-    # Relaxations are searched for as far as the rest of a budget goes.
+    # Relaxations are searched within the remaining budget.
     left = clock.with_budget(None) if question.budget_s is None else clock
 
     def whole(requested: Question, problem: Problem, goal: Goal) -> SearchResult:
@@ -228,7 +231,7 @@ def _nothing_found(question: Question, found: Searched, clock: SearchClock) -> I
 def _frontier(
     question: Question, problem: Problem, clock: SearchClock, progress: Progress | None
 ) -> StrategyFrontier | None:
-    """Time against memory; None where nothing was found in time."""
+    """The Pareto frontier of step time and memory; None if nothing was found in time."""
     outcome = search(question, problem, Tradeoff(), clock=clock, progress=progress)
     if not outcome.found:
         return None
@@ -238,7 +241,7 @@ def _frontier(
 
 
 def frontier_points(problem: Problem, outcome: SearchResult) -> tuple[FrontierPoint, ...]:
-    """What a search for a tradeoff found, fastest first."""
+    """The points of a search for a trade-off, fastest first."""
     table = StrategyTable.joined([found.table for found in outcome.found])
     times_s = step_times.step_times_s(problem, table).tolist()
     return tuple(
@@ -248,8 +251,8 @@ def frontier_points(problem: Problem, outcome: SearchResult) -> tuple[FrontierPo
 
 
 def certificate_of(question: Question, outcome: SearchResult, best_s: float) -> Certificate:
-    """What is proven: every candidate is rejected, cut by a bound that is no lower than the best, or
-    evaluated; none of those left unexplored takes less than the lower bound."""
+    """The certificate: every candidate is rejected, pruned by a bound that is no lower than the best, or
+    evaluated. No unexplored candidate takes less than the lower bound."""
     lower_s = min(outcome.lower_bound_s, best_s)
     return Certificate(
         space=question.space,
@@ -270,7 +273,8 @@ def certificate_of(question: Question, outcome: SearchResult, best_s: float) -> 
 
 
 def evaluate(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> Result:
-    """The price of one strategy. Raises Infeasible, with the reason, where it is illegal or does not fit."""
+    """The predicted result of one strategy. Raises Infeasible, with the reason, if it is illegal or does not
+    fit."""
     problem = bind(model, cluster, job)
     reason, text = legal_reason(problem, strategy)
     if reason is not None:
@@ -303,7 +307,7 @@ def evaluate(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> Re
 
 
 def plan_of_strategy(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> Plan:
-    """The plan of one strategy: priced, nothing searched for. Raises Infeasible as `evaluate` does."""
+    """The plan of one given strategy, predicted without a search. Raises Infeasible as `evaluate` does."""
     best = evaluate(model, cluster, job, strategy)
     certificate = Certificate(
         space="default", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=best.step_time_s,
@@ -316,7 +320,7 @@ def plan_of_strategy(model: Model, cluster: Cluster, job: Job, strategy: Strateg
 
 
 def step_time_s(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> float:
-    """Seconds per step of one strategy, whether it fits or not. Raises Infeasible where it is illegal."""
+    """Step time in seconds of one strategy, whether it fits or not. Raises Infeasible if it is illegal."""
     problem = bind(model, cluster, job)
     reason, text = legal_reason(problem, strategy)
     if reason is not None:
@@ -339,5 +343,5 @@ def step_durations(
 
 
 def stage_activation_bytes(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> tuple[float, ...]:
-    """Bytes that one microbatch keeps on each stage from its forward to its backward."""
+    """Bytes of activations that one micro-batch saves on each stage for the backward pass."""
     return step_times.stage_activation_bytes(bind(model, cluster, job), strategy)

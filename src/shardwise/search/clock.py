@@ -1,4 +1,4 @@
-"""When searches end: a budget that several share is spent, or the user interrupts."""
+"""When searches end: `SearchClock` (time budget, user interrupt) and `WorkLimit` (a deterministic limit)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Any
 
 
 class SearchClock:
-    """What is left of a budget of seconds; None is no limit. An interrupt ends it too.
+    """The remaining part of a budget in seconds (None: no limit). A user interrupt also ends it.
 
-    Copies of this process, which a search starts, see the interrupt as well; processes that are no copies do
-    not.
+    Forked worker processes see the interrupt too; spawned ones do not.
     """
 
     def __init__(self, budget_s: float | None = None) -> None:
@@ -31,6 +30,7 @@ class SearchClock:
 
     @property
     def is_interrupted(self) -> bool:
+        """Whether the user interrupted the search."""
         return self._shared[0] != 0
 
     @property
@@ -39,20 +39,20 @@ class SearchClock:
         return self.is_interrupted or time.perf_counter() > self._end_s
 
     def interrupt(self) -> None:
-        """Ends it now."""
+        """Ends the search now."""
         self._shared[0] = 1
 
     def with_budget(self, budget_s: float | None) -> SearchClock:
-        """One with a budget of its own; an interrupt ends both."""
+        """Another clock with its own budget; an interrupt ends both."""
         other = SearchClock(budget_s)
         other._shared = self._shared
         return other
 
     @contextmanager
     def handling_interrupts(self) -> Iterator[SearchClock]:
-        """Takes the first interrupt from the keyboard for the end of the time; a second one is raised.
+        """Treats the first keyboard interrupt as the end of the time; a second one raises KeyboardInterrupt.
 
-        Where another handler was installed, or in another thread than the main one, nothing is changed.
+        Changes nothing if another handler is installed, or outside the main thread.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -72,8 +72,8 @@ class SearchClock:
 
 
 class WorkLimit(SearchClock):
-    """Ends a search when it has asked so many times, which it does before every part that it looks at: in one
-    process always at the same place, however fast the machine is."""
+    """Ends a search after `checks` polls of the clock. The search polls once before each part of the space,
+    so in one process it ends at the same place however fast the machine is."""
 
     def __init__(self, checks: int) -> None:
         super().__init__()
@@ -81,6 +81,6 @@ class WorkLimit(SearchClock):
 
     @property
     def is_over(self) -> bool:
-        """Whether it was asked as often as that; each time counts."""
+        """Whether the polls are used up. Each read counts as one poll."""
         self._left -= 1
         return self.is_interrupted or self._left < 0

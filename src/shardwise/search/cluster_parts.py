@@ -1,12 +1,9 @@
-"""Which part of the cluster to use: the one on which the objective is best (docs/reference/space.md).
+"""The part of a cluster that a plan uses: the one with the best objective value (docs/reference/space.md).
 
-Quick bound of parts of a cluster: the computation of a step, spread over as many devices as a part has.
-
-No grid of a part is listed. A number of devices without legal degrees has no candidates at all.
-
-Which parts of a cluster have candidates, each with the least that a step can take on it.
-
-Which clusters are mixed: those on which uneven plans are searched for too.
+`listed_parts` lists the parts with their quick bound: the computation of a step, divided over all devices of
+the part. It lists no grids; a device count without legal degrees has no candidates. `best_part` searches the
+parts in order of their quick bound and prunes those that cannot be better. `is_mixed` says on which clusters
+uneven plans are searched too.
 """
 
 from __future__ import annotations
@@ -36,29 +33,32 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+# Quick bounds of parts
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Device-seconds of a step, at least, by tp * cp; and the host's seconds on top of their share."""
+    """Lower bound of the device-seconds of a step by tp * cp, and the host seconds added to their share."""
 
     by_width: Mapping[int, float]
     host_s: float
 
     def least_s(self, width: int, devices: Any) -> Any:
-        """Seconds of a step, at least, on `devices` of which tp * cp is `width`."""
+        """Lower bound in seconds of a step on `devices` devices, where `width` is tp * cp."""
         return self.by_width[width] / devices + self.host_s
 
 
 class DegreeBounds:
-    """Bounds for one space and job on devices of one or several kinds, on up to `most` devices."""
+    """Bounds for one space and job, on up to `most` devices of one or several kinds."""
 
     def __init__(self, space: Space, limits: Limits, most: int) -> None:
         self._space, self._limits, self._most = space, limits, most
 
     def work(self, problem: Problem) -> DeviceWork:
-        """What a step takes of the devices of `problem`.
+        """The device-seconds of a step on the devices of `problem`.
 
-        A sample takes least in the largest micro-batch: that of the whole batch on one replica. Its
-        device-seconds are shared by all replicas and stages.
+        A sample takes least in the largest micro-batch, which is the whole batch on one replica. All replicas
+        and stages share its device-seconds.
         """
         table, host_s = self._shapes, problem.profile.host_step_s
         if not len(table):
@@ -70,7 +70,7 @@ class DegreeBounds:
         )
 
     def least_s(self, work: DeviceWork) -> Floats:
-        """Seconds of a step, at least, on as many devices as the index says; infinity where no degrees are
+        """Lower bounds in seconds of a step, indexed by the number of devices; infinity if no degrees are
         legal, and at index 0."""
         found = np.full(self._most + 1, np.inf)
         for width in work.by_width:
@@ -80,7 +80,7 @@ class DegreeBounds:
         return found
 
     def degrees_below(self, work: DeviceWork, devices: int, below_s: float) -> list[Degrees]:
-        """The legal degrees on so many devices whose bound is below `below_s`."""
+        """The legal degrees on `devices` devices whose bound is below `below_s`."""
         table = self._shapes
         pairs = dict.fromkeys(zip(table.tp.tolist(), table.cp.tolist(), strict=True))
         return [
@@ -93,8 +93,8 @@ class DegreeBounds:
 
     @cached_property
     def _shapes(self) -> StrategyTable:
-        """Every legal choice of tp, cp and expert degrees of one replica without stages, whose micro-batch is
-        the whole batch."""
+        """Every legal choice of tp, cp and expert degrees of one replica without pipeline stages, whose
+        micro-batch is the whole batch."""
         space, limits = self._space, self._limits
         of_heads = divisors(limits.heads)
         of_sequence = (1,) if space.is_core else divisors(limits.seq_len)
@@ -119,7 +119,7 @@ class DegreeBounds:
         return table.take(np.flatnonzero(first_broken(table, limits, GRID_RULES) < 0))
 
     def _expert_degrees(self) -> list[tuple[int, int]]:
-        """Every etp and ep; none where the model has no experts."""
+        """Every pair of etp and ep; none if the model has no experts."""
         if not self._space.experts:
             return []
         limits = self._limits
@@ -144,17 +144,20 @@ class DegreeBounds:
         return np.unique(dps[:, None] * pps[None, :])
 
 
+# List of parts
+
 MOST_COMBINED_POOLS = 8
-"""Pools of which every set is considered, at most: 255 sets."""
+"""Largest number of pools of which all sets are considered (255 sets); beyond, single pools and all pools."""
 
 MOST_COUNTS = 1 << 16
-"""Numbers of nodes of the pools of one set that are considered, at most; of more, all nodes or none."""
+"""Largest number of combinations of node counts considered for one set of pools; beyond, each pool is used
+completely."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedPart:
-    """A part with its devices, what its nodes cost (USD per hour; None: no price), the device-seconds of a
-    step on its pools, and seconds of a step, at least; infinity where it has no candidates."""
+    """A part with its devices, the price of its nodes (USD per hour; None: unknown), the device-seconds of a
+    step on its pools, and its quick bound in seconds."""
 
     part: Selection
     devices: int
@@ -165,8 +168,8 @@ class BoundedPart:
 
 @dataclass(frozen=True, slots=True)
 class PartList:
-    """The parts of a cluster that have legal degrees, how many have none, and how many were not considered,
-    where there are too many."""
+    """The parts of a cluster that have legal degrees, the number of parts without any, and the number of
+    parts that were not considered because there are too many."""
 
     bounds: DegreeBounds
     parts: list[BoundedPart]
@@ -179,7 +182,7 @@ class PartList:
 
     @property
     def device_counts(self) -> frozenset[int]:
-        """How many devices a part may have."""
+        """The device counts of the parts."""
         return frozenset(one.devices for one in self.parts)
 
 
@@ -206,7 +209,7 @@ def listed_parts(question: Question, parts: Parts) -> PartList:
 
 
 def _sets_of_pools(pools: int) -> Iterator[tuple[int, ...]]:
-    """Every set of pools, single ones first; where there are too many, single ones and all of them."""
+    """Every set of pools, single pools first; if there are too many, single pools and the set of all."""
     sizes = range(1, pools + 1) if pools <= MOST_COMBINED_POOLS else (1, pools)
     for size in sizes:
         yield from combinations(range(pools), size)
@@ -223,22 +226,25 @@ def _parts_of(parts: Parts, pools: tuple[int, ...]) -> Iterator[Selection]:
         yield from parts.within_a_node(pools[0])
 
 
+# Search of parts
+
 SearchFor = Callable[[Question, Goal, Sequence[Degrees] | None], SearchResult]
-"""Searches a question's space on all devices of its cluster, or only candidates with these degrees."""
+"""Searches a question's space on all devices of its cluster, optionally only candidates with given
+degrees."""
 
 ObjectiveValue = tuple[float, ...]
-"""What is to be least: compared from the first number on."""
+"""Value of the objective, compared lexicographically; less is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """The question on the part of the cluster that is used, and its outcome.
+    """The question on the chosen part of the cluster, and its outcome.
 
-    `part` says which nodes are used, `parts` which parts were searched. `pruned` parts were pruned by their
-    quick bound, cost the same as one that was searched, or have no candidates; `unexplored` ones were left
-    out, because time was over or there are too many. `whole` is the outcome on all devices, where they were
-    searched for their best. `best_pool_s` is the best of the parts of a single pool, named `best_pool`.
-    `is_complete`: the outcome is of all candidates and has as many runners-up as the question wants.
+    `part` names the used nodes, `parts` the searched parts. `pruned` counts parts that were pruned by their
+    quick bound, are equivalent to a searched one, or have no candidates. `unexplored` counts parts left out
+    because time was over or there are too many. `whole` is the outcome on all devices, if all candidates were
+    searched there. `best_pool_s` is the best step time on a part of a single pool, named `best_pool`.
+    `is_complete`: the outcome covers all candidates and has all requested runners-up.
     """
 
     question: Question
@@ -254,17 +260,21 @@ class Searched:
 
 
 def on_all_devices(question: Question, outcome: SearchResult) -> Searched:
-    """The search of the whole cluster alone."""
+    """The result of searching the whole cluster only."""
     return Searched(question=question, outcome=outcome, part=Parts(question.cluster).whole, whole=outcome)
 
 
 def best_part(question: Question, clock: SearchClock, search_for: SearchFor) -> Searched:
-    """The part of the cluster on which the objective is best; where nothing fits on any, the whole cluster.
+    """Searches the part of the cluster with the best objective; if nothing fits on any part, the whole
+    cluster.
 
-    `devices`: the fewest devices on which something fits, and the fastest there. `cost`: the least time x
-    price of the part's nodes. `time`: the least time. Each part has to beat the best before it. With the
-    objective `time`, parts of a single pool come first, so that what one class of devices takes is known;
-    of either kind those with the least quick bound. Raises ConfigError for costs without prices.
+    - `devices`: the fewest devices on which something fits, and the fastest strategy there.
+    - `cost`: the least product of step time and price of the part's nodes.
+    - `time`: the least step time.
+
+    Each part must beat the best part before it. With the objective `time`, parts of a single pool come first,
+    which gives the best step time of one device class. Within each group, parts with the least quick bound
+    come first. Raises ConfigError for the objective `cost` without prices.
     """
     if question.objective == "cost" and question.cluster.price_usd_per_hour is None:
         raise ConfigError(
@@ -277,7 +287,7 @@ def best_part(question: Question, clock: SearchClock, search_for: SearchFor) -> 
 
 
 class _Comparison:
-    """The parts, one after another, and the best so far."""
+    """Searches the parts one after another and holds the best so far."""
 
     def __init__(self, question: Question, clock: SearchClock, search_for: SearchFor) -> None:
         self._question, self._clock, self._search_for = question, clock, search_for
@@ -292,7 +302,7 @@ class _Comparison:
         self._seen: set[tuple[object, ...]] = set()
 
     def run(self) -> None:
-        """Searches the parts in order; those that cannot be better are pruned."""
+        """Searches the parts in order and prunes those that cannot be better."""
         self._pruned, self._unexplored = self._listed.without_candidates, self._listed.unconsidered
         for one in sorted(self._listed.parts, key=self._order):
             if self._least_value(one) >= self._best_value:
@@ -331,11 +341,11 @@ class _Comparison:
         return (time_s * self._price(one), 0.0)
 
     def _price(self, one: BoundedPart) -> float:
-        """What a second costs, where cost is the objective; else every part is worth the same."""
+        """Price of the part per hour if cost is the objective, else 1."""
         return (one.usd_per_hour or 1.0) if self._question.objective == "cost" else 1.0
 
     def _upper_bound_s(self, one: BoundedPart) -> float:
-        """The time that strategies on a part must beat."""
+        """The step time that strategies on a part must beat."""
         value, time_s = self._best_value
         if self._question.objective == "devices":
             least_s = time_s if value == one.devices else inf
@@ -381,21 +391,23 @@ def _part_of(requested: Question, outcome: SearchResult) -> SearchedPart:
     )
 
 
+# Clusters with uneven plans
+
 MOST_POOLS = 4
-"""Pools of a cluster on which uneven plans are searched for, at most."""
+"""Largest number of pools of a cluster on which uneven plans are searched."""
 
 
 def is_mixed(cluster: Cluster) -> bool:
-    """Whether uneven plans are searched for: several pools, not too many, and tiers rather than links given
-    one by one."""
+    """Whether uneven plans are searched: the cluster has 2 to `MOST_POOLS` pools, and tiers rather than a
+    link graph."""
     return not cluster.links and 1 < len(pools_of(cluster)) <= MOST_POOLS
 
 
 def why_not_mixed(cluster: Cluster) -> str | None:
-    """Why no uneven plan of a cluster with unlike nodes is searched for; None where one is."""
+    """Why no uneven plan is searched on a cluster of several pools; None if uneven plans are searched."""
     pools = len(pools_of(cluster))
     if cluster.links:
-        return "no uneven plan is searched for where the cluster gives its links one by one"
+        return "uneven plans are not searched on a cluster with a link graph"
     if pools > MOST_POOLS:
-        return f"uneven plans are searched for on 2 to {MOST_POOLS} kinds of nodes; the cluster has {pools}"
+        return f"uneven plans are searched on 2 to {MOST_POOLS} kinds of nodes; this cluster has {pools}"
     return None

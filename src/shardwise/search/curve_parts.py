@@ -1,6 +1,6 @@
-"""On which parts of a cluster curves are searched: on a mixed one its pools and their unions too.
+"""The parts of a cluster (`PartChoice`) and the device meshes (`MeshChoice`) on which curves are searched.
 
-On which meshes of a cluster's devices layouts are searched.
+On a mixed cluster the parts include its pools and their unions.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from shardwise.plans import NO_IDLE_DEVICES, Idle
 from shardwise.search.answer import idle_in, used_ranks
 
 MOST_UNITED = 4
-"""Pools of which every union is searched, at most: 15 curves. Of more, each pool alone and all devices."""
+"""Largest number of pools of which all unions are searched (15 curves); beyond, single pools and all
+devices."""
 
 LONGEST_NAME = 150
-"""Characters of a cluster's name that the name of a part has."""
+"""Characters of a cluster's name that are repeated in the name of a part."""
 
 
 @dataclass(frozen=True)
 class PartChoice:
-    """The parts of `cluster`: some of its first devices. Where it has several pools, and `uses_all` does not
-    request all devices, also unions of its pools, and some devices of each pool."""
+    """The parts of `cluster`: some of its first devices. If it has several pools and `uses_all` is false,
+    also unions of its pools and some devices of each pool."""
 
     cluster: Cluster
     uses_all: bool = False
@@ -45,11 +46,11 @@ class PartChoice:
 
     @cached_property
     def unions(self) -> tuple[Cluster, ...]:
-        """The unions of pools, the whole cluster last; it alone where no pool may stay idle."""
+        """The unions of pools, the whole cluster last; only the whole cluster if no pool may stay idle."""
         return tuple(map(self._cluster_of, self._unions))
 
     def of(self, devices: int) -> tuple[Cluster, ...]:
-        """The parts with so many devices, each once. ConfigError where there are none."""
+        """The distinct parts with `devices` devices. Raises ConfigError if there are none."""
         found = list(self._by_size.get(devices, ()))
         if devices in part_sizes(self.cluster):
             found.append(self._first(devices))
@@ -63,7 +64,7 @@ class PartChoice:
         return tuple(map(self._cluster_of, dict.fromkeys(found)))
 
     def idle_of(self, part: Cluster) -> Idle:
-        """What is left of the cluster where it, or one of the parts that this has yielded, is used."""
+        """The devices that are idle if `part`, one of the parts returned here, is used."""
         if part == self.cluster:
             return NO_IDLE_DEVICES
         for selection, cluster in self._made.items():
@@ -89,14 +90,14 @@ class PartChoice:
 
     @cached_property
     def _by_size(self) -> dict[int, list[Selection]]:
-        """The parts by their device counts."""
+        """The parts by their device count."""
         found: dict[int, list[Selection]] = {}
         for part in (*self._of_pools(), *self._unions):
             found.setdefault(self._parts.devices_of(part), []).append(part)
         return found
 
     def _of_pools(self) -> Iterator[Selection]:
-        """Some devices of a node, or some nodes, of one pool."""
+        """Parts of a single pool: some devices of a node, or some nodes."""
         for place, pool in enumerate(self._parts.pools if self.has_pools else ()):
             yield from self._parts.within_a_node(place)
             for count in range(1, pool.nodes + 1):
@@ -105,7 +106,7 @@ class PartChoice:
                 yield Selection(nodes=tuple(nodes))
 
     def _first(self, devices: int) -> Selection:
-        """The first devices of the cluster, one of its `part_sizes`."""
+        """The first devices of the cluster; `devices` is one of its `part_sizes`."""
         nodes, left = [0] * len(self._parts.pools), devices
         for node in self.cluster.nodes:
             if left <= 0:
@@ -115,7 +116,7 @@ class PartChoice:
         return Selection(nodes=tuple(nodes), devices=devices if left < 0 else None)
 
     def _cluster_of(self, part: Selection) -> Cluster:
-        """The part as a cluster, made once, and named by its pool where it is a part of one of several."""
+        """The part as a cluster, built once; a part of one of several pools is named after the pool."""
         if part in self._made:
             return self._made[part]
         cluster = self._parts.cluster_of(part)
@@ -131,7 +132,7 @@ class PartChoice:
 
 
 def runs_text(sizes: Sequence[int]) -> str:
-    """Ascending sizes as runs: `1 to 8, 16, 24`; at most eight of them."""
+    """Ascending sizes as at most eight ranges: `1 to 8, 16, 24`."""
     runs: list[list[int]] = []
     for size in sizes:
         if runs and size == runs[-1][-1] + 1:
@@ -142,28 +143,30 @@ def runs_text(sizes: Sequence[int]) -> str:
     return ", ".join(texts if len(texts) <= 8 else [*texts[:7], "...", texts[-1]])
 
 
+# Meshes
+
 MESHES_OPTION = "--meshes"
 
 MOST_SHOWN = 12
-"""Meshes and device counts that an error names at most."""
+"""Largest number of meshes or device counts that an error message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshChoice:
-    """`tiers`: one axis for each tier of the cluster. `all`: every mesh of one to three axes that follow the
-    tiers, that of the tiers first. Else some of these by their names, such as `8,2x4`."""
+    """The meshes to search. `tiers`: one axis for each tier of the cluster. `all`: every mesh of one to three
+    axes that follow the tiers, the tier mesh first. Otherwise named meshes, such as `8,2x4`."""
 
     text: str = "tiers"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of meshes that are given; none for `tiers` and `all`."""
+        """The names of the given meshes; none for `tiers` and `all`."""
         return () if self.text in ("tiers", "all") else tuple(self.text.split(","))
 
     def of(self, cluster: Cluster, devices: int) -> tuple[Mesh, ...]:
-        """The meshes of the first `devices` devices of `cluster`, of those given the ones that are such: the
-        same axes in another order are another one, since the order says which parts of a dim lie side by
-        side. ConfigError where one is named twice."""
+        """The meshes of the first `devices` devices of `cluster`; named meshes that do not exist there are
+        left out. The order of axes matters, since it determines which shards of a dimension are neighbours.
+        Raises ConfigError if a mesh is named twice."""
         names = self.names
         if len(set(names)) < len(names):
             raise ConfigError("names a mesh twice", key=MESHES_OPTION, found=short_repr(self.text))
@@ -175,8 +178,8 @@ class MeshChoice:
         return tuple(mesh for mesh in named if mesh is not None)
 
     def require(self, parts: Sequence[tuple[Cluster, int]]) -> None:
-        """ConfigError where so many devices of one of these clusters have none of the meshes, or a mesh is
-        given that none of them has."""
+        """Raises ConfigError if a pair of cluster and device count has no chosen mesh, or if a named mesh
+        exists on none of them."""
         for cluster, devices in parts:
             if not self.of(cluster, devices):
                 raise _no_mesh(self.text, [(cluster, devices)])
@@ -191,7 +194,7 @@ def _every(cluster: Cluster, devices: int) -> tuple[Mesh, ...]:
 
 
 def _no_mesh(text: str, parts: Sequence[tuple[Cluster, int]]) -> ConfigError:
-    """What is no mesh of any of these parts."""
+    """The error for a mesh that exists on none of these parts."""
     names = {mesh.name: None for cluster, devices in parts for mesh in _every(cluster, devices)}
     counts = [str(devices) for _, devices in parts]
     some = counts if len(counts) <= MOST_SHOWN else [*counts[: MOST_SHOWN - 1], "...", counts[-1]]
@@ -204,7 +207,7 @@ def _no_mesh(text: str, parts: Sequence[tuple[Cluster, int]]) -> ConfigError:
 
 
 def _named(cluster: Cluster, devices: int, name: str) -> Mesh | None:
-    """The mesh of `devices` devices whose name this is; None where its axes do not follow the tiers."""
+    """The mesh of `devices` devices with this name; None if its axes do not follow the tiers."""
     if re.fullmatch(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){0,2}", name) is None:
         return None
     ranks = tuple(map(int, name.split("x")))

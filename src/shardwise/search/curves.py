@@ -1,8 +1,8 @@
-"""Time against memory on parts of a cluster: the points, the curves that they form, and what yields them.
+"""Curves of step time against memory on parts of a cluster: `Point`, `Curve`, and their `CurveSource`.
 
-Nothing in here knows what a layout is: a strategy of a transformer, or a layout for each operator of a graph.
-
-What is asked of curves of time against memory: on which devices to look, and which point to take.
+`curves_for` selects the device counts of a mode, `points_of` merges curves into one frontier, and `chosen`
+picks a point. The layout type is generic: a strategy of a transformer, or a layout of each operator of a
+graph.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LayoutT_co = TypeVar("LayoutT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Generic[LayoutT_co]):
-    """One way to train on a part of a cluster: seconds per step, bytes on the device that holds most, dollars
-    per step (None where a price is not known), and the layout that has these."""
+    """One way to train on a part of a cluster: seconds per step, peak bytes over the devices, dollars per
+    step (None if a price is unknown), and the layout."""
 
     time_s: float
     memory_bytes: float
@@ -36,7 +36,7 @@ class Point(Generic[LayoutT_co]):
 
     @property
     def devices(self) -> int:
-        """The devices that it uses."""
+        """Number of devices of its part."""
         return self.part.devices
 
     @property
@@ -47,9 +47,9 @@ class Point(Generic[LayoutT_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve(Generic[LayoutT_co]):
-    """The whole frontier of time against memory on all devices of a part of a cluster: non-dominated points,
-    fastest first; none where nothing fits. `epsilon` is what it may be off, relative: 0 is exact. `search_s`
-    and `search_cpu_s` are what finding it took."""
+    """The Pareto frontier of step time and memory on all devices of a part of a cluster: non-dominated
+    points, fastest first; empty if nothing fits. `epsilon` is its proven relative error (0: exact).
+    `search_s` and `search_cpu_s` are the time and processor time of the search."""
 
     part: Cluster
     points: tuple[Point[LayoutT_co], ...]
@@ -59,20 +59,20 @@ class Curve(Generic[LayoutT_co]):
 
     @property
     def devices(self) -> int:
-        """The devices of its part."""
+        """Number of devices of its part."""
         return self.part.devices
 
     @property
     def knee(self) -> Point[LayoutT_co] | None:
-        """The point after which memory gets dear (`frontier.knee`), None where there is none."""
+        """The point after which less memory costs much more time (`pareto.knee`); None if there is none."""
         place = knee(np.array([(point.time_s, point.memory_bytes) for point in self.points]))
         return None if place is None else self.points[place]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference(Generic[LayoutT_co]):
-    """A point by the custom of the field, for a curve to be held beside: its name, and whether it `fits` into
-    the memory that may be used."""
+    """A baseline layout that a curve is compared with: its name, its point, and whether it `fits` into the
+    usable memory."""
 
     name: str
     point: Point[LayoutT_co]
@@ -80,7 +80,8 @@ class Reference(Generic[LayoutT_co]):
 
 
 class CurveSource(Protocol[LayoutT_co]):
-    """What yields curves: the strategies of a transformer, or the layouts of a graph's operators."""
+    """Returns curves: over the strategies of a transformer, or over the layouts of the operators of a
+    graph."""
 
     @property
     def cluster(self) -> Cluster:
@@ -89,49 +90,49 @@ class CurveSource(Protocol[LayoutT_co]):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The device counts of the parts that can be requested, ascending, and that of the whole cluster
-        where the request is possible there."""
+        """The device counts of the parts that can be requested, ascending; the count of the whole cluster is
+        included if the request is possible there."""
         ...
 
     def parts(self, devices: int | None) -> tuple[Cluster, ...]:
-        """The parts with so many devices, one of `sizes`; where None, every part where any may be used, the
-        largest last. Those on which the request is possible."""
+        """The parts with `devices` devices (one of `sizes`) on which the request is possible. If None: every
+        part that may be used, the largest last."""
         ...
 
     def idle_of(self, part: Cluster) -> Idle:
-        """What is left of the cluster where one of `parts` is used."""
+        """The devices that are idle if `part`, one of `parts`, is used."""
         ...
 
     def require(self, sizes: Sequence[int] | None) -> None:
-        """ConfigError, with what is allowed, where there is no part of one of `sizes` (where None, no part at
-        all), or where something that was given is of use on none of them."""
+        """Raises ConfigError, with the allowed values, if one of `sizes` has no part (None: if there is no
+        part at all), or if a given option applies to none of the parts."""
         ...
 
     def curve(
         self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None
     ) -> Curve[LayoutT_co]:
-        """The frontier on all devices of a part; no point that could be had is by more than a factor 1 +
-        `epsilon` better in all objectives than every point of it. An interrupt is passed on."""
+        """The Pareto frontier on all devices of a part: no feasible point is better than every point of the
+        curve by more than a factor 1 + `epsilon` in all objectives. Interrupts propagate."""
         ...
 
     def references(self, part: Cluster) -> tuple[Reference[LayoutT_co], ...]:
-        """The usual layouts on a part: data parallelism, and Megatron's layout of a transformer; each where
-        it can be. None on one device."""
+        """The baseline layouts on a part: data parallelism, and Megatron's layout of a transformer, if they
+        are possible. None on one device."""
         ...
 
     def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
-        """Why one of its curves has no point, and what would help."""
+        """Why a curve of this source has no point, and which changes would help."""
         ...
 
     def closest(self, curve: Curve[Any]) -> Point[LayoutT_co] | None:
-        """Where one of its curves has no point: what takes least memory of all, though it does not fit; None
-        where there is nothing."""
+        """For a curve without points: the point of least memory, although it does not fit; None if there is
+        no candidate."""
         ...
 
 
 MODES = ("time", "devices", "profile")
-"""The fastest point; the fewest devices on which a point fits, and the fastest there; all, for the user to
-choose."""
+"""`time`: the fastest point. `devices`: the fewest devices on which a point fits, and the fastest point
+there. `profile`: all points, for the user to choose."""
 
 LayoutT = TypeVar("LayoutT")
 
@@ -145,12 +146,14 @@ def curves_for(
     epsilon: float = 0.0,
     progress: Progress | None = None,
 ) -> list[Curve[LayoutT]]:
-    """The curves on the parts with the device counts `sizes`; where None, on those that the mode is about.
+    """The curves on the parts with the device counts `sizes`. If None, the mode chooses the parts on which
+    the request is possible:
 
-    That is every part where any may be used for `time`; for `devices` all parts of the cluster, from the
-    smallest to the first on which a point takes at most `limit_bytes`; for `profile` one device, twice as
-    many, and so on, and all. Of parts those on which the request is possible. ConfigError where one of
-    `sizes` has none, or none that the mode is about.
+    - `time`: every part that may be used.
+    - `devices`: all parts in ascending order, up to the first with a point of at most `limit_bytes`.
+    - `profile`: one device, two, four and so on, and the whole cluster.
+
+    Raises ConfigError if there is no such part.
     """
     if uses_any_part(mode, sizes):
         source.require(None)
@@ -171,24 +174,23 @@ def curves_for(
 
 
 def uses_any_part(mode: str, sizes: Sequence[int] | None) -> bool:
-    """Whether points on all parts are compared, whatever their device counts."""
+    """Whether points on parts of all device counts are compared."""
     return mode == "time" and sizes is None
 
 
 def doubled(sizes: Sequence[int], whole: int) -> tuple[int, ...]:
-    """Those of `sizes` that are powers of two, or `whole`."""
+    """The powers of two among `sizes`, and `whole`."""
     return tuple(size for size in sizes if size & (size - 1) == 0 or size == whole)
 
 
 def points_of(
     curves: Sequence[Curve[LayoutT]], *, weighs_cost: bool, any_part: bool = False
 ) -> tuple[Point[LayoutT], ...]:
-    """The whole frontier: of each device count the points that no other there beats in time or memory
-    without losing in the other, in the order of curves; where `any_part`, of all counts together.
+    """The non-dominated points of all curves. Points are compared in time and memory: with those of the same
+    device count, in the order of the curves; or with `any_part` across all counts, fastest first.
 
-    On one part cost is proportional to time, and changes nothing. Where `weighs_cost`, points on different
-    parts are compared too: one stays if no other is at most as large in time, memory and cost and smaller in
-    one of them. All costs are known then.
+    On one part, cost is proportional to time and changes nothing. With `weighs_cost`, points on different
+    parts are compared in time, memory and cost, and all costs must be known.
     """
     points = [point for curve in curves for point in curve.points]
     if not points:
@@ -201,9 +203,8 @@ def points_of(
 
 
 def chosen(points: Sequence[Point[LayoutT]], *, mode: str, limit_bytes: float) -> Point[LayoutT] | None:
-    """The pick of a mode among the points that take at most `limit_bytes`; None where there is none, and in
-    the mode `profile`, which leaves the choice to the user. Of equals the smaller, then that on fewer
-    devices, then the first."""
+    """The pick of a mode among the points that take at most `limit_bytes`; None if there is none, and for
+    `profile`. Ties go to less memory, then fewer devices, then the first point."""
     fitting = [point for point in points if point.memory_bytes <= limit_bytes]
     if not fitting or mode == "profile":
         return None
@@ -213,12 +214,12 @@ def chosen(points: Sequence[Point[LayoutT]], *, mode: str, limit_bytes: float) -
 
 
 def smallest(points: Sequence[Point[LayoutT]]) -> Point[LayoutT]:
-    """The point of least memory, of equals the fastest."""
+    """The point of least memory; ties go to the fastest."""
     return _least(points, "memory_bytes", "time_s", "devices")
 
 
 def _least(points: Sequence[Point[LayoutT]], *figures: str) -> Point[LayoutT]:
-    """The first point that is least in the first of these figures, of equals in the second, and so on."""
+    """The first point that is lexicographically least in these figures."""
     left = list(points)
     for name in figures:
         equal = np.flatnonzero(ties_of_least([getattr(point, name) for point in left]))

@@ -1,13 +1,10 @@
-"""Why a plan is what it is: its question asked again, and questions beside it.
+"""Why a plan is what it is: `explained`, `why_not` and `what_if`.
 
-Every change of one field of a strategy, with what must change beside it so that it is a candidate again.
-
-A degree takes another degree with it, since their product is the number of devices; shards, micro-batch,
-stages and recomputed layers follow where the change leaves them no other way.
-
-What pinned the optimum: what every change of one field would cost, and what stands in its way.
-
-Another cluster or job than a plan's: `inter_node_bandwidth=2x,seq_len=16384`.
+`changes_of` lists every change of one field of a strategy, with the other fields that must change with it.
+Degrees change in pairs, since their product is the number of devices. Sharding degrees, micro-batch size,
+stages and recomputed layers follow if they must. `axes_of` and `binding_of` give the cost of these
+alternatives and the bottleneck. `changed_question` reads a changed cluster or job, such as
+`inter_node_bandwidth=2x,seq_len=16384`.
 """
 
 from __future__ import annotations
@@ -58,9 +55,12 @@ from shardwise.units import parse_quantity
 SHARDS = ("param_shard", "grad_shard", "optim_shard")
 
 
+# Changes of one field
+
+
 def changes_of(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
-    """Candidates of the question whose `field` has another value than in `best`, all values of the axis that
-    can be had from `best` this way; some values more than once."""
+    """Candidates of the question whose `field` has another value than in `best`. They cover all values that a
+    change of `best` can reach; some values occur more than once."""
     changes_by = _CHANGES_BY_FIELD.get(field, _degree_changes)
     seen = {best}
     for changed in changes_by(question, best, field):
@@ -71,7 +71,7 @@ def changes_of(question: Question, best: Strategy, field: str) -> Iterator[Strat
 
 
 def is_candidate(question: Question, strategy: Strategy) -> bool:
-    """Whether the question's space, with what it fixes, has this strategy."""
+    """Whether the question's space, with its fixed fields and axes, contains this strategy."""
     values = {name: getattr(strategy, name) for name in FIELDS}
     if any(values[name] != value for name, value in question.fixed.items() if name in values):
         return False
@@ -82,7 +82,7 @@ def is_candidate(question: Question, strategy: Strategy) -> bool:
 
 
 def _degree_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
-    """Another degree, made up for by one of the others."""
+    """Another degree, compensated by one other degree."""
     devices = question.cluster.devices
     for value in divisors(devices):
         for other in AXES:
@@ -108,7 +108,7 @@ def _expert_changes(question: Question, best: Strategy, field: str) -> Iterator[
 
 
 def _shard_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
-    """Another degree of sharding; those that must divide it or be divided by it follow."""
+    """Another sharding degree; the degrees that must divide it or be a multiple of it follow."""
     place = SHARDS.index(field)
     for value in divisors(best.dp * best.cp):
         degrees = {field: value}
@@ -125,14 +125,14 @@ def _batch_changes(question: Question, best: Strategy, field: str) -> Iterator[S
 
 
 def _schedule_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
-    """Other schedules with all their chunks per rank, or other chunks under the schedules that have them."""
+    """Other schedules with all numbers of chunks per rank."""
     variants = _unrestricted_space(question).variants(best.pp)
     for code, vpp in zip(variants.schedule.tolist(), variants.vpp.tolist(), strict=True):
         yield _repaired(question, best, schedule=SCHEDULES[code], vpp=vpp)
 
 
 def _split_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
-    """Another first or last stage; with two stages the other one has the rest."""
+    """Another first or last stage; with two stages, the other stage takes the remaining layers."""
     splits = _unrestricted_space(question).splits(best.pp * best.vpp)
     other = "last_stage_layers" if field == "first_stage_layers" else "first_stage_layers"
     for value, other_value in zip(splits[field].tolist(), splits[other].tolist(), strict=True):
@@ -181,11 +181,12 @@ _CHANGES_BY_FIELD: dict[str, Callable[[Question, Strategy, str], Iterator[Strate
     "last_stage_layers": _split_changes,
     **dict.fromkeys(SHARDS, _shard_changes),
 }
-"""How a field changes; degrees of the mesh change in pairs."""
+"""How each field changes; degrees that are not listed change in pairs."""
 
 
 def _repaired(question: Question, best: Strategy, **changes: Any) -> Strategy:
-    """`best` with other degrees or another schedule, and all that follows from them as near as it can be."""
+    """`best` with other degrees or another schedule, and all dependent fields as close to `best` as they can
+    be."""
     s = _changed(best, changes)
     if s.pp == 1 or (s.vpp > 1 and s.pp * s.vpp > question.model.layers):
         s = replace(s, schedule="1f1b", vpp=1)
@@ -206,7 +207,7 @@ def _repaired(question: Question, best: Strategy, **changes: Any) -> Strategy:
 
 
 def _with_layers(question: Question, s: Strategy) -> Strategy:
-    """No more layers recomputed than there are on a stage."""
+    """The strategy with at most as many recomputed layers as its largest stage has."""
     return replace(s, recompute_layers=min(s.recompute_layers, _most_layers(question, s)))
 
 
@@ -215,7 +216,7 @@ def _most_layers(question: Question, s: Strategy) -> int:
 
 
 def _with_experts(best: Strategy, s: Strategy) -> Strategy:
-    """Experts split as before where the ranks allow it; where etp was tp, it still is."""
+    """The same expert degrees if the ranks allow it; etp stays equal to tp if it was."""
     width, etp = s.tp * s.cp * s.dp, s.tp if best.etp == best.tp else best.etp
     if width % (etp * s.ep):
         etp = 1
@@ -238,17 +239,20 @@ def _changed(s: Strategy, values: dict[str, Any]) -> Strategy:
 
 
 def _unrestricted_space(question: Question) -> Space:
-    """The tree without what the question fixes."""
+    """The space without fixed fields and axes."""
     return replace(question, fixed={}, axes={}).candidates()
+
+
+# Alternatives and the bottleneck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """The best strategy with another `value` of a field, other fields changed no more than they must be.
+    """The best strategy with another `value` of a field, where other fields change only if they must.
 
-    `reason` is why it cannot be had (a rule's code, `target`, `memory`, `host_memory`), None where it can;
-    then it lacks `lacking_bytes` on the device or the host. `slower` is its step time over the best's,
-    minus 1; None where a rule forbids it.
+    `reason` is why it is not possible (the code of a rule, `target`, `memory` or `host_memory`), None if it
+    is possible. `lacking_bytes` is the missing memory on the device or the host. `slower` is its step time
+    over that of the best, minus 1; None if a rule or the target excludes it.
     """
 
     value: Value
@@ -261,8 +265,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A field with its value in the best strategy and its alternatives: those that can be had first, by
-    time."""
+    """A field with its value in the best strategy and its alternatives: possible ones first, by step time."""
 
     field: str
     value: Value
@@ -270,16 +273,16 @@ class Axis:
 
     @property
     def nearest(self) -> Alternative | None:
-        """The fastest alternative that can be had."""
+        """The fastest alternative that is possible."""
         first = self.alternatives[0] if self.alternatives else None
         return first if first is not None and first.reason is None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """What stands in the way of a shorter step: `memory`, where some change of one field would be faster and
-    does not fit (`lacking` is the one of them that lacks least), else `time`, spent most on
-    `largest_part`."""
+    """What limits the step time. `resource` is `memory` or `host_memory` if some change of one field is
+    faster but does not fit; `lacking` is the one of these that lacks the fewest bytes. Otherwise it is
+    `time`, most of which is spent on `largest_part`."""
 
     resource: str
     free_bytes: float
@@ -296,7 +299,7 @@ def axes_of(question: Question, problem: Problem, best: Result) -> tuple[Axis, .
 
 
 def binding_of(problem: Problem, best: Result, axes: tuple[Axis, ...]) -> Binding:
-    """The resource that pinned the best strategy."""
+    """The bottleneck of the best strategy."""
     lacking = [
         (alternative.lacking_bytes, axis.field, alternative)
         for axis in axes
@@ -333,7 +336,8 @@ def _axis(question: Question, problem: Problem, best: Result, field: str) -> Axi
 
 
 def _rank(alternative: Alternative) -> tuple[int, float]:
-    """What can be had before what does not fit (by what is lacking) before what is illegal."""
+    """Sort key: possible alternatives by time, then those that do not fit by missing bytes, then illegal
+    ones."""
     if alternative.reason is None:
         return 0, alternative.slower or 0.0
     return (2, 0.0) if alternative.slower is None else (1, alternative.lacking_bytes)
@@ -374,16 +378,19 @@ def _evaluated(
     return evaluated
 
 
+# Changed questions
+
 _FACTOR = re.compile(r"([0-9]{1,9}(?:\.[0-9]{0,9})?)x")
 _LARGEST_FACTOR = 1e6
 _LARGEST_COUNT = 10_000_000
 
 
 def changed_question(question: Question, text: str, *, key: str = "--what-if") -> Question:
-    """The question with the changes that `text` names: `name=2x` multiplies, `name=quantity` sets.
+    """The question with the changes in `text`: `name=2x` multiplies a value, `name=quantity` sets it.
 
-    Names are those of CHANGES. ConfigError, below `key`, for an unknown or repeated name, and for a value
-    that is no factor and no quantity of that kind, or that the cluster cannot take.
+    Names are the keys of CHANGES. Raises ConfigError, located at `key`, for an unknown or repeated name, for
+    a value that is neither a factor nor a quantity of that kind, and for a value that the cluster cannot
+    have.
     """
     changed, names = question, set[str]()
     for pair in filter(None, (part.strip() for part in text.split(","))):
@@ -410,7 +417,7 @@ def changed_question(question: Question, text: str, *, key: str = "--what-if") -
 
 
 def _ratio(value: str, unit: str, now: float) -> float:
-    """By how much a figure that is `now` changes."""
+    """The factor by which a value that is `now` changes."""
     match = _FACTOR.fullmatch(value)
     try:
         ratio = float(match[1]) if match else parse_quantity(value, unit) / now
@@ -428,7 +435,7 @@ def _ratio(value: str, unit: str, now: float) -> float:
 
 
 def _count(value: str, now: int) -> int:
-    """A whole number, or a multiple of the one that is `now`."""
+    """A whole number, or a multiple of the present number `now`."""
     match = _FACTOR.fullmatch(value)
     number = float(match[1]) * now if match else float(value) if re.fullmatch(r"[0-9]{1,9}", value) else 0.0
     if not number.is_integer() or not 1 <= number <= _LARGEST_COUNT:
@@ -523,9 +530,9 @@ CHANGES: Mapping[str, Callable[[Question, str], Question]] = {
     "global_batch_size": _batch,
     "host_memory": _host_memory,
 }
-"""What may be changed. Quantities: of a network card; of a device inside its node; of a device; of its dense
-peak in the job's dtype; counts; of a node's host. Where a cluster is mixed, what is given is for the least of
-it, and the others keep their proportion."""
+"""The values that can be changed. Quantities apply to a network card (inter_node_bandwidth), to a device
+(intra_node_bandwidth, memory, flops: dense peak in the job's dtype) and to the host of a node (host_memory).
+On a mixed cluster the quantity applies to the smallest value, and the others keep their proportion."""
 
 
 def _with_cluster(question: Question, cluster: Cluster) -> Question:
@@ -537,7 +544,7 @@ def _with_devices(cluster: Cluster, change: Callable[[Device], Device]) -> Clust
 
 
 def _with_nodes(cluster: Cluster, change: Callable[[Node], Node]) -> Cluster:
-    """Nodes that are one record stay one record."""
+    """Changes the nodes; nodes that share one record still share one."""
     changed: dict[int, Node] = {}
     for node in cluster.nodes:
         if id(node) not in changed:
@@ -546,8 +553,8 @@ def _with_nodes(cluster: Cluster, change: Callable[[Node], Node]) -> Cluster:
 
 
 def _retiered(cluster: Cluster, ratio: float, *, is_network: bool) -> Cluster:
-    """Tiers of one kind with `ratio` times their bandwidth; they stand for the links, where these were
-    given."""
+    """Multiplies the bandwidth of the tiers of one kind by `ratio`. Tiers replace a link graph, if the
+    cluster has one."""
 
     def faster(tier: Tier) -> Tier:
         return replace(
@@ -558,13 +565,15 @@ def _retiered(cluster: Cluster, ratio: float, *, is_network: bool) -> Cluster:
     return replace(cluster, tiers=tiers, links=(), is_without_links=cluster.has_links_as_tiers)
 
 
+# Explanations
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What became of all candidates, and what every change of one field of `best` would cost.
+    """The outcomes of all candidates, and the cost of every change of one field of `best`.
 
-    `unexplored` candidates were left out where the search was ended early, `is_interrupted` where the user
-    ended it. `agrees` says whether the search
-    found the plan's best again.
+    `unexplored` counts the candidates left out if the search ended early; `is_interrupted`: the user ended
+    it. `agrees`: the search found the step time of the plan's best strategy again.
     """
 
     best: Result
@@ -579,7 +588,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanComparison:
-    """Two answers side by side: the plan's, and that of another question."""
+    """The plan's result compared with the answer to another question."""
 
     before: Result
     after: Result
@@ -588,7 +597,7 @@ class PlanComparison:
 
     @property
     def fields(self) -> dict[str, tuple[Value, Value]]:
-        """Fields of the strategy that differ: what they were, what they are."""
+        """Fields of the strategy that differ: their values before and after."""
         pairs = {
             name: (getattr(self.before.strategy, name), getattr(self.after.strategy, name)) for name in FIELDS
         }
@@ -596,12 +605,13 @@ class PlanComparison:
 
     @property
     def breakdown_s(self) -> dict[str, float]:
-        """Seconds that each part takes more; they sum to the difference of the step times."""
+        """Additional seconds of each part; they sum to the difference of the step times."""
         return _more(self.before.breakdown, self.after.breakdown)
 
     @property
     def memory_bytes(self) -> dict[str, float]:
-        """Bytes that each part takes more, each on its own tightest rank; they sum to the difference."""
+        """Additional bytes of each part, each on the tightest rank of its own strategy; they sum to the
+        difference."""
         return _more(self.before.memory, self.after.memory)
 
 
@@ -630,7 +640,7 @@ def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) 
 def explained(
     of: Plan, *, workers: int = 1, budget_s: float | None = None, progress: Progress | None = None
 ) -> Explanation:
-    """The tree of the plan's candidates, and what pinned its best strategy."""
+    """The outcomes of the candidates of the plan, and the bottleneck of its best strategy."""
     question = question_of(of, workers=workers, budget_s=budget_s)
     problem = question.problem()
     with SearchClock(budget_s).handling_interrupts() as clock:
@@ -656,8 +666,9 @@ def why_not(
     budget_s: float | None = None,
     progress: Progress | None = None,
 ) -> PlanComparison:
-    """The best with some fields pinned beside the plan's. What is pinned wins over what the plan's question
-    fixed. Raises Infeasible, with reason counts, where nothing with these values fits."""
+    """The best plan with some fields pinned, compared with the given plan. Pinned values override the values
+    that the plan's question fixed. Raises Infeasible, with reason counts, if nothing with these values
+    fits."""
     requested = question_of(of, workers=workers, budget_s=budget_s)
     axes = {name: values for name, values in requested.axes.items() if name not in pinned}
     return _compared(of, replace(requested, fixed={**requested.fixed, **pinned}, axes=axes, top=0), progress)
@@ -671,7 +682,8 @@ def what_if(
     budget_s: float | None = None,
     progress: Progress | None = None,
 ) -> PlanComparison:
-    """The best on a changed cluster or for a changed job beside the plan's: see `changed_question`."""
+    """The best plan on a changed cluster or for a changed job, compared with the given plan: see
+    `changed_question`."""
     requested = replace(question_of(of, workers=workers, budget_s=budget_s), top=0)
     return _compared(of, changed_question(requested, changes), progress)
 

@@ -1,7 +1,7 @@
-"""The curves of an operator graph: time against memory over the layouts of all operators, on parts of a
-cluster.
+"""Curves of step time against memory of an operator graph, on parts of a cluster.
 
-The curves of an operator graph cut into stages: time against memory over cuts and layouts together.
+`GraphCurves` searches the layouts of all operators (docs/concepts/pareto-search.md). `StagedCurves` searches
+the cuts into pipeline stages together with the layouts.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from shardwise.search.staged import SCHEDULE, StagedPipeline, StagedProblem, sta
 from shardwise.units import format_bytes
 
 MOST_LABELS = 150_000
-"""Labels that a search keeps for one mesh before it answers with what is proven by then."""
+"""Largest number of labels of the search of one mesh; beyond, it returns its solutions with their proven
+epsilon."""
 
 TIERS = MeshChoice("tiers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCurve(Curve[GraphLayout]):
-    """A curve with the meshes it is on, how many layouts each operator has on all of them, and what tracking
-    them took. `smallest` is the point of least memory of any layout, whether it fits or not."""
+    """A curve with its meshes, the number of layouts of each operator on all of them, and the effort of the
+    Pareto search. `smallest` is the point of least memory of any layout, whether it fits or not."""
 
     meshes: tuple[Mesh, ...]
     layouts_per_operator: Mapping[str, int]
@@ -43,9 +44,9 @@ class GraphCurve(Curve[GraphLayout]):
 
 
 class GraphCurves:
-    """Yields the frontier of `graph` over all layouts on the `meshes` of a part of a cluster.
+    """Returns the Pareto frontier of `graph` over all layouts on the `meshes` of a part of a cluster.
 
-    Points that leave less than `memory_margin` of a device's memory free are left out.
+    It leaves out points that leave less than `memory_margin` of a device's memory free.
     """
 
     def __init__(
@@ -88,11 +89,12 @@ class GraphCurves:
         self.meshes.require([(part, part.devices) for part in required])
 
     def meshes_on(self, part: Cluster) -> tuple[Mesh, ...]:
-        """The meshes of all devices of a part that are searched; none where it has none of those given."""
+        """The meshes to search, over all devices of a part; none if none of the requested meshes exists
+        there."""
         return self.meshes.of(part, part.devices)
 
     def limit_bytes(self, part: Cluster) -> float:
-        """What may be used on each device of a part."""
+        """Usable bytes of each device of a part."""
         used = {node.device_class for node in part.nodes}
         return min(part.classes[name].memory_bytes for name in used) * (1.0 - self._margin)
 
@@ -101,11 +103,12 @@ class GraphCurves:
         return [layout_chain(self.graph, part, self.training, mesh) for mesh in self.meshes_on(part)]
 
     def layouts_per_operator(self, part: Cluster) -> Mapping[str, int]:
-        """How many layouts each operator has on all meshes of a part."""
+        """The number of layouts of each operator on all meshes of a part."""
         return layouts_on_all(self.laid_out(part))
 
     def curve(self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None) -> GraphCurve:
-        """The frontier on a part, proven to `epsilon` or to what its own `epsilon` says."""
+        """The Pareto frontier on a part, proven to `epsilon`, or to the `epsilon` of the curve if the search
+        is truncated."""
         start_s, start_cpu_s = perf_counter(), process_time()
         laid = self.laid_out(part)
         limit_bytes = self.limit_bytes(part)
@@ -135,8 +138,8 @@ class GraphCurves:
         )
 
     def references(self, part: Cluster) -> tuple[Reference[GraphLayout], ...]:
-        """Data parallelism and Megatron's layout on the mesh of the part's tiers, priced by
-        `cost.one_layout`."""
+        """Data parallelism and Megatron's layout on the tier mesh of the part, estimated by
+        `estimate_layout`."""
         if part.devices == 1:
             return ()
         mesh = tier_mesh(part, part.devices)
@@ -145,11 +148,11 @@ class GraphCurves:
             layout = reference_layout(self.graph, mesh.ranks)
             if layout is None:
                 continue
-            price = estimate_layout(self.graph, part, self.training, mesh, layout)
+            estimate = estimate_layout(self.graph, part, self.training, mesh, layout)
             point = Point(
-                time_s=price.time_s,
-                memory_bytes=price.memory_bytes,
-                cost_usd=usd_per_step(part, price.time_s),
+                time_s=estimate.time_s,
+                memory_bytes=estimate.memory_bytes,
+                cost_usd=usd_per_step(part, estimate.time_s),
                 part=part,
                 layout=layout,
             )
@@ -160,7 +163,9 @@ class GraphCurves:
         if not isinstance(curve, GraphCurve):
             raise InternalError("the curve of a graph is of layouts")
         if curve.smallest is None:
-            return Infeasible(f"no layout of {self.graph.name} is on {curve.devices} devices", reasons={})
+            return Infeasible(
+                f"no layout of {self.graph.name} exists for {curve.devices} devices", reasons={}
+            )
         limit = format_bytes(self.limit_bytes(curve.part))
         return Infeasible(
             f"no layout of {self.graph.name} fits on {curve.devices} devices: the smallest takes "
@@ -174,7 +179,7 @@ class GraphCurves:
 
 
 def layouts_on_all(laid: Sequence[LayoutSpace]) -> Mapping[str, int]:
-    """How many layouts each operator has on several meshes."""
+    """The number of layouts of each operator on several meshes."""
     total: Counter[str] = Counter()
     for each in laid:
         total.update(each.layouts_per_operator)
@@ -192,17 +197,20 @@ def _layouts(
     return [by_row[row] for row in rows]
 
 
+# Graphs cut into stages
+
 MOST_STAGE_LABELS = 10_000
-"""Labels that a search keeps for one stage before it goes on with what is proven by then."""
+"""Largest number of labels of the search of one stage; beyond, it continues with its proven epsilon."""
 
 MICROBATCHES_PER_STAGE = 4
-"""For each stage so many micro-batches, at most, where none are asked for: stages that are alike wait for a
-fifth of the step then."""
+"""Largest default number of micro-batches per stage. With this number, equal stages idle for about a fifth of
+the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedCurve(GraphCurve):
-    """A curve over ways to cut, `partitions` of which `evaluated` were; the meshes are a stage's."""
+    """A curve over `partitions` ways to cut the graph, of which `evaluated` were evaluated; the meshes are
+    those of a stage."""
 
     stages: int
     microbatches: tuple[int, ...]
@@ -211,11 +219,12 @@ class StagedCurve(GraphCurve):
 
 
 class StagedCurves(GraphCurves):
-    """Yields the frontier of `graph` over all cuts into `stages`, all layouts of these, and numbers of
-    `microbatches` (None: the largest divisor of the batch up to MICROBATCHES_PER_STAGE for each stage).
+    """Returns the Pareto frontier of `graph` over all cuts into `stages`, all layouts of the stages, and the
+    given numbers of `microbatches` (None: the largest divisor of the batch up to MICROBATCHES_PER_STAGE per
+    stage).
 
-    Each stage has as many devices in a row, of one node or whole nodes, all alike, and a mesh like the
-    others'.
+    Every stage has the same number of consecutive devices, part of one node or whole nodes, all of one kind,
+    and the same mesh.
     """
 
     def __init__(
@@ -244,13 +253,13 @@ class StagedCurves(GraphCurves):
         self.meshes.require([(part, part.devices // self.stages) for part in required])
 
     def meshes_on(self, part: Cluster) -> tuple[Mesh, ...]:
-        """The meshes of each stage; none where the devices of the part are not shared out."""
+        """The meshes of each stage; none if the devices of the part cannot be divided into equal stages."""
         if not divides_evenly(part, self.stages):
             return ()
         return self.meshes.of(part, part.devices // self.stages)
 
     def _does_not_divide(self, parts: Sequence[Cluster]) -> ConfigError:
-        """What could be requested instead: other stages of these parts, or other devices for the stages."""
+        """The error with possible requests: other numbers of stages, or other device counts."""
         devices, most = parts[-1].devices, sum(block.repeat for block in self.graph.blocks)
         stages = [
             each
@@ -261,14 +270,14 @@ class StagedCurves(GraphCurves):
         if self.sizes:
             allowed_values.append(f"{self.stages} with --devices {runs_text(self.sizes)}")
         return ConfigError(
-            f"do not share out all of {devices}: each stage has as many devices, of one node or whole nodes, "
-            "all alike",
+            f"do not divide {devices} devices: every stage has the same number of devices, part of one node "
+            "or whole nodes, all of one kind",
             key="--stages", found=str(self.stages), allowed="; ".join(allowed_values) or "1",
         )  # fmt: skip
 
     def problems(self, part: Cluster) -> list[StagedProblem]:
-        """Pipelines on a part, on each mesh one of each number of micro-batches. ConfigError where the batch
-        has no such micro-batches."""
+        """The pipelines on a part, one for each mesh and number of micro-batches. Raises ConfigError if the
+        batch cannot be divided into that many micro-batches."""
         return [
             staged_problem(self.graph, part, self.training, self.stages, microbatches, mesh)
             for mesh in self.meshes_on(part)
@@ -314,8 +323,8 @@ class StagedCurves(GraphCurves):
 
 
 def divides_evenly(cluster: Cluster, stages: int) -> bool:
-    """Whether so many stages can have all devices of `cluster`: each as many in a row, of one node or whole
-    nodes, all alike."""
+    """Whether `stages` stages can use all devices of `cluster`: each the same number of consecutive devices,
+    part of one node or whole nodes, all of one kind."""
     nodes = cluster.nodes
     own, left = divmod(cluster.devices, stages)
     if left or any(node != nodes[0] for node in nodes):
@@ -326,11 +335,11 @@ def divides_evenly(cluster: Cluster, stages: int) -> bool:
 def staged_problem(
     graph: OpGraph, cluster: Cluster, training: Training, stages: int, microbatches: int, mesh: Mesh
 ) -> StagedProblem:
-    """`graph`, of the size of the whole batch, on stages that share all of `cluster`, each on a mesh like
-    `mesh`. ConfigError where the batch has no such micro-batches."""
+    """`graph`, whose size is the whole batch, on stages that divide all of `cluster`, each on a mesh like
+    `mesh`. Raises ConfigError if the batch cannot be divided into `microbatches`."""
     if graph.batch % microbatches:
         raise ConfigError(
-            "do not share out the batch", key="--microbatches", found=str(microbatches),
+            "do not divide the batch", key="--microbatches", found=str(microbatches),
             allowed=f"divisors of {graph.batch}",
         )  # fmt: skip
     return StagedProblem(

@@ -1,4 +1,4 @@
-"""One step of the plan of an operator graph as its cost model has it, instant by instant."""
+"""The timeline of one step of a graph plan, as the cost model predicts it, and its trace."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from shardwise.sim import (
 )
 
 TRAFFIC_PARTS = ("gathers", "conversions", "exchanges", "gradients")
-"""Parts of a breakdown in which tensors are brought to where they are read, in the order in which an operator
-has them."""
+"""Parts of a breakdown in which tensors are redistributed (their JSON names), in the order in which an
+operator has them."""
 
 _END = ("gradients", "norm", "optimizer", "gathers", "host")
-"""What comes behind the last backward pass of a stage, in its order."""
+"""Parts after the last backward pass of a stage, in order."""
 
 
 _ACTION = re.compile(r"\d+([FB])(\d+)")
@@ -42,8 +42,8 @@ _ACTION = re.compile(r"\d+([FB])(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphTimeline:
-    """The actions of a step in time, and the price of each of its stages, which has what comes behind the
-    last action too (`end_s`). A graph without stages is one, whose one micro-batch is the batch."""
+    """The actions of a step over time, and the estimate of each stage, which includes the work after the last
+    action (`end_s`). A graph without stages is one stage whose single micro-batch is the batch."""
 
     schedule: Schedule
     timeline: Timeline
@@ -51,9 +51,9 @@ class GraphTimeline:
 
 
 def graph_timeline(plan: GraphPlan) -> GraphTimeline:
-    """The step of `plan`, priced anew from the names of its layout.
+    """The step of `plan`, estimated again from its layout.
 
-    ConfigError where that is not the step time that the plan says.
+    Raises ConfigError if the estimate differs from the step time in the plan.
     """
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
     given = (plan.graph, plan.cluster, training, plan.mesh)
@@ -65,11 +65,11 @@ def graph_timeline(plan: GraphPlan) -> GraphTimeline:
         stages, hops_s, step_s = pipeline.stages, pipeline.hops_s, pipeline.time_s
         name = plan.layout.schedule
     else:
-        price = estimate_layout(*given, plan.layout)
-        stages, step_s = (price,), price.time_s
+        estimate = estimate_layout(*given, plan.layout)
+        stages, step_s = (estimate,), estimate.time_s
     if not isclose(step_s, plan.step_time_s, rel_tol=1e-9):
         raise ConfigError(
-            "is not what this version of shardwise finds for the layout", key="step_time_s",
+            "is not what this version of shardwise predicts for the layout", key="step_time_s",
             found=repr(plan.step_time_s), allowed=repr(step_s),
         )  # fmt: skip
     schedule = generate(name, pp=len(stages), microbatches=plan.microbatches, vpp=1)
@@ -84,21 +84,22 @@ def graph_timeline(plan: GraphPlan) -> GraphTimeline:
 
 
 def graph_trace(graph: OpGraph, found: GraphTimeline) -> Trace:
-    """The spans of a step, a rank for each stage: actions, in them the passes of blocks and operators and
-    their traffic, and what comes behind the last one. Of an operator's pass the traffic is drawn first."""
+    """The spans of a step, one rank per stage: actions, the passes of blocks and operators within them with
+    their communication, and the work after the last action. Communication comes first in the pass of an
+    operator."""
     whole = trace_of(found.timeline)
     labels = block_labels(graph)
     spans = list(whole.spans)
-    for stage, price in enumerate(found.stages):
+    for stage, estimate in enumerate(found.stages):
         actions = [span for span in whole.spans if span.rank == stage and span.track == COMPUTE]
         for action in actions:
-            spans += _pass_spans(labels, action, price.charges)
-        spans += _end_spans(stage, price, max(action.finish_s for action in actions))
+            spans += _pass_spans(labels, action, estimate.charges)
+        spans += _end_spans(stage, estimate, max(action.finish_s for action in actions))
     return replace(whole, spans=tuple(spans))
 
 
 def _pass_spans(labels: Sequence[str], action: Span, charges: Iterable[Charge]) -> Iterator[Span]:
-    """What an action does, operator by operator: back from the last one, where it is a backward pass."""
+    """The operators of an action in order; in a backward pass, from the last operator to the first."""
     kind, number = _ACTION.findall(action.name)[0]
     when = "forward" if kind == "F" else "backward"
     own = [each for each in charges if each.when == when and each.place is not None]
@@ -127,13 +128,13 @@ def _pass_spans(labels: Sequence[str], action: Span, charges: Iterable[Charge]) 
             block_start_s = at_s
 
 
-def _end_spans(stage: int, price: LayoutEstimate, at_s: float) -> Iterator[Span]:
-    """What is left of the step of a stage whose last action ends at `at_s`, and the gradients that are summed
-    beside that."""
-    if price.hidden_s > 0.0:
-        yield Span(stage, DATA_PARALLEL, "gradients", at_s - price.hidden_s, at_s)
+def _end_spans(stage: int, estimate: LayoutEstimate, at_s: float) -> Iterator[Span]:
+    """The work of a stage after its last action, which ends at `at_s`, and the gradient reduction that
+    overlaps with actions."""
+    if estimate.hidden_s > 0.0:
+        yield Span(stage, DATA_PARALLEL, "gradients", at_s - estimate.hidden_s, at_s)
     for part in _END:
-        seconds = sum(each.seconds for each in price.charges if each.when == "step" and each.what == part)
+        seconds = sum(each.seconds for each in estimate.charges if each.when == "step" and each.what == part)
         if seconds > 0.0:
             track = TRAFFIC if part in TRAFFIC_PARTS else COMPUTE
             yield Span(stage, track, part, at_s, at_s + seconds)

@@ -1,7 +1,7 @@
-"""Nothing fits: what binds, by how much, and the cheapest changes that would fit.
+"""Why nothing fits: the constraint that binds, by how many bytes, and relaxations that do fit.
 
-Why no candidate has the values that are asked for: which of them exclude each other, and what the space
-demands of them.
+`why_empty` explains an empty space by an infeasible subset of its fixed values, found by a deletion filter.
+`infeasible` builds the error of a search without a feasible candidate.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ DEGREES = frozenset(("tp", "cp", "pp", "dp"))
 SHARDS = frozenset(("param_shard", "grad_shard", "optim_shard"))
 ALIASED = frozenset(("zero_stage", "dp_replicate", "dp_shard"))
 
+# Empty spaces
+
 MOST_TRIED = 64
-"""Values of a field that are tried at most, to say which of them there are."""
+"""Largest number of values of a field that are tried to list its possible values."""
 
 
 def why_empty(question: Question) -> str:
-    """Of a question whose space is empty: the fewest of its fixed values and lists that leave nothing, what
-    the space demands of such fields, and the values that the first of them may have beside the others."""
+    """Why the space of a question is empty: an infeasible subset of its fixed values and axes, the demand of
+    the space on such fields, and the possible values of the first field with the other ones unchanged."""
     subset = [*question.fixed, *question.axes]
     for name in tuple(subset):
         rest = [other for other in subset if other != name]
@@ -54,7 +56,7 @@ def why_empty(question: Question) -> str:
     possible = list(_possible(_with_only(question, subset), subset[0]))
     if not possible:
         return found
-    with_others = " beside the other" if len(subset) > 1 else ""
+    with_others = " with the other values unchanged" if len(subset) > 1 else ""
     return f"{found}; {subset[0]} may be {', '.join(map(_shown, possible))}{with_others}"
 
 
@@ -74,7 +76,7 @@ def _is_empty(question: Question) -> bool:
 
 
 def _possible(question: Question, field: str) -> Iterator[Value]:
-    """The values of a field that some candidate has, the rest of the question as it is."""
+    """The values of a field that some candidate has, with the rest of the question unchanged."""
     axes = {name: values for name, values in question.axes.items() if name != field}
     tried = list(_values(question, field))
     if len(tried) > MOST_TRIED:
@@ -85,7 +87,7 @@ def _possible(question: Question, field: str) -> Iterator[Value]:
 
 
 def _values(question: Question, field: str) -> Iterable[Value]:
-    """All values that a field may have in any space of so many devices, where they can be listed."""
+    """All values that a field can have in any space with this number of devices, if they can be listed."""
     if field in DEGREES | SHARDS | {"ep", "etp", "dp_replicate", "dp_shard"}:
         return divisors(question.cluster.devices)
     if field == "micro_batch_size":
@@ -96,7 +98,7 @@ def _values(question: Question, field: str) -> Iterable[Value]:
 
 
 def _demand(question: Question, names: frozenset[str]) -> str:
-    """What the space (docs/reference/space.md) demands of fields like these; the first that concerns one of
+    """What the space (docs/reference/space.md) demands of these fields: the first rule that concerns one of
     them."""
     model, cluster, batch = question.model, question.cluster, question.job.global_batch_size
     experts = (
@@ -111,22 +113,22 @@ def _demand(question: Question, names: frozenset[str]) -> str:
         (SHARDS | ALIASED, "param_shard divides grad_shard, that optim_shard, that dp * cp"),
         (
             {"schedule", "vpp"},
-            "pp=1 has 1f1b alone; vpp is 2 or more in interleaved_1f1b, 2 in zb_v and dualpipe_v, else 1; "
+            "pp=1 has only 1f1b; vpp is 2 or more in interleaved_1f1b, 2 in zb_v and dualpipe_v, else 1; "
             f"pp * vpp is at most the {model.layers} layers; core has gpipe, 1f1b and interleaved_1f1b",
         ),
         (
             {"first_stage_layers", "last_stage_layers"},
-            f"of {model.layers} layers the first and the last stage have no more than in an even split; two "
-            "stages may have any; in core the split is even",
+            f"of {model.layers} layers, the first and the last stage have at most as many as in an even "
+            "split; with two stages any split is allowed; in core the split is even",
         ),
         (
             {"recompute", "recompute_layers"},
-            "recompute_layers is 1 to the most layers of a stage with recompute=full, else 0",
+            "recompute_layers is 1 to the layers of the largest stage with recompute=full, else 0",
         ),
         ({"offload"}, "in core nothing is offloaded"),
         ({"cp_kind", "cp"}, "cp_kind is ring where cp is 1; in core cp is 1"),
         ({"sequence_parallel"}, "sequence_parallel is false where tp is 1"),
-        ({"axis_order"}, "an order of the axes larger than 1 has one spelling, with the others behind"),
+        ({"axis_order"}, "orders that differ only in axes of size 1 are one; the first of them is written"),
     )
     if names <= DEGREES and not ("cp" in names and question.candidates().is_core):
         return f"tp * cp * pp * dp is the {cluster.devices} devices"
@@ -143,19 +145,22 @@ def _shown(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+# Nothing fits
+
 GIB = 2**30
 
 SearchFunction = Callable[[Question, Problem, Goal], SearchResult]
 
 MOST_RELAXATIONS = 3
-"""Relaxations to name."""
+"""Largest number of relaxations that an error lists."""
 
 NEXT_SMALLER = 2
-"""Parts of a cluster that are tried besides the largest power of two."""
+"""Parts of a cluster that are tried, in addition to the largest power of two."""
 
 
 def legal_reason(problem: Problem, strategy: Strategy) -> tuple[str | None, str]:
-    """Code of the first rule that a strategy breaks, with what it demands and what it found; or None."""
+    """The code of the first rule that a strategy breaks, with its demand and the value found; (None, "") if
+    it is legal."""
     broken = int(first_broken(StrategyTable.of([strategy]), problem.limits, RULES)[0])
     if broken < 0:
         return None, ""
@@ -164,14 +169,14 @@ def legal_reason(problem: Problem, strategy: Strategy) -> tuple[str | None, str]
 
 
 class OutOfTime(Exception):
-    """A search that had to be whole was ended by its budget, or not begun behind it."""
+    """The budget ended a search that had to be complete, or left no time to begin it."""
 
 
 def infeasible(
     question: Question, problem: Problem, outcome: SearchResult, search: SearchFunction
 ) -> Infeasible:
-    """The error that says what binds and what would help, as far as the searches for it go: `search` raises
-    OutOfTime where no time is left for one."""
+    """The error with the constraint that binds and relaxations that help, as far as their searches get:
+    `search` raises OutOfTime if no time is left."""
     rejected = outcome.ledger.rejected
     try:
         binding = _binding(question, problem, outcome, search)
@@ -189,7 +194,10 @@ def _binding(question: Question, problem: Problem, outcome: SearchResult, search
         most = max(rejected, key=lambda code: rejected[code])
         share = f"{rejected[most]:,} of {outcome.enumerated:,}"
         if most == TARGET_LIMIT:
-            return f"nothing of this space is run by the target, which cannot say {share}; --target any can"
+            return (
+                f"no strategy of this space is run by the target: its limits exclude {share}; "
+                "--target any allows them"
+            )
         (rule,) = (rule for rule in RULES if rule.code == most)
         return (
             f"no candidate is legal: {share} break {most} ({rule.text}; {rule.limits_text(problem.limits)})"
@@ -215,7 +223,7 @@ def _missing(problem: Problem, result: Result) -> str:
 
 
 def _host_binding(question: Question, problem: Problem, search: SearchFunction) -> str:
-    """Every candidate offloads more than a host has."""
+    """The text for candidates that all offload more than a host has."""
     boundless = replace(problem, capacity_bytes=float("inf"), host_bytes_per_device=float("inf"))
     closest = _smallest(question, boundless, search)
     if closest is None:
@@ -234,7 +242,7 @@ def host_bytes_of(problem: Problem, strategy: Strategy) -> float:
 
 
 def _smallest(question: Question, problem: Problem, search: SearchFunction) -> Strategy | None:
-    """The candidate of the question that takes least memory in `problem`; None where nothing is legal and
+    """The candidate of the question that takes least memory in `problem`; None if no candidate is legal and
     fits."""
     outcome = search(replace(question, exhaustive=False), problem, Smallest())
     if outcome.unexplored:
@@ -243,8 +251,8 @@ def _smallest(question: Question, problem: Problem, search: SearchFunction) -> S
 
 
 def _relaxations(question: Question, rejected: Collection[str], search: SearchFunction) -> Iterator[str]:
-    """Changes of the question, cheapest first, that have an answer; at most `MOST_RELAXATIONS`, and of steps
-    of one kind the first. None behind a search that was ended by its budget."""
+    """Relaxations of the question, cheapest first, that have an answer: at most `MOST_RELAXATIONS`, and the
+    first of each kind. Ends when a search is ended by its budget."""
     is_illegal = bool(rejected) and MEMORY not in rejected and HOST_MEMORY not in rejected
     others = _on_fewer_devices(question) if is_illegal else _needing_less(question)
     kinds: set[str] = set()
@@ -265,7 +273,7 @@ def _relaxations(question: Question, rejected: Collection[str], search: SearchFu
 
 
 def _wider(question: Question) -> Iterator[tuple[str, str, Question]]:
-    """Single changes, each with its kind: widen the space, lift what is fixed."""
+    """Single relaxations, each with its kind: a wider space, or without one fixed field."""
     requested = replace(question, exhaustive=False)
     if requested.axes:
         yield "space", f"with --space {requested.space}", replace(requested, axes={})
@@ -277,7 +285,8 @@ def _wider(question: Question) -> Iterator[tuple[str, str, Question]]:
 
 
 def _needing_less(question: Question) -> Iterator[tuple[str, str, Question]]:
-    """Single changes, each with its kind, that take less of a device: of the job, then of the cluster."""
+    """Single relaxations, each with its kind, that need less device memory: of the job, then of the
+    cluster."""
     requested = replace(question, exhaustive=False)
     job = requested.job
     if job.memory_margin > 0.0:
@@ -296,9 +305,9 @@ def _needing_less(question: Question) -> Iterator[tuple[str, str, Question]]:
 
 
 def _on_fewer_devices(question: Question) -> Iterator[tuple[str, str, Question]]:
-    """Parts of the cluster, for where no candidate is legal: what is to be divided by a number of devices can
-    be by a smaller one with fewer, or smaller, prime factors. The largest parts, and the largest power of
-    two."""
+    """Smaller parts of the cluster, for questions without a legal candidate: sizes that must be divisible by
+    the number of devices may be divisible by one with fewer or smaller prime factors. Tries the largest parts
+    and the largest power of two."""
     requested = replace(question, exhaustive=False)
     smaller = part_sizes(requested.cluster)[:-1]
     tried = {*smaller[-NEXT_SMALLER:], *(size for size in smaller if size.bit_count() == 1)}

@@ -1,4 +1,4 @@
-"""What is asked of the search."""
+"""The question that a search answers (`Question`), and the default job."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ SPACES = ("core", "default")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Find the best strategy of `space` for training `model` on `cluster`, or the part of it that is fastest,
-    as `job` says.
+    """Find the best strategy in `space` for training `model` on `cluster`, or on the best part of it, with
+    `job`.
 
-    `fixed` restricts fields (or the aliases zero_stage, dp_replicate, dp_shard) to one value, `axes` fields
-    to some values. `objective` is one of OBJECTIVES; `memory`, `use_all` and `exhaustive` use all devices
-    (docs/reference/space.md). `top` runners-up are wanted, and with `frontier` time against memory too. With
-    `exhaustive`, everything legal that fits is evaluated. `workers` processes search; `budget_s` ends the
-    search early, with the best so far. Up to `stage_dp` replicas, a power of two, share the rows of a
-    microbatch inside a stage of an uneven plan; a stage that lies on two pools splits microbatches of up to
-    `mixed_stage_rows` rows. `fixed_by` names the options that fix a field where it is not `--fix`. Candidates
-    beyond one of `limits`, those of a target for the model, are rejected."""
+    `fixed` restricts fields (or the aliases zero_stage, dp_replicate, dp_shard) to one value, `axes`
+    restricts fields to several values. `objective` is one of OBJECTIVES. With the objective `memory`,
+    `use_all` or `exhaustive`, all devices are used (docs/reference/space.md). `top` is the number of
+    runners-up. `frontier` requests the Pareto frontier of time and memory. `exhaustive` evaluates every legal
+    strategy that fits.
+
+    `workers` is the number of search processes; `budget_s` ends the search early with the incumbent. In an
+    uneven plan up to `stage_dp` replicas of a stage, a power of two, share the rows of a micro-batch; a
+    mixed-pool stage splits micro-batches of up to `mixed_stage_rows` rows. `fixed_by` names the option that
+    fixes a field if it is not `--fix`. Candidates that exceed one of `limits` (of a target, for the model)
+    are rejected.
+    """
 
     model: Model
     cluster: Cluster
@@ -49,12 +53,12 @@ class Question:
     limits: tuple[Limit, ...] = ()
 
     def problem(self) -> Problem:
-        """The cost model's view. ConfigError where the parts do not belong together."""
+        """The input of the cost model. Raises ConfigError if the fields are inconsistent."""
         check_choice("space", self.space, SPACES)
         check_choice("objective", self.objective, OBJECTIVES)
         if self.use_all and self.objective in ("devices", "cost"):
             raise ConfigError(
-                "does not go with an objective for which devices may be idle", key="use_all",
+                "cannot be combined with an objective that may leave devices idle", key="use_all",
                 found=f"objective {self.objective}", allowed="objective time or memory",
             )  # fmt: skip
         if self.top < 0:
@@ -62,7 +66,9 @@ class Question:
         if self.workers < 1:
             raise ConfigError("is too few", key="workers", found=str(self.workers), allowed="1 or more")
         if self.budget_s is not None and not self.budget_s > 0.0:
-            raise ConfigError("is no time", key="budget", found=f"{self.budget_s:g} s", allowed="more than 0")
+            raise ConfigError(
+                "is not positive", key="budget", found=f"{self.budget_s:g} s", allowed="more than 0"
+            )
         if self.stage_dp < 1 or self.stage_dp & (self.stage_dp - 1):
             raise ConfigError(
                 "is no power of two", key="stage_dp", found=str(self.stage_dp), allowed="1, 2, 4, ..."
@@ -87,13 +93,13 @@ class Question:
 
     @property
     def uses_parts(self) -> bool:
-        """Whether a part of the cluster may be the answer."""
+        """Whether the plan may use only a part of the cluster."""
         if self.objective in ("devices", "cost"):
             return True
         return self.objective == "time" and not self.use_all and not self.exhaustive
 
     def candidates(self) -> Space:
-        """The tree of the candidates."""
+        """The search space of the candidates."""
         return Space(
             name=self.space,
             devices=self.cluster.devices,
@@ -107,7 +113,7 @@ class Question:
 
 
 def check_choice(key: str, found: str, allowed: tuple[str, ...]) -> None:
-    """ConfigError where `found` is not one of `allowed`."""
+    """Raises ConfigError if `found` is not one of `allowed`."""
     if found not in allowed:
         raise ConfigError(f"unknown {key}", key=key, found=repr(found), allowed=", ".join(allowed))
 
@@ -123,7 +129,7 @@ def default_job(
     memory_margin: float = 0.05,
     expert_imbalance: float = 1.1,
 ) -> Job:
-    """A job with what was not given filled in: the model's sequence, and the best 16-bit dtype of all
+    """A job with defaults filled in: the model's sequence length, and the best 16-bit dtype of all
     devices."""
     length = seq_len if seq_len is not None else model.max_seq_len
     if length is None:
@@ -153,7 +159,7 @@ def default_job(
 
 
 def best_dtype(cluster: Cluster) -> str:
-    """bf16 where all devices have it, else fp16, else fp32."""
+    """bf16 if all devices support it, else fp16, else fp32."""
     used = {node.device_class for node in cluster.nodes}
     for dtype in ("bf16", "fp16"):
         if all(dtype in cluster.classes[name].peak_flop_per_s for name in used):
@@ -162,7 +168,8 @@ def best_dtype(cluster: Cluster) -> str:
 
 
 def check_batch(global_batch_size: int, devices: int, fixed: Mapping[str, object]) -> None:
-    """ConfigError, naming the nearest batches that work, where the dp asked for does not divide the batch."""
+    """Raises ConfigError, with the nearest batch sizes that work, if the fixed dp does not divide the
+    batch."""
     dp = fixed.get("dp")
     if not isinstance(dp, int) or dp < 1 or global_batch_size % dp == 0:
         return
@@ -175,7 +182,7 @@ def check_batch(global_batch_size: int, devices: int, fixed: Mapping[str, object
 
 
 def shortest_text(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> str:
-    """The strategy in as few fields as `--strategy` needs for this model, cluster and job."""
+    """The strategy with only the fields that `--strategy` needs for this model, cluster and job."""
     return brief_text(
         strategy,
         devices=cluster.devices,

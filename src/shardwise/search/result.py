@@ -1,4 +1,4 @@
-"""The full price of one strategy as a `Result`: where time and memory go, the layout, the utilisation."""
+"""The full prediction of one strategy as a `Result`: layout, step time, breakdown, memory and utilisation."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ EVALUATOR = "max-plus"
 
 
 def band_of(profile: Profile, efficiency: Efficiency) -> tuple[float, float]:
-    """Factors of the step time between which the central 80 % of measured runs lie, of a source never seen:
-    narrow where runs of such devices were fitted, wide where there are none."""
+    """Factors of the step time that enclose the central 80 % of measured runs from a source that was not
+    fitted: narrow if runs of such devices were fitted, wide otherwise."""
     return profile.warm_band if efficiency.is_calibrated else profile.cold_band
 
 
 def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = None) -> Result:
-    """Everything about one legal strategy; `step_time_s` where it is known already."""
+    """The result of one legal strategy; `step_time_s` if it is already known."""
     table = StrategyTable.of([strategy])
     time_s = float(step_times_s(problem, table)[0]) if step_time_s is None else step_time_s
-    price = costs_of_all_stages(problem, table)
-    memory = rank_bytes(problem, table, price)
-    in_order = np.argsort(price.partition.places.rank[:, 0], kind="stable")
+    costs = costs_of_all_stages(problem, table)
+    memory = rank_bytes(problem, table, costs)
+    in_order = np.argsort(costs.partition.places.rank[:, 0], kind="stable")
     place = int(in_order[first_largest(memory.device[in_order, 0])])
     tokens = problem.job.global_batch_size * problem.job.seq_len
     devices = problem.cluster.devices
@@ -67,29 +67,27 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
             device=float(memory.device[place, 0]),
             capacity=problem.capacity_bytes,
         ),
-        breakdown=_breakdown(problem, table, price, time_s),
+        breakdown=_breakdown(problem, table, costs, time_s),
         memory={name: float(getattr(memory, name)[place, 0]) for name in MEMORY_PARTS},
-        tightest_rank=_first_rank(table, int(price.partition.places.rank[place, 0])),
+        tightest_rank=_first_rank(table, int(costs.partition.places.rank[place, 0])),
         evaluator=EVALUATOR,
     )
 
 
 def _utilisation(problem: Problem, tokens_per_s_per_device: float, *, is_causal: bool) -> float:
-    """Model arithmetic per second over the dense peak of the matmul dtype (docs/reference/formats.md:
-    MFU)."""
+    """Model FLOP per second over the dense peak of the matmul dtype (docs/reference/formats.md, MFU)."""
     flop = model_flop_per_token(problem.model, problem.job.seq_len, causal_half=is_causal)
     peak = problem.device.peak_flop_per_s[problem.recipe.matmul]
     return flop * tokens_per_s_per_device / peak
 
 
-def _breakdown(problem: Problem, table: StrategyTable, price: TableCosts, time_s: float) -> dict[str, float]:
-    """Seconds by what they are spent on, as the busiest pipeline rank sees the step; they sum to the step
-    time."""
+def _breakdown(problem: Problem, table: StrategyTable, costs: TableCosts, time_s: float) -> dict[str, float]:
+    """Seconds of each part of the step on the busiest pipeline rank; they sum to the step time."""
     m = int(microbatches_of(problem, table)[0])
-    places, grid = price.partition.places, price.partitions.grid
-    times, end = stage_times(problem, table, price), step_end(problem, table, price)
+    places, grid = costs.partition.places, costs.partitions.grid
+    times, end = stage_times(problem, table, costs), step_end(problem, table, costs)
     ranks = places.rank[:, 0]
-    is_split = bool(price.partition.is_split[0])
+    is_split = bool(costs.partition.is_split[0])
     backward_s = times.backward_input_s + times.backward_weight_s if is_split else times.backward_s
     per_place_s = (times.forward_s + backward_s)[:, 0]
     busiest = int(first_largest(np.bincount(ranks, weights=per_place_s)))
@@ -139,27 +137,27 @@ def _breakdown(problem: Problem, table: StrategyTable, price: TableCosts, time_s
 
 
 def _whole_backwards(table: StrategyTable, microbatches: int, stages: Any) -> int:
-    """How many backwards of these stages dualpipe_v leaves whole: one action each instead of two."""
+    """Number of backwards of these stages that dualpipe_v runs as one action instead of two."""
     if SCHEDULES[int(table.schedule[0])] != "dualpipe_v":
         return 0
     pp = int(table.pp[0])
     enough = 4 * pp
     if microbatches <= enough:
         return _whole_in_table(pp, microbatches, stages)
-    # Beyond filling and draining, every further microbatch adds the same actions to each rank.
+    # Once warm-up and cool-down are counted, every further micro-batch adds the same actions to each rank.
     each = _whole_in_table(pp, enough, stages) - _whole_in_table(pp, enough - 1, stages)
     return _whole_in_table(pp, enough, stages) + (microbatches - enough) * each
 
 
 def _whole_in_table(pp: int, microbatches: int, stages: Any) -> int:
-    """Backwards of these stages that are one action, counted in dualpipe_v's table."""
+    """Backwards of these stages that are one action, counted in the schedule table of dualpipe_v."""
     schedule = generate("dualpipe_v", pp=pp, microbatches=microbatches, vpp=2)
     stage, kind = schedule.columns.stage, schedule.columns.kind
     return int(np.count_nonzero((kind == KINDS.index(ActionKind.BACKWARD)) & np.isin(stage, stages)))
 
 
 def layout_of(problem: Problem, strategy: Strategy) -> Layout:
-    """The one pipeline of a uniform strategy, its stages by pipeline rank."""
+    """The single pipeline of a uniform strategy, with its stages by pipeline rank."""
     s = strategy
     counts = layer_counts(problem.model.layers, s.pp * s.vpp, s.first_stage_layers, s.last_stage_layers)
     table = StrategyTable.of([s])

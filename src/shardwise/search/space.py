@@ -1,12 +1,11 @@
-"""The space as a tree of choices: grids of degrees, micro-batch sizes, what is kept, what is sharded,
-schedules, stage splits, recomputed layers, shards of the optimizer's states.
+"""The search space as a tree of choices (`Space`), and spaces that users define (`SpaceChoice`,
+`read_space`).
 
-Each level adds the values of some fields to the rows of the level above. How many candidates lie below a row
-is known without listing them.
-
-Schedules with their virtual stages, and the families of schedules that are bounded together.
-
-A space of the user's own: a named space, and on some axes only some values.
+The levels are: grids of degrees, micro-batch sizes, kinds of recomputation and offload, sharding degrees of
+parameters and gradients, schedules, stage splits, recomputed layers, sharding degrees of optimizer states.
+Each level adds the values of some fields to the rows of the level above. The number of candidates below a row
+is computed without listing them. `Variants` are schedules with their virtual stages; a family of schedules is
+bounded together.
 """
 
 from __future__ import annotations
@@ -45,6 +44,8 @@ from shardwise.strategy import (
     shards_of,
 )
 
+# Schedules
+
 FAMILIES = np.array(
     [
         ("1f1b", "gpipe", "interleaved_1f1b", "zb_h", "v").index(name)
@@ -54,15 +55,15 @@ FAMILIES = np.array(
         )
     ]
 )
-"""Per schedule its family: schedules of the same shape."""
+"""Index of the family of each schedule; bounds of one family have the same terms."""
 
 MANY_PER_RANK = 4
-"""Microbatches per rank that are more than any schedule with a limit has in flight."""
+"""Micro-batches per rank that exceed the in-flight micro-batches of every schedule that limits them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """Schedules with their virtual stages that a pipeline of `pp` ranks may have, as columns."""
+    """Schedules with their virtual stages that a pipeline of `pp` ranks can have, as columns."""
 
     schedule: Column
     vpp: Column
@@ -76,30 +77,32 @@ class Variants:
 
     @property
     def families(self) -> dict[int, Variants]:
-        """Schedules whose bounds have the same terms, together: by the index of their family."""
+        """Variants by the index of their family."""
         each = FAMILIES[self.schedule]
         return {family: self.take(each == family) for family in np.unique(each).tolist()}
 
     def representative(self, pp: int) -> Variants:
-        """One for a whole family in bounds of its time: no member has more microbatches in flight (what is
-        done before a first backward is not left then), none has fewer virtual stages."""
+        """The one variant that bounds the step times of a family from below. No member has more micro-batches
+        in flight, so none does more forwards before its first backward; none has fewer virtual stages."""
         in_flight_count = in_flight(self.schedule, pp, MANY_PER_RANK * pp, self.vpp, 0)
         most = int(np.argmax(in_flight_count))
         return Variants(self.schedule[most : most + 1], self.vpp.min(keepdims=True))
 
     def fewest_in_flight(self, pp: int, microbatches: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Microbatches that each rank holds at least under any of the schedules, of its layers on average;
-        shape (pp, rows)."""
+        """Fewest in-flight micro-batches of each rank over all variants, averaged over its layers; shape (pp,
+        rows)."""
         rank, schedule, m = np.arange(pp)[:, None, None], self.schedule[:, None], microbatches[None]
         in_flight_count = in_flight(schedule, pp, m, self.vpp[:, None], rank) / self.vpp[:, None]
         return np.asarray(in_flight_count.min(axis=1))
 
 
+# The space
+
 Degrees = tuple[int, int, int, int]
 """tp, cp, dp, pp."""
 
 Options = Mapping[str, Sequence[int] | Column]
-"""Values to give to some fields: equally long columns, one entry per option."""
+"""Values of some fields: equally long columns, one entry per option."""
 
 SPACES = ("core", "default")
 FULL = RECOMPUTES.index("full")
@@ -113,11 +116,11 @@ def divisors(n: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Space:
-    """A named space (docs/reference/space.md) for so many devices.
+    """A named space (docs/reference/space.md) on `devices` devices.
 
-    `fixed` holds fields to one value and may use the aliases of sharding degrees; `axes` keeps of a field's
-    values only some. What is beyond one of `limits` (of a target, for the model) is listed as a shape and
-    counted as a candidate, but it is no grid and has no shards: the search rejects it.
+    `fixed` restricts fields to one value and may use the aliases of sharding degrees; `axes` restricts fields
+    to several values. Choices that exceed one of `limits` (of a target, for the model) are listed as shapes
+    and counted as candidates, but not listed as grids or sharding options: the search rejects them.
     """
 
     name: str
@@ -131,16 +134,17 @@ class Space:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """What declares the space: the fields that every part of it has too."""
+        """The constructor arguments of the space, which its parts share."""
         return {f.name: getattr(self, f.name) for f in fields(Space)}
 
     @property
     def is_core(self) -> bool:
+        """Whether this is the named space `core`."""
         return self.name == "core"
 
     @cached_property
     def _codes(self) -> dict[str, NDArray[np.int64]]:
-        """The codes that each restricted field may have."""
+        """The allowed codes of each restricted field."""
         allowed = {name: {code_of(name, value) for value in values} for name, values in self.axes.items()}
         for name, value in self.fixed.items():
             if name in FIELDS:
@@ -157,16 +161,16 @@ class Space:
         return {name: values[keep] for name, values in columns.items()}
 
     def allowed(self, name: str, degrees: Iterable[int]) -> list[int]:
-        """Those of `degrees` that the degree `name` may have."""
+        """Those of `degrees` that the field `name` allows."""
         allowed = self._codes.get(name)
         return [degree for degree in degrees if allowed is None or degree in allowed]
 
     def _degrees(self, name: str, of: int) -> list[int]:
-        """The divisors of `of` that a degree may have."""
+        """The allowed divisors of `of`."""
         return self.allowed(name, divisors(of))
 
     def degrees(self) -> list[Degrees]:
-        """Every (tp, cp, dp, pp) that the devices allow."""
+        """Every (tp, cp, dp, pp) whose product is the number of devices."""
         return [
             (tp, cp, dp, self.devices // (tp * cp * dp))
             for tp in self._degrees("tp", self.devices)
@@ -175,22 +179,22 @@ class Space:
         ]
 
     def grids(self, degrees: Sequence[Degrees]) -> StrategyTable:
-        """Every grid with these degrees: the first level. Fields of later levels stand at their plainest."""
+        """Every grid with these degrees: the first level. Fields of later levels have their plain values."""
         return self.with_orders(self.shapes(degrees))[1]
 
     def shapes(self, degrees: Sequence[Degrees]) -> StrategyTable:
-        """Grids with these degrees, but for their axis orders: every one stands for `count_orders`."""
+        """Grids with these degrees without their axis orders; each row represents `count_orders` grids."""
         rows = [self._shapes_of(*each) for each in degrees]
         every = np.concatenate([np.zeros((0, len(_SHAPE_FIELDS)), dtype=np.int64), *rows])
         columns = self._allowed({name: every[:, i] for i, name in enumerate(_SHAPE_FIELDS)})
         return self.plain(self._restrict_shapes(columns))
 
     def _restrict_shapes(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
-        """Those that a part of the space has."""
+        """The shapes that a part of the space has; a subclass may restrict them."""
         return columns
 
     def _shapes_of(self, tp: int, cp: int, dp: int, pp: int) -> NDArray[np.int64]:
-        """All with these degrees, one row each, in the order of `_SHAPE_FIELDS`."""
+        """All shapes with these degrees, one row each, in the order of `_SHAPE_FIELDS`."""
         kinds = range(len(CP_KINDS)) if cp > 1 else (0,)
         rest = np.array(list(product(kinds, (1, 0) if tp > 1 else (0,))), dtype=np.int64)
         experts = np.array(self._expert_grids(tp, cp, dp), dtype=np.int64).reshape(-1, 2)
@@ -204,7 +208,7 @@ class Space:
         return {}
 
     def orders(self, tp: int, cp: int, dp: int, pp: int) -> dict[str, Column]:
-        """Axis orders of grids with these degrees, the plainest first."""
+        """Axis orders of grids with these degrees, the default order first."""
         key = (tp > 1, cp > 1, dp > 1, pp > 1)
         if key not in self._orders:
             codes = (0,) if self.is_core else canonical_orders({"tp": tp, "cp": cp, "dp": dp, "pp": pp})
@@ -212,7 +216,8 @@ class Space:
         return {"axis_order": self._orders[key]}
 
     def with_orders(self, table: StrategyTable) -> tuple[NDArray[np.intp], StrategyTable]:
-        """Every row with each of its axis orders that is within the limits, and whose row each is."""
+        """The row that each result comes from, and every row with each of its axis orders within the
+        limits."""
         row, table = expanded(table, [table.tp, table.cp, table.dp, table.pp], self.orders)
         if not self._limits_of("grid", "order") or not len(table):
             return row, table
@@ -223,7 +228,7 @@ class Space:
         return [limit for limit in self.limits if limit.level in levels]
 
     def _beyond(self, table: Any, *levels: str) -> NDArray[np.bool_]:
-        """The rows beyond some limit of these levels."""
+        """Whether each row exceeds some limit of these levels."""
         found = np.zeros(len(table.dp), dtype=bool)
         for limit in self._limits_of(*levels):
             found |= limit.excluded(table)
@@ -238,7 +243,7 @@ class Space:
         return [(etp, ep) for etp in self._degrees("etp", ranks) for ep in self._degrees("ep", ranks // etp)]
 
     def plain(self, columns: Mapping[str, Column]) -> StrategyTable:
-        """A table of grids whose other fields are the plainest: even split, nothing recomputed, sharded or
+        """A table of grids whose other fields have plain values: even split, nothing recomputed, sharded or
         offloaded."""
         one = np.ones(len(columns["tp"]), dtype=np.int64)
         first, last = even_ends(self.layers, np.asarray(columns["pp"]))
@@ -249,7 +254,7 @@ class Space:
         return StrategyTable(**plain, **ends, **columns)
 
     def micro_batch_sizes(self, dp: int) -> dict[str, Column]:
-        """Micro-batch sizes beside `dp`."""
+        """Micro-batch sizes with `dp` replicas."""
         sizes = divisors(self.global_batch_size // dp) if self.global_batch_size % dp == 0 else (1,)
         return self._allowed({"micro_batch_size": sizes})
 
@@ -277,7 +282,7 @@ class Space:
         return self._variants[pp]
 
     def legal_variants(self, pp: int, microbatches: int) -> Variants:
-        """Those of `variants` that so many microbatches allow."""
+        """The variants that are legal with this number of micro-batches."""
         key = (pp, microbatches)
         if key not in self._legal_variants:
             variants = self.variants(pp)
@@ -294,7 +299,7 @@ class Space:
         return {}
 
     def splits(self, stages: int) -> dict[str, Column]:
-        """First and last stage, the even split first."""
+        """Layers of the first and the last stage, the even split first."""
         if stages not in self._splits:
             self._splits[stages] = self._split_options(stages)
         return self._splits[stages]
@@ -318,7 +323,8 @@ class Space:
         return {}
 
     def split_range(self, stages: int) -> Split:
-        """What every split over so many stages has at least (single numbers)."""
+        """Bounds over every split into `stages` stages (single numbers): fewest layers of the first, last and
+        middle stages, and most layers of the largest stage."""
         if stages not in self._ranges:
             split = self.splits(stages)
             first, last = split["first_stage_layers"], split["last_stage_layers"]
@@ -332,7 +338,7 @@ class Space:
         return self._ranges[stages]
 
     def range_of_all(self, stages: NDArray[np.int64]) -> Split:
-        """The same for pipelines of any of these numbers of stages."""
+        """The same bounds over pipelines with any of these numbers of stages."""
         each = [self.split_range(n) for n in np.unique(stages).tolist()]
         if len(each) == 1:
             return each[0]
@@ -348,7 +354,7 @@ class Space:
 
     @cached_property
     def offloads(self) -> Column:
-        """What is offloaded, as codes."""
+        """Kinds of offload, as codes."""
         return self._allowed({"offload": [0] if self.is_core else range(len(OFFLOADS))})["offload"]
 
     @cached_property
@@ -356,7 +362,7 @@ class Space:
         return {}
 
     def recompute_layers(self, recompute: int, largest: int) -> Column:
-        """Numbers of layers recomputed on each stage, where the fullest has `largest`."""
+        """Numbers of recomputed layers of each stage, if the largest stage has `largest` layers."""
         key = (recompute, largest)
         if key not in self._recompute_layers:
             counts = [0] if recompute != FULL else [largest] if self.is_core else range(1, largest + 1)
@@ -368,7 +374,7 @@ class Space:
         return {}
 
     def shards(self, ranks: int) -> dict[str, Column]:
-        """Sharding degrees over `ranks` = dp * cp that are within the limits, unsharded first."""
+        """Sharding degrees over `ranks` = dp * cp within the limits, unsharded first."""
         if ranks not in self._shards:
             options = self._shard_options(ranks)
             one = np.ones(_length(options), dtype=np.int64)
@@ -395,7 +401,7 @@ class Space:
         return self._allowed(dict(zip(names, columns, strict=True)))
 
     def _aliased(self, ranks: int) -> dict[str, int] | None:
-        """Degrees that the fixed aliases demand over `ranks`; None where they cannot be had."""
+        """Degrees that the fixed aliases require over `ranks`; None if they are not possible."""
         try:
             return shards_of(self.fixed, ranks)
         except ConfigError:
@@ -406,8 +412,8 @@ class Space:
         return {}
 
     def param_grad_shards(self, ranks: int) -> dict[str, Column]:
-        """Distinct degrees of parameters and gradients; beside each, a degree (`optim_shard`) that all of the
-        optimizer's states divide, and how many of these there are (`states`)."""
+        """Distinct sharding degrees of parameters and gradients. For each pair, `optim_shard` is the least
+        common multiple of its degrees of optimizer states, and `states` is the number of these."""
         if ranks not in self._param_grad_shards:
             shards = self.shards(ranks)
             pairs = np.stack([shards["param_shard"], shards["grad_shard"]])
@@ -420,26 +426,27 @@ class Space:
         return self._param_grad_shards[ranks]
 
     def states(self, ranks: int, param_shard: int, grad_shard: int) -> dict[str, Column]:
-        """Degrees of the optimizer's states beside those of parameters and gradients, the largest first."""
+        """Sharding degrees of optimizer states for one pair of degrees of parameters and gradients, the
+        largest first."""
         shards = self.shards(ranks)
         same = (shards["param_shard"] == param_shard) & (shards["grad_shard"] == grad_shard)
         return {"optim_shard": shards["optim_shard"][same][::-1]}
 
-    # How many candidates lie below a choice.
+    # Number of candidates below a choice
 
     def count_orders(self, table: StrategyTable) -> NDArray[np.int64]:
-        """Axis orders of each grid."""
+        """Number of axis orders of each grid."""
         keys = [table.tp, table.cp, table.dp, table.pp]
         rows, of_row = distinct_rows(keys)
         each = [_length(self.orders(*(int(key[row]) for key in keys))) for row in rows]
         return np.array(each, dtype=np.int64)[of_row]
 
     def count_shards(self, ranks: Any) -> NDArray[np.int64]:
-        """Sharding options within the limits over each of `ranks` (a column)."""
+        """Number of sharding options within the limits over each of `ranks` (a column)."""
         return _each(ranks, lambda n: _length(self.shards(n)))
 
     def count_all_shards(self, ranks: Any) -> NDArray[np.int64]:
-        """Sharding options over each of `ranks` (a column), whatever the limits."""
+        """Number of sharding options over each of `ranks` (a column), within the limits or not."""
         return (
             _each(ranks, lambda n: _length(self._shard_options(n)))
             if self.limits
@@ -447,11 +454,11 @@ class Space:
         )
 
     def count_micro_batches(self, dp: Any) -> NDArray[np.int64]:
-        """Micro-batch sizes beside each dp (a column)."""
+        """Number of micro-batch sizes for each dp (a column)."""
         return _each(dp, lambda n: _length(self.micro_batch_sizes(n)))
 
     def count_below_grids(self, table: StrategyTable) -> NDArray[np.int64]:
-        """Candidates below each grid, legal or not, within the limits or not."""
+        """Number of candidates below each grid, legal or not, within the limits or not."""
         pipelines = _each(
             table.pp,
             lambda pp: sum(self.count_variants(self.variants(pp), pp, int(kind)) for kind in self.recomputes),
@@ -464,7 +471,7 @@ class Space:
         return {}
 
     def count_splits(self, stages: int, recompute: int) -> int:
-        """Stage splits, each with its numbers of recomputed layers."""
+        """Number of stage splits, each multiplied by its numbers of recomputed layers."""
         key = (stages, recompute)
         if key not in self._split_counts:
             split = self.splits(stages)
@@ -476,7 +483,7 @@ class Space:
         return self._split_counts[key]
 
     def count_variants(self, variants: Variants, pp: int, recompute: int) -> int:
-        """Splits and recomputed layers below several schedules."""
+        """Number of splits and recomputed layers below several schedules."""
         return sum(self.count_splits(pp * vpp, recompute) for vpp in variants.vpp.tolist())
 
     @cached_property
@@ -484,7 +491,7 @@ class Space:
         return {}
 
     def count_legal(self, pp: int, microbatches: int, recompute: int, family: int | None = None) -> int:
-        """Legal schedules (of one of `FAMILIES`), with their splits and recomputed layers."""
+        """Number of legal schedules (of one of `FAMILIES`), with their splits and recomputed layers."""
         key = (pp, microbatches, recompute, family)
         if key not in self._legal:
             legal = self.legal_variants(pp, microbatches)
@@ -498,7 +505,7 @@ _SHAPE_FIELDS = ("tp", "cp", "dp", "pp", "etp", "ep", "cp_kind", "sequence_paral
 
 
 def _each(values: Any, count: Callable[[int], int]) -> NDArray[np.int64]:
-    """`count` of every value of a column, asked once per distinct value."""
+    """`count` of every value of a column, called once per distinct value."""
     each, inverse = np.unique(np.asarray(values), return_inverse=True)
     return np.array([count(int(value)) for value in each], dtype=np.int64)[inverse.ravel()]
 
@@ -510,9 +517,9 @@ def _length(options: Mapping[str, Column]) -> int:
 def expanded(
     table: StrategyTable, keys: Sequence[Any], options_of: Callable[..., Mapping[str, Column]]
 ) -> tuple[NDArray[np.intp], StrategyTable]:
-    """Every row of `table` with every option that `options_of(*key)` gives for its key, in order.
+    """Every row of `table` with every option that `options_of(*key)` returns for its key, in order.
 
-    Returns the index of each new row's parent, and the new rows; options that are no fields are left out.
+    Returns the parent row of each new row, and the new rows. Options that are not fields are left out.
     """
     if not len(table):
         return np.zeros(0, dtype=np.intp), table
@@ -529,13 +536,15 @@ def expanded(
     return parent, table.take(parent).replaced(**columns)
 
 
+# Spaces that users define
+
 BASES = ("default", "core")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceChoice:
-    """The candidates of the space `base` whose fields have one of the values in `axes`. `file` says where
-    that is written; None for a named space."""
+    """The candidates of the space `base` whose fields have one of the values in `axes`. `file` is the file
+    that defines them; None for a named space."""
 
     base: str = "default"
     axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
@@ -543,10 +552,11 @@ class SpaceChoice:
 
 
 def read_space(path: str) -> SpaceChoice:
-    """The space in the file at `path`: `base: default|core` and `axes: {tp: [1, 2, 4], offload: [none]}`.
+    """Reads a space from the file at `path`: `base: default|core` and `axes: {tp: [1, 2, 4], offload:
+    [none]}`.
 
-    Raises ConfigError, located by file and key path, for an axis that is no field of a strategy, one without
-    values, and values that the field cannot have in any space or that are given twice.
+    Raises ConfigError, located by file and key path, for an axis that is not a field of a strategy, for an
+    axis without values, and for values that the field cannot have in any space or that occur twice.
     """
     fields = Fields(read_mapping(path), file=path)
     base = fields.choice("base", BASES, default="default")
@@ -568,7 +578,7 @@ def _values(fields: Fields, name: str) -> tuple[Value, ...]:
         key = f"{fields.key}.{name}[{index}]"
         if not isinstance(value, int | str) or not is_value(name, value):
             raise ConfigError(
-                "is no value of this field",
+                "is not a value of this field",
                 file=fields.file,
                 key=key,
                 found=short_repr(value),

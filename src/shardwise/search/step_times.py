@@ -1,9 +1,9 @@
-"""Step times by the max-plus evaluator, and the full price of one strategy.
+"""Step times of strategies by the max-plus evaluator: `step_times_s`, `step_figures`, `pipeline_figures`.
 
-Strategies on nodes that are not alike: a stage takes what it takes on the slowest of its nodes, a hop what
-the slower of its ends needs, and what joins all pipelines as long as the slowest of them needs.
-
-Every kind of node is priced as if all were of it; alike pipelines are evaluated once, by max-plus.
+Nodes may differ (`step_figures_over`, `worst_durations`). Then a stage takes as long as on its slowest node,
+and a send as long as its slower end needs. Collectives of all pipelines take as long as the slowest of them
+needs. The cost model estimates every kind of node as if all nodes were of it. Identical pipelines are
+evaluated once.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from shardwise.strategy import SCHEDULES, Strategy, StrategyTable, node_slots
 Floats = NDArray[np.float64]
 
 STAGES_AT_A_TIME = 1 << 16
-"""Stages times rows priced together: their columns stay within a few dozen MiB."""
+"""Stages times rows that are estimated together, so that their columns take a few dozen MiB."""
 
 
 def microbatches_of(problem: Problem, table: Any) -> Any:
-    """Microbatches per replica and step."""
+    """Micro-batches per replica and step."""
     return problem.job.global_batch_size // (table.dp * table.micro_batch_size)
 
 
 def durations_of(times: StageTimes, pp: int, vpp: int, rows: Any) -> Durations:
-    """The durations of the `rows` of one schedule table, for the evaluators."""
+    """The durations of the `rows` of a table with one schedule, as input of the evaluators."""
     stages = pp * vpp
 
     def batch(values: Any) -> Floats:
@@ -63,14 +63,14 @@ def durations_of(times: StageTimes, pp: int, vpp: int, rows: Any) -> Durations:
 
 
 def step_times_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None = None) -> Floats:
-    """Seconds per step of every row; `grids` are prices that are known already."""
+    """Seconds per step of every row; `grids` are costs that are known already."""
     return np.concatenate([_step_times_s(problem, *part) for part in _parts(table, grids)])
 
 
 def _parts(
     table: StrategyTable, grids: GridCostTable | None
 ) -> Iterator[tuple[StrategyTable, GridCostTable | None]]:
-    """The table in parts that are priced together."""
+    """The table in parts that are estimated together."""
     size = max(STAGES_AT_A_TIME // int((table.pp * table.vpp).max()), 1)
     for start in range(0, len(table), size):
         rows = slice(start, start + size)
@@ -78,14 +78,14 @@ def _parts(
 
 
 def _step_times_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> Floats:
-    price = costs_of_all_stages(problem, table, grids)
-    timed = _Timed(table, microbatches_of(problem, table), stage_times(problem, table, price))
-    return np.asarray(_makespans_s([timed])[0] + step_end(problem, table, price).total_s)
+    costs = costs_of_all_stages(problem, table, grids)
+    timed = _Timed(table, microbatches_of(problem, table), stage_times(problem, table, costs))
+    return np.asarray(_makespans_s([timed])[0] + step_end(problem, table, costs).total_s)
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Of every row of a table: seconds per step, and bytes on the rank that holds most; shape (rows,)."""
+    """Step time in seconds and peak bytes on the tightest rank of every row; shape (rows,)."""
 
     step_time_s: Floats
     allocated_bytes: Floats
@@ -103,14 +103,14 @@ class StepFigures:
 
 
 def step_figures(problem: Problem, table: StrategyTable, grids: GridCostTable | None = None) -> StepFigures:
-    """Step times and peaks of memory of every row, from one price; `grids` are prices that are known
+    """Step times and memory peaks of every row, from one estimate; `grids` are costs that are known
     already."""
     return _evaluated([_estimate(problem, table, grids)])[0]
 
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """Rows with their microbatches and stage times."""
+    """Rows with their micro-batches and stage times."""
 
     table: StrategyTable
     microbatches: Any
@@ -119,8 +119,8 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """All that figures are made of but the time that pipelines take, which is told by `timed`: seconds from
-    their end to that of the step, and the three peaks of memory."""
+    """All figures except the pipeline makespan, which follows from `timed`: seconds from the end of the
+    pipelines to the end of the step, and the three memory peaks."""
 
     timed: _Timed
     end_s: Floats
@@ -128,11 +128,11 @@ class _Estimate:
 
 
 def _estimate(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> _Estimate:
-    price = costs_of_all_stages(problem, table, grids)
-    memory = rank_bytes(problem, table, price)
+    costs = costs_of_all_stages(problem, table, grids)
+    memory = rank_bytes(problem, table, costs)
     return _Estimate(
-        timed=_Timed(table, microbatches_of(problem, table), stage_times(problem, table, price)),
-        end_s=step_end(problem, table, price).total_s,
+        timed=_Timed(table, microbatches_of(problem, table), stage_times(problem, table, costs)),
+        end_s=step_end(problem, table, costs).total_s,
         peaks=(memory.allocated.max(axis=0), memory.reserved.max(axis=0), memory.device.max(axis=0)),
     )
 
@@ -146,8 +146,8 @@ def _evaluated(several: Sequence[_Estimate]) -> list[StepFigures]:
 
 
 def step_figures_of(problems: Sequence[Problem], tables: Sequence[StrategyTable]) -> list[StepFigures]:
-    """The figures of each problem's table. Problems of one shape are priced together, and rows with the same
-    schedule are evaluated together, of whatever problem they are."""
+    """The figures of each problem's table. Problems of one shape are estimated together, and rows with the
+    same schedule are evaluated together across problems."""
     shapes = ProblemShapes()
     groups = _grouped_by_shape([shapes.of(problem) for problem in problems], tables)
     estimates = []
@@ -164,7 +164,7 @@ def step_figures_of(problems: Sequence[Problem], tables: Sequence[StrategyTable]
 
 
 def _grouped_by_shape(shapes: Sequence[Hashable], tables: Sequence[StrategyTable]) -> list[list[int]]:
-    """The places of tables whose problems are of one shape, as many as are priced together."""
+    """The positions of tables whose problems have one shape, in groups that are estimated together."""
     groups: list[list[int]] = []
     begun: dict[Hashable, tuple[list[int], int, int]] = {}
     for place, (shape, table) in enumerate(zip(shapes, tables, strict=True)):
@@ -180,21 +180,21 @@ def _grouped_by_shape(shapes: Sequence[Hashable], tables: Sequence[StrategyTable
 
 
 def pipeline_makespan_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None = None) -> Floats:
-    """Seconds from the first forward of every row to its last backward, with nothing gathered before and
-    reduced after them: no more than any strategy takes that differs in `optim_shard` alone."""
+    """Seconds from the first forward of every row to its last backward, without parameter gathers before and
+    gradient reductions after. A lower bound for all strategies that differ only in `optim_shard`."""
     return np.concatenate([_bare_makespan_s(problem, *part) for part in _parts(table, grids)])
 
 
 def _bare_makespan_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> Floats:
-    price = costs_of_all_stages(problem, table, grids)
-    times = stage_times(problem, table, price)
+    costs = costs_of_all_stages(problem, table, grids)
+    times = stage_times(problem, table, costs)
     nothing = 0.0 * times.gather_s
     alone = replace(times, gather_s=nothing, reduce_s=nothing)
     return _makespans_s([_Timed(table, microbatches_of(problem, table), alone)])[0]
 
 
 def _makespans_s(several: Sequence[_Timed]) -> list[Floats]:
-    """Seconds of the pipelines of every row; those of one schedule table are evaluated together."""
+    """Makespans of the pipelines of every row; rows with one schedule are evaluated together."""
     pipeline_makespan_s = [np.empty(len(one.table)) for one in several]
     waiting: dict[tuple[int, int, int], list[tuple[int, Any]]] = {}
     for place, one in enumerate(several):
@@ -220,17 +220,17 @@ def _makespans_s(several: Sequence[_Timed]) -> list[Floats]:
 
 
 def step_durations(problem: Problem, strategy: Strategy) -> Durations:
-    """The durations (batch of one) of one strategy's actions."""
+    """The durations (batch of one) of a strategy's actions."""
     table = StrategyTable.of([strategy])
-    price = costs_of_all_stages(problem, table)
-    times = stage_times(problem, table, price)
+    costs = costs_of_all_stages(problem, table)
+    times = stage_times(problem, table, costs)
     return durations_of(times, strategy.pp, strategy.vpp, np.arange(1))
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineFigures:
-    """Of one strategy: the durations (batch of one) of what one of its pipelines does, the seconds from its
-    end to that of the step, and bytes on the tightest rank and, per device, on the host."""
+    """Figures of one strategy: durations of one pipeline (batch of one), seconds from its end to the end of
+    the step, bytes on the tightest rank, and bytes per device on the host."""
 
     durations: Durations
     end_s: float
@@ -239,12 +239,12 @@ class PipelineFigures:
 
 
 def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFigures]:
-    """The figures of every row of a table of legal strategies, priced together."""
-    price = costs_of_all_stages(problem, table)
-    times = stage_times(problem, table, price)
-    device_bytes = rank_bytes(problem, table, price).device.max(axis=0)
-    on_host = host_bytes(table, price)
-    end_s = step_end(problem, table, price).total_s
+    """The figures of every row of a table of legal strategies, estimated together."""
+    costs = costs_of_all_stages(problem, table)
+    times = stage_times(problem, table, costs)
+    device_bytes = rank_bytes(problem, table, costs).device.max(axis=0)
+    on_host = host_bytes(table, costs)
+    end_s = step_end(problem, table, costs).total_s
     return [
         PipelineFigures(
             durations=durations_of(
@@ -262,30 +262,32 @@ def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFig
 
 
 def spare_microbatches(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
-    """How many more microbatches than its schedule has in flight each stage of a strategy could hold in the
-    memory that is left there; none of a strategy that puts activations off to the host."""
+    """For each stage of a strategy, how many micro-batches more than its schedule has in flight fit into the
+    free memory; 0 if the strategy offloads activations to the host."""
     table = StrategyTable.of([strategy])
-    price = costs_of_all_stages(problem, table)
+    costs = costs_of_all_stages(problem, table)
     if strategy.offload in ("activations", "both"):
         return (0,) * strategy.pp * strategy.vpp
-    left = problem.usable_bytes - rank_bytes(problem, table, price).device[:, 0]
-    each = price.activation_costs.stage_bytes[:, 0] * (1.0 + problem.efficiency.fragmentation_ratio)
+    left = problem.usable_bytes - rank_bytes(problem, table, costs).device[:, 0]
+    each = costs.activation_costs.stage_bytes[:, 0] * (1.0 + problem.efficiency.fragmentation_ratio)
     return tuple(int(number) for number in np.maximum(left // each, 0.0))
 
 
 def stage_activation_bytes(problem: Problem, strategy: Strategy) -> tuple[float, ...]:
-    """Bytes that one microbatch of a strategy keeps on each stage; on the host where activations are
+    """Bytes of saved activations of one micro-batch on each stage; they are on the host if activations are
     offloaded."""
-    price = costs_of_all_stages(problem, StrategyTable.of([strategy]))
-    return tuple(float(nbytes) for nbytes in price.activation_costs.stage_bytes[:, 0])
+    costs = costs_of_all_stages(problem, StrategyTable.of([strategy]))
+    return tuple(float(nbytes) for nbytes in costs.activation_costs.stage_bytes[:, 0])
 
+
+# Strategies on unlike nodes
 
 Ints = NDArray[np.int64]
 
 
 def worst_durations(strategy: Strategy, durations: Sequence[Durations], rows: Ints) -> Durations:
-    """Durations of pipelines whose cells lie on nodes of these kinds (places in `durations`), rows of shape
-    (pipelines, pp, slots)."""
+    """Durations of pipelines on unlike nodes. `rows`, of shape (pipelines, pp, slots), gives the kind of each
+    node as an index into `durations`."""
     on_stage = rows[:, list(stage_ranks(strategy.schedule, strategy.pp, strategy.vpp)), :]
     stages = np.arange(on_stage.shape[1])
 
@@ -319,7 +321,7 @@ def worst_durations(strategy: Strategy, durations: Sequence[Durations], rows: In
 
 
 def pipelines_s(strategy: Strategy, durations: Durations, kinds: Ints, microbatches: Ints) -> Floats:
-    """Seconds of pipelines of these kinds with so many microbatches."""
+    """Makespans in seconds of pipelines of these kinds with these numbers of micro-batches."""
     return makespan_s(
         strategy.schedule,
         pp=strategy.pp,
@@ -330,8 +332,8 @@ def pipelines_s(strategy: Strategy, durations: Durations, kinds: Ints, microbatc
 
 
 def step_figures_over(problems: Sequence[Problem], table: StrategyTable, nodes: Sequence[int]) -> StepFigures:
-    """The figures of every row of a table laid over `nodes` in the order of their ranks, each of the kind of
-    node that it names by its place in `problems`: the same job on as many nodes, all of that kind.
+    """The figures of every row of a table on `nodes`, in the order of their ranks. Each node is an index into
+    `problems`, where one problem has the same job on equally many nodes, all of that kind.
 
     Bytes are those of the kind with least memory.
     """
@@ -351,14 +353,14 @@ def step_figures_over(problems: Sequence[Problem], table: StrategyTable, nodes: 
 def _placed_durations(
     strategy: Strategy, durations: Sequence[Durations], nodes: Sequence[int], devices_per_node: int
 ) -> Durations:
-    """The durations of those pipelines of a strategy that are not alike."""
+    """The durations of the distinct pipelines of a strategy."""
     placed = np.array(nodes, dtype=np.int64)[node_slots(strategy, devices_per_node)]
     rows = np.unique(placed.reshape(strategy.dp, -1), axis=0).reshape(-1, *placed.shape[1:])
     return worst_durations(strategy, durations, rows)
 
 
 def _slowest_pipelines_s(table: StrategyTable, placed: Sequence[Durations], microbatches: Ints) -> Floats:
-    """Seconds of the slowest pipeline of every row; rows with the same schedule are evaluated together."""
+    """Makespan of the slowest pipeline of every row; rows with the same schedule are evaluated together."""
     pipeline_makespan_s = np.empty(len(table))
     firsts, member = distinct_rows([table.schedule, table.pp, table.vpp])
     for group, first in enumerate(firsts):

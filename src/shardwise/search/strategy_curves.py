@@ -1,4 +1,4 @@
-"""The curves of a transformer: time against memory over the strategies of a space, on parts of a cluster."""
+"""Exact curves of step time against memory over the strategies of a transformer, on parts of a cluster."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ REFERENCE_FIELDS: Mapping[str, Mapping[str, Value]] = {
     "data parallel": {"tp": 1, "pp": 1, "zero_stage": 0},
     "Megatron": {"zero_stage": 0},
 }
-"""What strategies of the space core that a curve is held beside are fixed to; Megatron's are tensor, pipeline
-and data parallelism with nothing sharded (Narayanan et al. 2021, arXiv 2104.04473)."""
+"""Fixed fields of the baseline strategies of the space core. Megatron's are tensor, pipeline and data
+parallelism without sharding (Narayanan et al. 2021, arXiv 2104.04473)."""
 
 SLACK = 1e-9
-"""How far a limit of memory keeps from the bytes that it is to tell apart, relative."""
+"""Relative distance of a memory limit from the bytes that it separates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyCurve(Curve[Strategy]):
-    """A curve with the question it answers, on its part of the cluster, and what became of all candidates."""
+    """A curve with the question that it answers on its part of the cluster, and the outcome of the search."""
 
     question: Question
     outcome: SearchResult
 
 
 class StrategyCurves:
-    """Yields the frontier of time against memory over the space of `question`, on any part of its cluster.
-    It is exact. Objective, runners-up, budget and frontier of the question are not looked at."""
+    """Returns the exact Pareto frontier of time and memory over the space of `question`, on any part of its
+    cluster. It ignores the objective, runners-up, budget and frontier of the question."""
 
     evaluator = EVALUATOR
 
@@ -71,7 +71,7 @@ class StrategyCurves:
     def curve(
         self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None
     ) -> StrategyCurve:
-        """The whole frontier on a part, exactly, whatever `epsilon` would allow."""
+        """The exact frontier on a part, whatever `epsilon` is."""
         question = self._question_for(part)
         problem = question.problem()
         outcome = search(question, problem, Tradeoff(), progress=progress)
@@ -86,7 +86,7 @@ class StrategyCurves:
         )
 
     def references(self, part: Cluster) -> tuple[Reference[Strategy], ...]:
-        """The fastest strategy of each custom that fits; where none does, the smallest."""
+        """The fastest strategy of each baseline that fits; if none fits, the one of least memory."""
         if part.devices == 1:
             return ()
         question = replace(self._question_for(part), space="core", axes={}, exhaustive=False)
@@ -111,7 +111,7 @@ class StrategyCurves:
 
 
 def _references(name: str, question: Question) -> Iterator[Reference[Strategy]]:
-    """The reference of a custom; none where no strategy of it is legal."""
+    """The reference of one baseline; none if none of its strategies is legal."""
     problem = question.problem()
     outcome = search(question, problem, Fastest(1))
     fits = bool(outcome.found)
@@ -120,14 +120,14 @@ def _references(name: str, question: Question) -> Iterator[Reference[Strategy]]:
 
 
 def _smallest(question: Question, problem: Problem) -> tuple[Point[Strategy], ...]:
-    """The legal strategy of least memory, whether it fits or not; none where none is legal."""
+    """The legal strategy of least memory, whether it fits or not; none if none is legal."""
     boundless = replace(problem, capacity_bytes=inf)
     outcome = search(replace(question, exhaustive=False), boundless, Smallest())
     return _points(question, boundless, outcome)
 
 
 def _points(question: Question, problem: Problem, outcome: SearchResult) -> tuple[Point[Strategy], ...]:
-    """What a search found."""
+    """The points of a search."""
     return tuple(
         Point(
             time_s=found.step_time_s,
@@ -141,10 +141,10 @@ def _points(question: Question, problem: Problem, outcome: SearchResult) -> tupl
 
 
 def answer_at(curve: StrategyCurve, place: int) -> tuple[Question, Answer]:
-    """The point at `place` of a curve as the answer to a question of its own: what is fastest where only so
-    much memory may be used, told by the margin that stays free.
+    """The point at index `place` of a curve as the answer to its own question: the fastest strategy within a
+    memory limit, which is expressed by the memory margin.
 
-    Of the certificate, `cut_by_bound` counts the candidates that some point of the curve is no worse than.
+    `cut_by_bound` in the certificate counts the candidates that are dominated by a point of the curve.
     """
     point, question = curve.points[place], curve.question
     if place:
@@ -158,7 +158,7 @@ def answer_at(curve: StrategyCurve, place: int) -> tuple[Question, Answer]:
 
 
 def margin_between(nbytes: float, larger: float, capacity_bytes: float) -> float:
-    """The margin of the fewest digits, at least two, that leaves room for `nbytes` and not for `larger`."""
+    """The margin with the fewest digits, at least two, with which `nbytes` fits and `larger` does not."""
     highest = 1.0 - nbytes * (1.0 + SLACK) / capacity_bytes
     lowest = 1.0 - larger * (1.0 - SLACK) / capacity_bytes
     for digits in range(2, 13):

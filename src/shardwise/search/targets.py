@@ -1,4 +1,4 @@
-"""Plans that a target can carry out: the search of what is left of the space."""
+"""Plans that a target can run: `plan_for` searches the part of the space within the limits of the target."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Planner = Callable[..., Answer]
 def plan_for(
     target: Target, question: Question, planner: Planner, *, progress: Progress | None = None
 ) -> Answer:
-    """What `planner` (`plan`) answers to `question`, among what `target` carries out.
+    """The answer of `planner` (`plan`) to `question` among the strategies that `target` runs.
 
-    The space is narrowed to the values that the target has, and the search rejects what is beyond limits
-    that one of its levels can judge. Where the best of that is beyond another limit, the parts that the limit
-    leaves are searched one by one: the certificate is that of the part with the best answer. Runners-up are
-    of the same part, those beyond a limit left out. Raises ConfigError where a fixed field has a value that
-    the target lacks, Infeasible where nothing is left.
+    The space is restricted to the values that the target supports, and the search rejects candidates beyond
+    limits that one of its levels can check. If the best strategy exceeds another limit, the subspaces within
+    that limit are searched one by one. The certificate is that of the subspace with the best answer;
+    runners-up are of the same subspace and within the limits. Raises ConfigError if a fixed field has a value
+    that the target does not support, Infeasible if nothing is left.
     """
     target = target.for_job(question.model, question.job)
     return _within_limits(target, restricted_to(target, question), partial(planner, progress=progress))
 
 
 def restricted_to(target: Target, question: Question) -> Question:
-    """The question about those candidates whose fields have values that `target` has, by themselves. Raises
-    ConfigError where a fixed field has another value, Infeasible where nothing is left."""
+    """The question restricted to the field values that `target` supports. Raises ConfigError if a fixed field
+    has another value, Infeasible if nothing is left."""
     target = target.for_job(question.model, question.job)
     if not has_fused_attention(question.cluster, question.job.profile):
         target = replace(target, axes={**target.axes, **target.unfused_axes})
@@ -55,7 +55,7 @@ def restricted_to(target: Target, question: Question) -> Question:
 
 
 def searched_limits(name: str, model: Model, job: Job) -> tuple[Limit, ...]:
-    """The limits of the target of this name, for a model and a job, that the search itself judges."""
+    """The limits of the target with this name, for a model and a job, that the search itself checks."""
     return _with_levels(target_of(name).for_job(model, job))
 
 
@@ -64,8 +64,8 @@ def _with_levels(target: Target) -> tuple[Limit, ...]:
 
 
 def parts_within(target: Target, question: Question, strategy: Strategy) -> Iterator[Question]:
-    """Questions about what a limit of `target` leaves, which `strategy` is beyond: none where it is within
-    all."""
+    """Questions about the subspaces within the limit of `target` that `strategy` exceeds; none if it is
+    within all limits."""
     limit = target.broken_limit(strategy)
     if limit is None:
         return
@@ -76,7 +76,7 @@ def parts_within(target: Target, question: Question, strategy: Strategy) -> Iter
 
 
 def _degrees(question: Question) -> tuple[int, ...]:
-    """Every degree that a strategy may have, on any part of the cluster that may be used."""
+    """Every degree that a strategy can have on the parts of the cluster that may be used."""
     if not question.uses_parts:
         return divisors(question.cluster.devices)
     counts = listed_parts(question, Parts(question.cluster)).device_counts
@@ -93,7 +93,7 @@ def _within_limits(target: Target, question: Question, planner: Callable[[Questi
         try:
             found = _within_limits(target, part, planner)
         except Infeasible:
-            continue  # the other parts may have an answer
+            continue  # other subspaces may have an answer
         if best is None or _objective_value(question, found) < _objective_value(question, best):
             best = found
     if best is None:
@@ -102,8 +102,7 @@ def _within_limits(target: Target, question: Question, planner: Callable[[Questi
 
 
 def _restricted(question: Question, axes: Mapping[str, tuple[Value, ...]]) -> Question | None:
-    """The question about those candidates whose fields have only these values too; None where a field is left
-    without."""
+    """The question with fields restricted to these values too; None if a field has no value left."""
     remaining = dict(question.axes)
     for name, values in axes.items():
         remaining[name] = tuple(value for value in remaining.get(name, values) if value in values)
@@ -114,7 +113,7 @@ def _restricted(question: Question, axes: Mapping[str, tuple[Value, ...]]) -> Qu
 
 
 def _objective_value(question: Question, answer: Answer) -> tuple[float, float]:
-    """What is to be least, and the time that decides between equals."""
+    """The objective value, and the step time that breaks ties."""
     cluster, best = answer.cluster or question.cluster, answer.best
     if question.objective == "memory":
         return best.peak_memory.device, best.step_time_s
@@ -127,5 +126,6 @@ def _objective_value(question: Question, answer: Answer) -> tuple[float, float]:
 
 def _target_infeasible(target: Target) -> Infeasible:
     return Infeasible(
-        f"nothing of this space is run by {target.command} and fits; --target any plans the rest", reasons={}
+        f"no strategy of this space that fits is run by {target.command}; --target any has no limits",
+        reasons={},
     )

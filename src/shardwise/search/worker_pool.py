@@ -1,6 +1,7 @@
-"""Work side by side: tasks handed to processes, results in the order of the tasks.
+"""Parallel search: `SearchWorkers` sends tasks to worker processes and returns results in the order of the
+tasks.
 
-What a task does depends on the task alone, so the results do not depend on how many processes there are.
+A result depends on its task only, so the number of workers does not change the results.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ TaskResult = TypeVar("TaskResult")
 
 
 class SearchWorkers(Generic[Task, TaskResult]):
-    """`workers` processes that answer tasks by `work`; with one, this process does it itself.
+    """`workers` processes that run tasks by `work`; with one worker, this process runs them.
 
-    Used as a context: leaving it ends the processes. `cpu_s` is the processor time they took.
+    A context manager: leaving it ends the processes. `cpu_s` is their processor time in seconds.
     """
 
     def __init__(self, workers: int, work: Callable[[Task], TaskResult]) -> None:
@@ -46,8 +47,7 @@ class SearchWorkers(Generic[Task, TaskResult]):
             pipe.close()
 
     def _start(self) -> None:
-        """Starts the processes when there is work for them: a copy of this one where the system can do
-        that."""
+        """Starts the processes at the first tasks: forks this process if the system supports it."""
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("fork" if "fork" in methods else "spawn")
         with without_interrupts():
@@ -60,7 +60,7 @@ class SearchWorkers(Generic[Task, TaskResult]):
                 self._pipes.append(ours)
 
     def results(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        """The answer to each task. Raises InternalError if a process dies, or what its work raised."""
+        """The result of each task. Raises InternalError if a process dies, and exceptions of `work`."""
         if self._count == 1 or len(tasks) == 1:
             return [self._work(task) for task in tasks]
         if not self._processes:
@@ -78,9 +78,9 @@ class SearchWorkers(Generic[Task, TaskResult]):
         return [results[index] for index in range(len(tasks))]
 
     def results_at(self, affinities: Sequence[int], tasks: Sequence[Task]) -> list[TaskResult]:
-        """The same where a task needs what those before it with the same home left behind: each home is in
-        one process, which begins as a copy of this one; where the system makes no copies, this process does
-        all. Homes are told apart by their numbers."""
+        """Results of tasks that need the state which earlier tasks of the same affinity left. All tasks of
+        one affinity, which is a number, run in one process, forked from this one. Without fork, this process
+        runs all tasks."""
         if self._count == 1 or "fork" not in multiprocessing.get_all_start_methods():
             return [self._work(task) for task in tasks]
         if not self._processes:
@@ -129,9 +129,9 @@ class SearchWorkers(Generic[Task, TaskResult]):
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    """Answers tasks until the pipe closes. An interrupt is for the process that started this one."""
+    """Runs tasks until the pipe closes. Ignores keyboard interrupts, which the parent process handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What was there before is not looked through for garbage: its pages stay shared with the other processes.
+    # Objects from before the fork are not scanned for garbage, so that their pages stay shared.
     gc.freeze()
     while True:
         try:
@@ -141,6 +141,6 @@ def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
         started_s = time.process_time()
         try:
             answer, error = work(task), None
-        except Exception as caught:  # noqa: BLE001 - raised again where the answer is awaited
+        except Exception as caught:  # noqa: BLE001 - raised again in the parent process
             answer, error = None, caught
         pipe.send((answer, error, time.process_time() - started_s))

@@ -1,4 +1,4 @@
-"""How long a training step takes, instant by instant: max-plus, the event engine, timelines and traces."""
+"""Simulation of a training step: the max-plus evaluator, the event engine, timelines and traces."""
 
 from shardwise.sim.engine import COMMUNICATION, COMPUTE, DATA_PARALLEL, Timeline, simulate
 from shardwise.sim.gantt import gantt

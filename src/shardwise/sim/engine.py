@@ -1,23 +1,16 @@
-"""The event engine: runs a task graph over streams and shared links, instant by instant.
+"""The event engine: simulates a task graph over streams and shared links (`simulate`).
 
-One heap keyed (time, priority, insertion counter) decides what happens next, so that runs are alike to the
-last bit: at one instant capacities change first, then everything else happens in the order in which it was
-put there. Streams in order are dependencies of the graph already. Flows that join or leave at one instant are
-shared out once, when time moves on.
+One heap keyed (time, priority, insertion counter) orders events, so equal runs are equal to the last bit. At
+one instant capacities change first; everything else happens in the order of insertion. The order of tasks on
+a stream is part of the graph's dependencies. Rates of flows that join or leave at one instant are shared
+once, when time advances. `TaskGraphBuilder` compiles tasks and dependencies to integer arrays (`TaskGraph`).
 
-Tasks and their dependencies, compiled to integer arrays for the event engine.
-
-Links that flows share max-min fairly, kept up to date flow by flow.
-
-Max-min fair: no link carries more than its capacity, and every flow crosses a saturated link on which no
-other flow is faster. Progressive filling finds these rates: all rates grow alike until a link is full; its
-flows stay as they are, the rest grow on (Bertsekas and Gallager, Data Networks, section 6.5.2).
-
-Only what can have changed is filled again, and flows of one route, which are equally fast, are filled as one
-*lane*. A link is *loose* while its lanes cannot fill it even if each had the narrowest link of its route for
-itself; a loose link never limits anyone, so that lanes which meet only there do not concern each other. The
-lanes to fill are those that are connected, over tight links, to a link where a flow came or went or whose
-capacity changed.
+`Network` shares links max-min fairly: no link carries more than its capacity, and every flow crosses a
+saturated link on which no other flow is faster. Progressive filling finds these rates: all rates rise
+together until a link is full; its flows keep their rate, the others rise further (Bertsekas and Gallager,
+Data Networks, section 6.5.2). Flows of one route have equal rates and form one flow class. A link is loose
+while its flow classes cannot fill it even if each had the narrowest link of its route alone; a loose link
+limits no flow. Only the flow classes connected over tight links to a changed link are filled again.
 """
 
 from __future__ import annotations
@@ -37,6 +30,8 @@ from numpy.typing import NDArray
 from shardwise.cluster import Capacity
 from shardwise.errors import InternalError
 
+# Task graphs
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -47,7 +42,7 @@ DATA_PARALLEL = "data parallel"
 
 @dataclass(frozen=True, slots=True)
 class FlowLink:
-    """One direction of a connection; a full-duplex connection is two of these."""
+    """One direction of a link; a full-duplex link is two of these."""
 
     name: str
     capacity: Capacity
@@ -57,14 +52,15 @@ class FlowLink:
 class Speed:
     """A device's speed as a factor of its nominal one, from each instant of `times_s` on.
 
-    `times_s` starts at 0 and increases strictly; a factor of 0 means that the device stands still.
+    `times_s` starts at 0 and increases strictly; a factor of 0 means that the device stops.
     """
 
     times_s: tuple[float, ...]
     factors: tuple[float, ...]
 
     def finish_s(self, start_s: float, duration_s: float) -> float:
-        """When work of `duration_s` nominal seconds that starts at `start_s` is done; infinity if never."""
+        """The time when work of `duration_s` nominal seconds that starts at `start_s` ends; infinity if
+        never."""
         left, now = duration_s, start_s
         for factor, end in zip(self.factors, (*self.times_s[1:], math.inf), strict=True):
             if end <= now:
@@ -78,13 +74,13 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskGraph:
-    """What the engine runs; made by `TaskGraphBuilder`.
+    """The input of the engine; `TaskGraphBuilder` makes it.
 
-    Per task: `names`, `ranks` (-1: none), `streams` (empty: none), `duration_s` (of a flow: its latency, paid
-    before the first byte), `nbytes` (-1 for what is not a flow), `routes` (links and how often each is
-    crossed), `speeds` (index in `speed_profiles`, -1: nominal), `waits` (how many tasks it waits for). The
-    tasks that wait for task t are `dependents[offsets[t]:offsets[t + 1]]`; streams in order are dependencies
-    among these. `sends` pairs tasks, (n, 2), for the arrows of a trace.
+    Per task: `names`, `ranks` (-1: none), `streams` (empty: none), `duration_s` (of a flow its latency,
+    before the first byte), `nbytes` (-1 for a task that is not a flow), `routes` (links and how often each is
+    crossed), `speeds` (index in `speed_profiles`, -1: nominal), `waits` (number of tasks that it waits for).
+    The tasks that wait for task t are `dependents[offsets[t]:offsets[t + 1]]`; stream order is among these
+    dependencies. `sends` has pairs of tasks, shape (n, 2), for the arrows of a trace.
     """
 
     names: tuple[str, ...]
@@ -105,8 +101,8 @@ class TaskGraph:
 class TaskGraphBuilder:
     """Collects tasks in the order in which each stream runs them; `build` compiles them.
 
-    A stream is named by its rank and a word, and does one task at a time, in the order in which they were
-    added. A task without a stream only waits for what it is put after.
+    A stream is identified by rank and name. It runs one task at a time, in the order in which they were
+    added. A task without a stream only waits for its dependencies.
     """
 
     def __init__(self) -> None:
@@ -126,7 +122,7 @@ class TaskGraphBuilder:
         self._sends: list[tuple[int, int]] = []
 
     def add_link(self, name: str, capacity: Capacity | float) -> int:
-        """A new directed link, by bytes per second; returns its number."""
+        """Add a directed link with its capacity in bytes per second; returns its index."""
         if not isinstance(capacity, Capacity):
             capacity = Capacity.constant(capacity)
         if not all(0.0 <= value < math.inf for value in capacity.bytes_per_s):
@@ -135,14 +131,14 @@ class TaskGraphBuilder:
         return len(self._links) - 1
 
     def set_speed(self, rank: int, stream: str, speed: Speed) -> None:
-        """Run what is added to this stream from now on at `speed`."""
+        """Run tasks that are added to this stream from now on at `speed`."""
         self._profile_of[rank, stream] = len(self._profiles)
         self._profiles.append(speed)
 
     def add_task(
         self, name: str, duration_s: float, *, rank: int = -1, stream: str = "", after: Iterable[int] = ()
     ) -> int:
-        """A task of fixed duration (a pure delay, where it has no stream); returns its number."""
+        """Add a task of fixed duration (a pure delay if it has no stream); returns its index."""
         return self._add(name, duration_s, -1.0, (), rank, stream, after)
 
     def add_flow(
@@ -157,11 +153,10 @@ class TaskGraphBuilder:
         stream: str = "",
         after: Iterable[int] = (),
     ) -> int:
-        """`nbytes` over all links of `route` at one rate (a link named twice carries them twice); returns its
-        number.
+        """Add a flow of `nbytes` over all links of `route` at one rate; returns its index.
 
-        A ring collective is one flow over all its directed hops. `cap_bytes_per_s` bounds the rate: a private
-        link.
+        A link that the route has twice carries the bytes twice. A ring collective is one flow over all its
+        directed hops. `cap_bytes_per_s` limits the rate by a private link.
         """
         if not 0.0 <= nbytes < math.inf:
             raise InternalError(f"flow {name}: {nbytes} bytes")
@@ -173,7 +168,7 @@ class TaskGraphBuilder:
         return self._add(name, latency_s, nbytes, tuple(sorted(Counter(route).items())), rank, stream, after)
 
     def add_send(self, producer: int, consumer: int) -> None:
-        """Note that `producer` sends to `consumer`: an arrow in the trace, not a dependency."""
+        """Record that `producer` sends to `consumer`: an arrow in the trace, not a dependency."""
         self._sends.append((producer, consumer))
 
     def _add(
@@ -203,7 +198,7 @@ class TaskGraphBuilder:
             self._last[rank, stream] = task
         for other in sorted(before):
             if not 0 <= other < task:
-                raise InternalError(f"task {name} is put after task {other}, which does not exist yet")
+                raise InternalError(f"task {name} waits for task {other}, which does not exist yet")
             self._before.append(other)
             self._after.append(task)
         return task
@@ -230,19 +225,21 @@ class TaskGraphBuilder:
         )
 
 
+# Max-min fair rates
+
 Route = tuple[tuple[int, int], ...]
 
-# A link counts as tight a little before it is, so that rounding in `_potential` cannot hide a tight one.
+# A link counts as tight slightly below its limit, so that rounding in `_potential` cannot hide a tight one.
 _TIGHT_SHARE = 1.0 - 1e-9
 
 
 class Network:
-    """The flows now under way and their rates.
+    """The flows in progress and their rates.
 
     `routes[f]` are flow f's links and how often it crosses each; `capacities` are bytes per second. `join`,
-    `leave` and `set_capacity` note in `changed` the links where rates may change at an instant; `reshare`
-    then finds the new rates, `rates[f]` (-1 before flow f joins). `rate_changes` counts the changes of rate
-    of flows that were under way; `rate_log`, if it is a list, collects (flow, instant, rate).
+    `leave` and `set_capacity` add to `changed` the links where rates may change at an instant. `reshare` then
+    computes the new `rates[f]` (-1 before flow f joins). `rate_changes` counts changes of rate of flows in
+    progress. `rate_log`, if it is a list, collects (flow, instant, rate).
     """
 
     def __init__(self, routes: Sequence[Route], nbytes: Sequence[float], capacities: Sequence[float]) -> None:
@@ -266,7 +263,7 @@ class Network:
         self.rate_log: list[tuple[int, float, float]] | None = None
 
     def join(self, flow: int, now_s: float) -> None:
-        """`flow` begins to move its bytes."""
+        """`flow` starts to transfer its bytes."""
         self._since[flow] = now_s
         flow_class = self._class_of_flow[flow]
         members = self._members[flow_class]
@@ -279,7 +276,7 @@ class Network:
                 self.changed.append(link)
 
     def leave(self, flow: int) -> None:
-        """`flow` has moved its last byte."""
+        """`flow` has transferred its last byte."""
         self._left[flow] = 0.0
         flow_class = self._class_of_flow[flow]
         members = self._members[flow_class]
@@ -307,15 +304,15 @@ class Network:
             self._is_tight[link] = self._potential[link] >= self._limit[link]
 
     def _narrowest(self, flow_class: int) -> float:
-        """The rate of a flow that has the links of `flow_class` for itself."""
+        """The rate of a flow that has the links of `flow_class` alone."""
         return min(self._capacity[link] / times for link, times in self._routes[flow_class])
 
     def set_capacity(self, link: int, bytes_per_s: float) -> None:
-        """`link` carries `bytes_per_s` from now on."""
+        """`link` has the capacity `bytes_per_s` from now on."""
         affected = sorted(
             {link, *(other for flow_class in self._classes_on[link] for other in self._links_of[flow_class])}
         )
-        # A link beside it that turns loose with it must be looked at, too: it may have limited someone.
+        # Links that become loose with this one are included: they may have limited a flow.
         self.changed += [other for other in affected if self._is_tight[other]]
         self._capacity[link] = bytes_per_s
         self._limit[link] = bytes_per_s * _TIGHT_SHARE
@@ -329,7 +326,7 @@ class Network:
         self.changed.append(link)
 
     def reshare(self, now_s: float) -> list[tuple[int, float]]:
-        """The flows whose rate is new at `now_s`, and when each will end (infinity if it stands still)."""
+        """The flows with a new rate at `now_s`, and when each ends (infinity at rate 0)."""
         seen: set[int] = set()
         updated: list[tuple[int, float]] = []
         members = self._members
@@ -353,7 +350,8 @@ class Network:
         return updated
 
     def _connected(self, flow_classes: list[int], seen: set[int]) -> dict[int, None]:
-        """Add to `flow_classes` (and `seen`) all that are connected to them over tight links; these links."""
+        """Add to `flow_classes` (and `seen`) all classes connected to them over tight links; returns these
+        links."""
         links_of, classes_on, is_tight = self._links_of, self._classes_on, self._is_tight
         seen.update(flow_classes)
         links: dict[int, None] = {}
@@ -383,12 +381,13 @@ class Network:
             times = crossings[link]
             if not times:
                 continue
-            # Levels only rise as slower flows settle, so an outdated one is put back with what it is now.
+            # Levels only rise as slower flows settle, so an outdated entry is put back with its current
+            # level.
             rising = residual[link] / times
             if rising > level and levels and rising > levels[0][0]:
                 heappush(levels, (rising, link))
                 continue
-            rising = max(rising, level)  # rounding must not make a level fall
+            rising = max(rising, level)  # rounding must not lower a level
             for flow_class in classes_on[link]:
                 if flow_class in unsettled:
                     unsettled.remove(flow_class)
@@ -437,16 +436,18 @@ def max_min_rates(routes: Sequence[Route], capacities: Sequence[float]) -> list[
     return network.rates
 
 
-# Priority and insertion counter are one integer: capacity changes count from here, all else from 0.
+# Simulation
+
+# Priority and insertion counter share one integer: capacity changes count from here, all other events from 0.
 _FIRST = -(1 << 62)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """When every task of `graph` started and finished, in seconds; arrays of shape (tasks,).
+    """Start and finish of every task of `graph`, in seconds; arrays of shape (tasks,).
 
-    `events` counts tasks started, tasks ended and changes of rate of flows under way. `rates`, where asked
-    for, lists (task, from when, bytes per second) of every flow.
+    `events` counts task starts, task ends and changes of rate of flows in progress. `rates`, if requested,
+    lists (task, start of the rate, bytes per second) of every flow.
     """
 
     graph: TaskGraph
@@ -457,12 +458,12 @@ class Timeline:
 
     @property
     def makespan_s(self) -> float:
-        """The latest finish."""
+        """The latest finish, in seconds."""
         return float(self.finish_s.max(initial=0.0))
 
     @cached_property
     def trace_hash(self) -> str:
-        """SHA-256 over names, starts, finishes and the count of events: equal for equal runs."""
+        """SHA-256 over names, starts, finishes and number of events: equal for equal runs."""
         digest = hashlib.sha256("\0".join(self.graph.names).encode())
         digest.update(self.start_s.astype("<f8").tobytes())
         digest.update(self.finish_s.astype("<f8").tobytes())
@@ -471,10 +472,10 @@ class Timeline:
 
 
 def simulate(graph: TaskGraph, *, record_rates: bool = False) -> Timeline:
-    """Run `graph` from time 0 to the end.
+    """Run `graph` from time 0 to its end.
 
-    Raises InternalError where it has none: tasks that wait for each other, or whose link or device stands
-    still.
+    InternalError where it never ends: tasks wait for each other, or their link or device has stopped for
+    good.
     """
     tasks = len(graph.names)
     durations, nbytes = graph.duration_s.tolist(), graph.nbytes.tolist()
@@ -487,12 +488,12 @@ def simulate(graph: TaskGraph, *, record_rates: bool = False) -> Timeline:
     waits = graph.waits.tolist()
     speeds = graph.speeds.tolist() if graph.speed_profiles else None
     starts, finishes = [math.nan] * tasks, [math.nan] * tasks
-    # The key under which each flow's end is due; an entry of the heap with another key is out of date.
+    # The key of each flow's current end event; a heap entry with another key is outdated.
     due = [_FIRST] * tasks
     heap: list[tuple[float, int, int]] = []
     _add_capacity_changes(heap, graph)
-    # Codes in the heap: a task that ends; from `joins` on a flow whose latency is over; from `ends` on a flow
-    # that may end; from `changes` on a link whose capacity changes.
+    # Event codes in the heap: below `joins`, a task ends; from `joins`, the latency of a flow is over; from
+    # `ends`, a flow may end; from `changes`, the capacity of a link changes.
     joins, ends, changes = tasks, 2 * tasks, 3 * tasks
     changed = network.changed
     counter = 0
@@ -557,7 +558,7 @@ def simulate(graph: TaskGraph, *, record_rates: bool = False) -> Timeline:
 
 
 def _add_capacity_changes(heap: list[tuple[float, int, int]], graph: TaskGraph) -> None:
-    """Put every change of a link's capacity after time 0 in the heap."""
+    """Add every change of a link's capacity after time 0 to the heap."""
     tasks = len(graph.names)
     counter = _FIRST
     for number, link in enumerate(graph.links):

@@ -1,4 +1,4 @@
-"""An event trace as the engine takes it: capacities of links and speeds of devices as functions of time."""
+"""An event trace for the engine: capacities of links and speeds of devices as functions of time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from shardwise.sim.engine import FlowLink, Speed
 
 
 def links_over_time(cluster: Cluster, trace: EventTrace) -> tuple[FlowLink, ...]:
-    """All links of the cluster, each with its capacity from 0 to the end of the trace and beyond: nothing
-    while the node or device that it belongs to is not there. Latencies and what lies between sites are no
-    capacities of links: they are left out."""
+    """All links of the cluster with their capacities over the whole trace and after it.
+
+    A capacity is 0 while the node or device of the link is absent. Changes of latencies and of connections
+    between sites are not included, since they are not capacities of links.
+    """
     changes: dict[str, dict[float, float]] = {}
     for event in trace.events:
         if isinstance(event, LinkChange) and event.link is not None and event.bytes_per_s is not None:
@@ -42,14 +44,16 @@ def links_over_time(cluster: Cluster, trace: EventTrace) -> tuple[FlowLink, ...]
 
 
 def _ranks(cluster: Cluster) -> dict[str, range]:
-    """The devices of every node, by its name."""
+    """The ranks of every node, by its name."""
     firsts = tuple(accumulate((node.devices for node in cluster.nodes), initial=0))
     return {f"n{index}": range(firsts[index], firsts[index + 1]) for index in range(len(cluster.nodes))}
 
 
 def _presence(cluster: Cluster, trace: EventTrace) -> dict[str, dict[float, bool]]:
-    """Of every node, and of every device that is lost, whether it is there, from each instant on at which
-    that changes. Devices come back with their node."""
+    """Whether each node, and each lost device, is present, from each instant of a change on.
+
+    Devices return with their node.
+    """
     ranks = _ranks(cluster)
     found = {name: {0.0: name not in trace.absent} for name in _ranks(cluster)}
     for event in trace.events:
@@ -64,7 +68,7 @@ def _presence(cluster: Cluster, trace: EventTrace) -> dict[str, dict[float, bool
 
 
 def _while_present(capacity: Capacity, present: Mapping[float, bool]) -> Capacity:
-    """The capacity while a node is there, and none while it is not."""
+    """`capacity` while a node is present, and 0 otherwise."""
     if all(present.values()):
         return capacity
     times_s = sorted({*capacity.times_s, *present})
@@ -76,7 +80,7 @@ def _while_present(capacity: Capacity, present: Mapping[float, bool]) -> Capacit
 
 
 def _changed(capacity: Capacity, changes: Mapping[float, float]) -> Capacity:
-    """The link's own capacity up to the first change, then what the changes say."""
+    """The link's own capacity up to the first change, then that of the changes."""
     if not changes:
         return capacity
     first_s = min(changes)
@@ -90,8 +94,10 @@ def _changed(capacity: Capacity, changes: Mapping[float, float]) -> Capacity:
 
 
 def speeds_over_time(cluster: Cluster, trace: EventTrace) -> dict[int, Speed]:
-    """The speed of every device (by rank) that is not always at its own: the product of its own and its
-    node's, and 0 while its node is not there."""
+    """The speed of every device, by rank, whose speed changes.
+
+    It is the product of the device's own speed and its node's, and 0 while its node is absent.
+    """
     ranks = _ranks(cluster)
     shares = {f"d{rank}": 1.0 for rank in range(cluster.devices)} | dict.fromkeys(ranks, 1.0)
     present = {name: name not in trace.absent for name in ranks}
@@ -111,7 +117,7 @@ def speeds_over_time(cluster: Cluster, trace: EventTrace) -> dict[int, Speed]:
         elif isinstance(event, NodeLost | NodeJoined):
             present[event.node] = isinstance(event, NodeJoined)
             touched = ranks[event.node]
-            # One that joins is as new, with all of its devices.
+            # A node that joins is new, with all its devices.
             shares |= dict.fromkeys((event.node, *(f"d{rank}" for rank in touched)), 1.0)
             lost -= set(touched)
         for rank in touched:

@@ -1,4 +1,4 @@
-"""A timeline as text for the terminal: one row per rank, one column per slice of time."""
+"""A timeline as a Gantt chart in text: one row per rank, one column per time slice."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _NARROWEST = 10
 
 
 def gantt(timeline: Timeline, *, width: int = 100, communication: bool = False) -> str:
-    """Rows of `width` columns over the whole step, with a legend; a column shows what fills its middle.
+    """A Gantt chart of `width` columns over the whole step, with a legend; a column shows the task at its
+    middle.
 
-    An action is its letter, its microbatch where it is wide enough, and then its letter again. Each row ends
-    with the share of the step in which the rank computes. `communication` adds a row per rank for gathers (g)
-    and reductions (r).
+    An action is its letter, its micro-batch where it is wide enough, and its letter again. Each row ends with
+    the share of the step in which the rank computes. `communication` adds a row per rank for gathers (g) and
+    reductions (r).
     """
     graph = timeline.graph
     makespan = timeline.makespan_s
@@ -42,12 +43,12 @@ def gantt(timeline: Timeline, *, width: int = 100, communication: bool = False) 
 
 
 def _row_text(timeline: Timeline, tasks: NDArray[np.int64], width: int) -> str:
-    """`width` characters: the tasks drawn over the step, in their order."""
+    """`width` characters: the tasks of the step in order."""
     makespan = timeline.makespan_s
     characters = [_IDLE] * width
     scale = width / makespan if makespan else 0.0
     for task in tasks.tolist():
-        # Column c is drawn when its middle, (c + 1/2) / scale, lies in the task.
+        # Column c shows a task that contains its middle, (c + 1/2) / scale.
         first = int(np.ceil(timeline.start_s[task] * scale - 0.5))
         stop = int(np.ceil(timeline.finish_s[task] * scale - 0.5))
         characters[first:stop] = _task_text(timeline.graph.names[task], stop - first)
@@ -55,7 +56,7 @@ def _row_text(timeline: Timeline, tasks: NDArray[np.int64], width: int) -> str:
 
 
 def _task_text(name: str, columns: int) -> str:
-    """`columns` characters for one task: letter, number if it fits with a letter after it, letter."""
+    """`columns` characters for one task: letter, number if a letter fits after it, letter."""
     action = _ACTION.fullmatch(name)
     letter, number = (action[1], action[2]) if action else (name[0], "")
     if columns < len(number) + 1:

@@ -1,16 +1,10 @@
-"""The max-plus evaluator: how long a schedule table takes, for many cases at once.
+"""The max-plus evaluator: step time and action times of a schedule table, for a batch of cases.
 
-An action starts at the maximum of two times, the finish of the action before it on its rank and the arrival
-of what it depends on, and ends its duration later. Sorted by topological level, all actions of one level are
-computed together: rows are actions, columns are the cases of the batch. A single case is walked instead.
-
-What every action of a schedule table waits for, and when it ends.
-
-How long everything in a training step takes, for a batch of cases of one schedule table.
-
-The actions of a schedule table as rows sorted by topological level, for evaluation level by level.
-
-How long a table of several pipelines takes whose microbatches change between them.
+An action starts at the maximum of two times: the finish of the previous action on its rank, and the arrival
+of its dependency. It ends its duration later. `CompiledSchedule` sorts actions by topological level and
+computes each level for all cases at once: rows are actions, columns are cases. A single case is computed
+action by action instead (`action_finishes`). `Durations` defines the semantics of a step. `rerouted_s`
+evaluates a table whose micro-batches change between pipelines (re-routing).
 """
 
 from __future__ import annotations
@@ -26,16 +20,19 @@ from numpy.typing import ArrayLike, NDArray
 from shardwise.errors import ConfigError, InternalError
 from shardwise.schedule import KINDS, ActionKind, Rerouted, Schedule, Table
 
+# Dependencies
+
 Ints = NDArray[np.int64]
 
 
 def dependencies(schedule: Table) -> tuple[Ints, Ints]:
-    """Per action the action it waits for over a hop (-1 if none), and the hop's row in `Cases.parts`.
+    """Per action, the action that it waits for over a hop (-1 if none), and the hop's row in
+    `FinishTimes.parts`.
 
-    F waits for F of the stage before, B and I for the B or I of the stage after. What an action waits for on
-    its own stage (B and I for F, W for I) lies on its own rank, so that the order of the table takes care of
-    it; it is checked here that it does. Raises ConfigError where it does not, or where an action is missing,
-    twice there, or on a rank that does not hold its stage.
+    F waits for F of the previous stage, B and I for B or I of the next stage. Dependencies within a stage (B
+    and I on F, W on I) are on the same rank, so the table's order implies them; this is checked. ConfigError
+    where the order violates one, or where an action is missing, duplicate, or on a rank that does not hold
+    its stage.
     """
     stage, kind, microbatch, offsets = schedule.columns
     stages, microbatches = schedule.stages, schedule.microbatches
@@ -45,7 +42,7 @@ def dependencies(schedule: Table) -> tuple[Ints, Ints]:
     rank = np.repeat(np.arange(schedule.pp), np.diff(offsets))
     if (rank != schedule.rank_for(stage, microbatch)).any():
         raise ConfigError("an action is on a rank that does not hold its stage", key="schedule")
-    # Rows: F, B or I, W. Two spare stages, -1 and `stages`, stand for "nothing".
+    # Rows: F, B or I, W. Two extra stages, -1 and `stages`, mean "no action".
     place = np.full((3, stages + 2, microbatches), -1)
     role = np.array([0, 1, 1, 2])[kind]
     place[role, stage + 1, microbatch] = np.arange(actions)
@@ -56,7 +53,7 @@ def dependencies(schedule: Table) -> tuple[Ints, Ints]:
     out_of_order = ~forward & ((own < 0) | (own >= np.arange(actions)))
     if out_of_order.any():
         raise ConfigError(
-            f"{_named(schedule, int(np.argmax(out_of_order)))} runs before what it needs", key="schedule"
+            f"{_named(schedule, int(np.argmax(out_of_order)))} runs before its dependency", key="schedule"
         )
     across = role < 2
     neighbour = np.where(forward, stage, stage + 2)
@@ -64,7 +61,8 @@ def dependencies(schedule: Table) -> tuple[Ints, Ints]:
     expected = across & np.where(forward, stage > 0, stage < stages - 1)
     if (missing := expected & (source < 0)).any():
         raise ConfigError(
-            f"{_named(schedule, int(np.argmax(missing)))} waits for what is not in the table", key="schedule"
+            f"{_named(schedule, int(np.argmax(missing)))} waits for an action that is not in the table",
+            key="schedule",
         )
     hop = np.where(forward, stage - 1, stages - 1 + stage)
     return source, np.where(expected, hop, 2 * (stages - 1))
@@ -73,11 +71,12 @@ def dependencies(schedule: Table) -> tuple[Ints, Ints]:
 def action_finishes(
     schedule: Table, source: list[int], length: list[float], hop: list[float], earliest: list[float]
 ) -> list[float]:
-    """When every action ends that takes `length`, starts no earlier than `earliest`, and gets what it waits
-    for from `source` over `hop`. With unit lengths and nothing else these are the topological levels, from 1.
+    """The finish of every action, from its `length`, its `earliest` start, and its `source` action over
+    `hop`.
 
-    Walks every rank as far as it gets, up and down the ranks in turn, the way forwards and backwards travel.
-    Raises ConfigError where the actions wait for each other.
+    With unit lengths and all else zero, these are the topological levels, from 1. Runs every rank as far as
+    possible, in ascending and descending order of ranks, as forwards and backwards travel. ConfigError for a
+    deadlock.
     """
     finish = [-1.0] * len(source)
     bounds = schedule.columns.offsets.tolist()
@@ -110,7 +109,7 @@ def action_finishes(
         if left == before:
             deadlocked = next(action for action, end in enumerate(finish) if end < 0.0)
             raise ConfigError(
-                f"the schedule waits for itself, first at {_named(schedule, deadlocked)}", key="schedule"
+                f"the schedule deadlocks, first at {_named(schedule, deadlocked)}", key="schedule"
             )
     return finish
 
@@ -120,26 +119,27 @@ def _named(schedule: Table, action: int) -> str:
     return f"{stage[action]}{KINDS[kind[action]]}{microbatch[action]}"
 
 
+# Durations
+
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """Seconds of every piece of work; stages in rows of shape (batch, stages), hops of shape (batch, stages -
+    """Seconds of every part of a step; per stage of shape (batch, stages), per hop of shape (batch, stages -
     1).
 
-    Overlap is folded in already: these are the times that the actions take, and what is left of gathering and
-    reduction beside them. The step they describe, read by both evaluators alike:
+    Overlap is included: these are the times of the actions with slowdown by communication, and the exposed
+    times of gathers and reductions. Both evaluators use these semantics of a step:
 
-    - each rank runs its actions in table order on its compute stream;
-    - F of stage s waits for F of stage s - 1 and `hop_forward_s[s - 1]` after it; B (or I) waits for the B
-      (or I) of stage s + 1 and `hop_backward_s[s]` after it; W waits for its own I. A hop keeps neither rank
-      busy;
-    - gathers run from time 0 on the rank's communication stream, one after another in the order in which the
-      rank's stages first run; a stage's first F waits for its gather;
-    - reductions run on the same stream: a stage's starts when its last B or W has finished and the rank's
-      earlier ones (in the order of those last actions) are done;
-    - the step ends when everything has.
+    - Each rank runs its actions in table order on its compute stream.
+    - F of stage s waits for F of stage s - 1 and `hop_forward_s[s - 1]` after it. B (or I) waits for the B
+      (or I) of stage s + 1 and `hop_backward_s[s]` after it. W waits for its own I. A hop occupies no rank.
+    - Gathers run from time 0 on the rank's communication stream, in the order in which its stages first run.
+      A stage's first F waits for its gather.
+    - Reductions run on the same stream. That of a stage starts after its last B or W and after the rank's
+      earlier reductions, in the order of those last actions.
+    - The step ends when everything has ended.
     """
 
     forward_s: Floats
@@ -158,7 +158,7 @@ class Durations:
             expected_shape = (batch, stages - 1 if field.name.startswith("hop") else stages)
             if values.shape != expected_shape:
                 raise InternalError(f"durations: {field.name} has shape {values.shape}, not {expected_shape}")
-            # Comparisons with NaN fail; `initial` stands for columns without values.
+            # Comparisons with NaN are false; `initial` covers arrays without values.
             if not (values.min(initial=0.0) >= 0.0 and values.max(initial=0.0) < np.inf):
                 raise InternalError(f"durations: {field.name} is negative or not finite")
 
@@ -176,9 +176,8 @@ class Durations:
         hop_forward_s: ArrayLike = 0.0,
         hop_backward_s: ArrayLike = 0.0,
     ) -> Durations:
-        """Durations from anything that broadcasts to the shapes above: a number, one value per stage, or a
-        batch.
-        """
+        """Durations from values that broadcast to the shapes above: a number, one value per stage, or a
+        batch."""
 
         def filled(values: ArrayLike, columns: int) -> Floats:
             return np.ascontiguousarray(np.broadcast_to(np.asarray(values, np.float64), (batch, columns)))
@@ -196,7 +195,7 @@ class Durations:
 
     @staticmethod
     def joined(several: Sequence[Durations]) -> Durations:
-        """The cases of all of these, which have as many stages, in their order."""
+        """The cases of all of these in order; all have the same number of stages."""
         if len(several) == 1:
             return several[0]
         return Durations(
@@ -208,12 +207,12 @@ class Durations:
 
     @property
     def batch(self) -> int:
-        """How many cases there are."""
+        """Number of cases."""
         return int(self.forward_s.shape[0])
 
     @property
     def stages(self) -> int:
-        """How many pipeline stages each case has."""
+        """Number of pipeline stages of each case."""
         return int(self.forward_s.shape[1])
 
     def rows(self, which: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Durations:
@@ -221,13 +220,16 @@ class Durations:
         return Durations(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
+# Levels
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Rows `start` to `stop` of the finish times, and what they are made from.
+    """Rows `start` to before `stop` of the finish times, with their operands.
 
-    `before` holds, for the level's w actions, w rows of the actions before them on their ranks and then w
-    rows of what they depend on; `parts` holds w rows of hops and then w rows of durations in `Cases.parts`.
-    `gathered` are pairs of a place in the level and the stage whose gather the action there waits for.
+    For the level's w actions, `before` has w rows of the previous actions on their ranks, then w rows of
+    their dependencies. `parts` has w rows of hops, then w rows of durations in `FinishTimes.parts`.
+    `gathered` has pairs of a position in the level and the stage whose gather that action waits for.
     """
 
     start: int
@@ -239,11 +241,11 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelRows:
-    """Row 0 of the finish times is time zero; action i of `Schedule.columns` has row `row_of[i]`.
+    """The actions sorted by level. Row 0 of the finish times is time zero; action i has row `row_of[i]`.
 
-    `action_of_row` is the way back (-1 for row 0). Level l has rows `level_starts[l]` to `level_starts[l +
-    1]`. `previous` and `source` are, by row, the rows of the action before it on its rank and of the action
-    it waits for over a hop (0 if none). `widest` is the length of the longest level.
+    `action_of_row` is the inverse (-1 for row 0). Level l has rows `level_starts[l]` to before
+    `level_starts[l + 1]`. `previous` and `source` have, by row, the rows of the previous action on the rank
+    and of the dependency over a hop (0 if none). `widest` is the largest number of actions of a level.
     """
 
     row_of: Ints
@@ -258,12 +260,12 @@ class LevelRows:
 def level_rows(
     *, level: Ints, source: Ints, hop: Ints, duration_row: Ints, first_forward: Ints, offsets: Ints
 ) -> LevelRows:
-    """Sort actions of the given levels; `offsets` are those of `Schedule.columns`, the rest is by action."""
+    """Sort actions by `level`; `offsets` are those of `Schedule.columns`, the other arrays are by action."""
     actions = len(level)
     order = np.argsort(level, kind="stable")
     row_of = np.empty(actions + 1, np.int64)
     row_of[order] = np.arange(1, actions + 1)
-    row_of[-1] = 0  # what waits for nothing waits for row 0
+    row_of[-1] = 0  # an action without a dependency waits for row 0
     widths = np.bincount(level)
     starts = 1 + np.concatenate(([0], np.cumsum(widths)))
     before = np.arange(-1, actions - 1)
@@ -295,7 +297,7 @@ def level_rows(
 
 
 def _paired(starts: Ints, left: Ints, right: Ints) -> Ints:
-    """Per level its rows of `left` and then its rows of `right`, level after level."""
+    """Per level its rows of `left`, then its rows of `right`, level after level."""
     begins = starts[:-1] - 1
     widths = np.diff(starts)
     place = np.arange(len(left)) + np.repeat(begins, widths)
@@ -305,22 +307,23 @@ def _paired(starts: Ints, left: Ints, right: Ints) -> Ints:
     return paired
 
 
+# Evaluation
+
 Bools = NDArray[np.bool_]
 
 FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = map(KINDS.index, ActionKind)
 
-# Cases evaluated together: as many as amortise a call of numpy per level, while the finish times stay in a
-# cache.
+# Cases per chunk: enough to amortise one numpy call per level, few enough that finish times stay in cache.
 _LARGEST_CHUNK = 512
 _FINISH_TIMES = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTimes:
-    """When everything of a step starts and finishes, in seconds.
+    """Start and finish of everything in a step, in seconds.
 
-    `start_s`, `finish_s` have shape (batch, actions), actions in the order of `Schedule.columns`; the
-    gathers' and reductions' times have shape (batch, stages).
+    `start_s` and `finish_s` have shape (batch, actions), in the order of `Schedule.columns`; the times of
+    gathers and reductions have shape (batch, stages).
     """
 
     start_s: Floats
@@ -339,12 +342,13 @@ class ActionTimes:
 
 
 class CompiledSchedule:
-    """A schedule table as integer arrays, ready to be evaluated for any durations.
+    """A schedule table as integer arrays, to evaluate with any durations; `compile_schedule` makes it.
 
-    By action, in the order of `Schedule.columns`: `source`, what it waits for over a hop (-1: nothing); `hop`
-    and `duration_row`, the rows of `FinishTimes.parts` with the times of that hop and of itself. By stage:
-    `first_forward` and `last_backward`, its first F and its last B or W. By rank: `last_actions`, and the
-    stages in the orders in which they gather and reduce. Made by `compile_schedule`."""
+    By action, in the order of `Schedule.columns`: `source` is its dependency over a hop (-1: none); `hop` and
+    `duration_row` are the rows of `FinishTimes.parts` with the times of that hop and of the action. By stage:
+    `first_forward` and `last_backward` are its first F and its last B or W. By rank: `last_actions`, and the
+    stages in the orders of their gathers and reductions.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         stage, kind, _, offsets = schedule.columns
@@ -363,7 +367,7 @@ class CompiledSchedule:
 
     @cached_property
     def rows(self) -> LevelRows:
-        """The actions sorted by level. Raises ConfigError where they wait for each other."""
+        """The actions sorted by level. ConfigError for a deadlock."""
         ones, zeros = [1.0] * self.actions, [0.0] * self.actions
         finishes = action_finishes(self.schedule, self.source.tolist(), ones, zeros, zeros)
         return level_rows(
@@ -376,9 +380,9 @@ class CompiledSchedule:
         )
 
     def makespan_s(self, durations: Durations) -> Floats:
-        """Seconds of the step for every case; shape (batch,). Semantics: see `Durations`.
+        """Step time in seconds for every case; shape (batch,). `Durations` defines the semantics.
 
-        Raises ConfigError where the actions of the table wait for each other.
+        ConfigError for a deadlock.
         """
         self.check(durations)
         if durations.batch == 1:
@@ -391,9 +395,7 @@ class CompiledSchedule:
         return result
 
     def _simulated_s(self, durations: Durations) -> Floats:
-        """`makespan_s` of a single case, action by action: sooner done than level by level, and needs no
-        levels.
-        """
+        """`makespan_s` of a single case, action by action: faster than by level, and needs no levels."""
         parts, gathered = _parts_s(durations), _gathered_s(self, durations)
         earliest = np.zeros(self.actions)
         earliest[self.first_forward] = gathered[:, 0]
@@ -422,16 +424,16 @@ class CompiledSchedule:
         )
 
     def check(self, durations: Durations) -> None:
-        """Raise InternalError where `durations` is for another number of stages."""
+        """InternalError where `durations` has another number of stages."""
         if durations.stages != self.stages:
             raise InternalError(f"durations of {durations.stages} stages for a table of {self.stages}")
 
 
 def compile_schedule(schedule: Schedule) -> CompiledSchedule:
-    """`schedule` ready for evaluation.
+    """`schedule` compiled for evaluation.
 
-    Raises ConfigError where an action is missing, twice there, on a wrong rank or before what it needs on its
-    own rank. That ranks wait for each other in a circle is found, and raised, when it is first evaluated.
+    ConfigError where an action is missing, duplicate, on a wrong rank or before its dependency on the same
+    rank. A deadlock between ranks is found, and raised, at the first evaluation.
     """
     return CompiledSchedule(schedule)
 
@@ -439,9 +441,9 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
 class FinishTimes:
     """The finish times of one compiled table for a batch of durations, computed level by level.
 
-    `finish` has shape (actions + 1, batch), see `LevelRows`; `parts` holds forward hops, backward hops, a row
-    of zeros, and then the durations of F, B, I and W by stage; `gathered` is when each stage's parameters are
-    there, (stages, batch).
+    `finish` has shape (actions + 1, batch), see `LevelRows`. `parts` has forward hops, backward hops, a row
+    of zeros, and then the durations of F, B, I and W by stage. `gathered` has the end of each stage's gather,
+    (stages, batch).
     """
 
     def __init__(self, compiled: CompiledSchedule, durations: Durations) -> None:
@@ -469,7 +471,7 @@ class FinishTimes:
         }
 
     def select(self, columns: Bools) -> FinishTimes:
-        """The cases of the batch where `columns` is true, with the finish times they have."""
+        """The cases where `columns` is true, with their finish times."""
         cases = FinishTimes.__new__(FinishTimes)
         arrays = (self.finish, self.parts, self.gathered, self.reduce)
         cases._set(self.compiled, *(np.ascontiguousarray(array[:, columns]) for array in arrays))
@@ -481,7 +483,7 @@ class FinishTimes:
         add, maximum = np.add, np.maximum
         for level in levels:
             times, terms, free, arrival, hop, length = scratch[level.stop - level.start]
-            # mode="clip" lets numpy write straight to `out`; the indices are in range by construction.
+            # mode="clip" lets numpy write to `out` without a copy; the indices are in range by construction.
             finish.take(level.before, axis=0, out=times, mode="clip")
             parts.take(level.parts, axis=0, out=terms, mode="clip")
             add(arrival, hop, out=arrival)
@@ -491,7 +493,7 @@ class FinishTimes:
             add(free, length, out=finish[level.start : level.stop])
 
     def reduced_s(self) -> Floats:
-        """When each stage's gradients are reduced; shape (stages, batch)."""
+        """The end of each stage's gradient reduction; shape (stages, batch)."""
         compiled = self.compiled
         return _reduced_s(compiled, self.finish[compiled.rows.row_of[compiled.last_backward]], self.reduce)
 
@@ -502,7 +504,7 @@ class FinishTimes:
 
 
 def chunks(batch: int, actions: int) -> Iterator[slice]:
-    """Slices of a batch, small enough that the finish times of a table of `actions` stay in a cache."""
+    """Slices of a batch whose finish times, for a table of `actions`, fit in cache."""
     size = max(64, min(_LARGEST_CHUNK, _FINISH_TIMES // (actions + 1)))
     for start in range(0, batch, size):
         yield slice(start, min(start + size, batch))
@@ -526,7 +528,7 @@ def _ends(schedule: Schedule) -> tuple[Ints, Ints]:
 
 
 def _parts_s(durations: Durations) -> Floats:
-    """The table that `hop` and `duration_row` refer to; shape (6 * stages - 1, batch)."""
+    """The table that `hop` and `duration_row` index; shape (6 * stages - 1, batch)."""
     parts = (
         durations.hop_forward_s.T,
         durations.hop_backward_s.T,
@@ -540,7 +542,7 @@ def _parts_s(durations: Durations) -> Floats:
 
 
 def _gathered_s(compiled: CompiledSchedule, durations: Durations) -> Floats:
-    """When each stage's parameters are there; shape (stages, batch)."""
+    """The end of each stage's gather; shape (stages, batch)."""
     gathered = np.zeros((compiled.stages, durations.batch))
     for stages in compiled.gather_order:
         gathered[stages] = np.cumsum(durations.gather_s.T[stages], axis=0)
@@ -548,7 +550,8 @@ def _gathered_s(compiled: CompiledSchedule, durations: Durations) -> Floats:
 
 
 def _reduced_s(compiled: CompiledSchedule, done: Floats, reduce: Floats) -> Floats:
-    """When each stage's gradients are reduced, its last B or W being `done`; all of shape (stages, batch)."""
+    """The end of each stage's gradient reduction, where `done` is its last B or W; all of shape (stages,
+    batch)."""
     reduced = done.copy()
     for stages in compiled.reduce_order:
         free: Floats | float = 0.0
@@ -563,16 +566,18 @@ def _latest_s(last: Floats, reduced: Floats, gathered: Floats) -> Floats:
     return latest
 
 
+# Re-routing
+
 _KINDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 _BACKWARDS = [KINDS.index(ActionKind.BACKWARD), KINDS.index(ActionKind.BACKWARD_INPUT)]
 
 
 def rerouted_s(table: Rerouted, durations: Durations, across_s: float) -> float:
-    """Seconds until all ranks have done their actions and reduced their gradients; semantics as of
-    `Durations`, whose case d has the times of pipeline d. A microbatch that changes the pipeline takes
-    `across_s` for its hop where its own takes less.
+    """Seconds until all ranks have run their actions and reduced their gradients, for a re-routed table.
 
-    Raises ConfigError where an action is missing, twice there, on a wrong rank, or waits for itself.
+    Semantics are those of `Durations`, whose case d has the times of pipeline d. The hop of a micro-batch
+    that changes the pipeline takes at least `across_s`. ConfigError where an action is missing, duplicate or
+    on a wrong rank, or for a deadlock.
     """
     stage, kind, _, offsets = table.columns
     rank = np.repeat(np.arange(table.pp), np.diff(offsets))
@@ -598,7 +603,7 @@ def rerouted_s(table: Rerouted, durations: Durations, across_s: float) -> float:
 def _hops(
     durations: Durations, across_s: float, actions: Ints, sources: Ints, columns: tuple[Ints, Ints, Ints]
 ) -> NDArray[np.float64]:
-    """Seconds from each source to the action that waits for it, of another stage."""
+    """Seconds from each source action to the action of another stage that waits for it."""
     stage, kind, pipeline = columns
     edge = np.minimum(stage[actions], stage[sources])
     ends = (pipeline[actions], pipeline[sources])

@@ -1,10 +1,10 @@
-"""In which order a ring goes through nodes between which links differ.
+"""Order of a ring over nodes with unequal links (`ring_order`).
 
-A ring passes on as fast as its slowest hop lets it, so that is made as fast as can be; of such orders the one
-is taken whose hops take least in all. Nodes that are alike are one class and follow each other. Up to
-`EXACT_CLASSES` classes dynamic programming over sets of classes finds the best (Held and Karp 1962); beyond,
-an order is found by insertion and exchanges, and what no order can beat is told by the *assignment bound*:
-hops no slower than it lead from every class to another, to each from one, and from each class to all others.
+A ring is as fast as its slowest hop, so the order minimises the slowest hop, and then the sum of hops. Equal
+nodes form one class and are adjacent. Up to `EXACT_CLASSES` classes, dynamic programming over subsets is
+exact (Held and Karp 1962). For more, insertion and local search (2-opt and relocation) find an order, and the
+assignment bound is a lower bound: the least hop time whose hops give every class its own successor and
+predecessor and connect all classes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 EXACT_CLASSES: Final = 12
-"""Classes up to which the order is the best there is."""
+"""Largest number of classes for the exact Held-Karp search, whose time and memory grow as 2^classes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingOrder:
-    """The classes in the order of the ring, which begins at class 0; seconds of its slowest hop and of all of
-    them, and `bound_s`: no ring has a slowest hop that is faster."""
+    """The classes in ring order from class 0, with seconds of the slowest hop and of all hops together.
+
+    `bound_s` is a lower bound of the slowest hop of any ring.
+    """
 
     order: tuple[int, ...]
     slowest_s: float
@@ -36,19 +38,22 @@ class RingOrder:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether it is proven that no order has a faster slowest hop."""
+        """Whether no order has a faster slowest hop, by the lower bound."""
         return self.slowest_s <= self.bound_s
 
 
 def ring_order(hop_s: Any) -> RingOrder:
-    """The order for hops of `hop_s[i, j]` seconds from class i to class j (infinite where there is no way;
-    the diagonal is not read)."""
+    """The ring order for hops of `hop_s[i, j]` seconds from class i to class j.
+
+    Infinity means no connection; the diagonal is not read. InternalError for another shape, NaN or negative
+    times.
+    """
     hops: Floats = np.array(hop_s, dtype=np.float64)
     if hops.ndim != 2 or hops.shape[0] != hops.shape[1] or not len(hops):
         raise InternalError(f"hops between classes have shape (classes, classes), not {hops.shape}")
     np.fill_diagonal(hops, np.inf)
     if np.isnan(hops).any() or (hops < 0.0).any():
-        raise InternalError("a hop takes no less than nothing")
+        raise InternalError("hops between classes have a negative or NaN time")
     if len(hops) == 1:
         return RingOrder((0,), 0.0, 0.0, 0.0)
     if len(hops) <= EXACT_CLASSES:
@@ -62,9 +67,10 @@ def ring_order(hop_s: Any) -> RingOrder:
 
 
 def _held_karp(hops: Floats, combine: Any) -> tuple[float, list[int]]:
-    """The least that a ring's hops are together, where `combine` puts two of them together, and its order.
+    """The least cost of a ring, where `combine` joins the costs of two hops (maximum or sum), and its order.
 
-    `best[visited, last]`: the least way from class 0 through the visited ones (bits of the others) to `last`.
+    `best[visited, last]` is the least cost of a path from class 0 through the set `visited` (bits) that ends
+    in `last`.
     """
     others = len(hops) - 1
     best: Floats = np.full((1 << others, others), np.inf)
@@ -92,7 +98,8 @@ def _held_karp(hops: Floats, combine: Any) -> tuple[float, list[int]]:
 
 
 def _assignment_bound_s(hops: Floats) -> float:
-    """The least hop time within which every class has a next one of its own and each is reached from all."""
+    """The least hop time whose hops give each class its own successor and connect all classes (a lower
+    bound)."""
     times = np.unique(hops[np.isfinite(hops)])
     low, high = 0, len(times)
     while low < high:
@@ -109,7 +116,7 @@ def _may_have_ring(edges: Bools) -> bool:
 
 
 def _are_connected(edges: Bools) -> bool:
-    """Whether all are reached from class 0."""
+    """Whether all classes are reached from class 0."""
     reached: Bools = np.zeros(len(edges), dtype=np.bool_)
     reached[0] = True
     for _ in range(len(edges)):
@@ -118,7 +125,7 @@ def _are_connected(edges: Bools) -> bool:
 
 
 def _have_perfect_matching(edges: Bools) -> bool:
-    """Whether every class can be given a next one, no two the same (augmenting paths)."""
+    """Whether every class can have its own successor: a perfect matching, by augmenting paths."""
     previous = [-1] * len(edges)
 
     def is_augmented(one: int, tried: set[int]) -> bool:
@@ -139,7 +146,7 @@ def _cost(hops: Floats, order: list[int]) -> tuple[float, float]:
 
 
 def _insertion_order(hops: Floats) -> list[int]:
-    """Classes one by one where they make the ring least slow."""
+    """Insert classes one by one at the position that makes the slowest hop, and then the sum, least."""
     order = [0]
     for one in range(1, len(hops)):
         places = [[*order[:at], one, *order[at:]] for at in range(1, len(order) + 1)]
@@ -148,7 +155,7 @@ def _insertion_order(hops: Floats) -> list[int]:
 
 
 def _local_search(hops: Floats, order: list[int]) -> list[int]:
-    """Runs of classes are turned around, and single classes put elsewhere, while that helps."""
+    """Reverse runs of classes (2-opt) and relocate single classes while that improves the order."""
     cost, is_better = _cost(hops, order), True
     while is_better:
         is_better = False

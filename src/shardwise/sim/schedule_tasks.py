@@ -1,6 +1,5 @@
-"""A schedule table with its durations as a task graph, so that the event engine runs the same step as
-max-plus.
-"""
+"""A schedule table with its durations as a task graph: the event engine simulates the same step as
+max-plus."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from shardwise.sim.maxplus import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """What the hops between stages carry, and over which shared links.
+    """Bytes of the hops between stages, and the shared links they use.
 
     `forward_bytes` and `backward_bytes` have shape (stages - 1,): between stages s and s + 1. The routes, one
-    per hop, name links by their place in `links`; an empty route is a hop that shares nothing. The hops'
-    times in `Durations` are then the latencies, paid before the first byte.
+    per hop, are indices in `links`; a hop with an empty route shares no link. The hop times in `Durations`
+    are then latencies, before the first byte.
     """
 
     links: tuple[FlowLink, ...]
@@ -45,9 +44,9 @@ def task_graph(
 ) -> TaskGraph:
     """The tasks of case `row` of `durations`: compute in table order per rank, hops, gathers and reductions.
 
-    Hops are pure delays (or, given `transfers`, flows over shared links) that keep neither rank busy; gathers
-    and reductions share the rank's data-parallel stream. Its makespan in the engine is that of max-plus to
-    1e-9 where no link is shared. Compute tasks are named by their actions (`2F0`).
+    Hops are pure delays (with `transfers`, flows over shared links) that occupy no rank. Gathers and
+    reductions share the rank's data-parallel stream. Without shared links the makespan in the engine equals
+    that of max-plus to 1e-9. Compute tasks have the names of their actions (`2F0`).
     """
     compiled = compile_schedule(schedule)
     compiled.check(durations)
@@ -65,7 +64,7 @@ def task_graph(
 
 
 class _Lowering:
-    """One task graph in the making; actions come in an order in which all they wait for came before."""
+    """A task graph under construction; actions are added after all their dependencies."""
 
     def __init__(
         self, schedule: Schedule, durations: Durations, row: int, transfers: Transfers | None
@@ -133,7 +132,8 @@ class _Lowering:
         self._task_of[action] = task
 
     def _add_hop(self, direction: int, source: int, stage: int, microbatch: int, producer: int) -> int:
-        """The task after which what `producer` sends is there: a hop, or itself where the hop is nothing."""
+        """The task after which the result of `producer` has arrived: a hop, or `producer` itself for a hop of
+        no time."""
         edge = min(source, stage)
         latency = self._hop[direction][edge]
         name = f"{source} to {stage} {'FB'[direction]}{microbatch}"
@@ -155,10 +155,10 @@ class _Lowering:
 def activation_bytes(
     schedule: Schedule, timeline: Timeline, bytes_per_microbatch: Sequence[float]
 ) -> list[tuple[Floats, Floats]]:
-    """Per rank the instants at which its activations in flight change, and the bytes held from each on.
+    """Per rank, the instants at which its activations in flight change, and the bytes from each instant on.
 
-    A forward takes `bytes_per_microbatch[stage]` when it starts; the B or W of the same stage and microbatch
-    gives them back when it ends (an I gives nothing back). `timeline` is that of `task_graph(schedule, ...)`.
+    A forward adds `bytes_per_microbatch[stage]` when it starts; B or W of the same stage and micro-batch
+    frees them when it ends (I frees nothing). `timeline` is that of `task_graph(schedule, ...)`.
     """
     task_of = {name: task for task, name in enumerate(timeline.graph.names)}
     stage, kind, microbatch, offsets = schedule.columns
@@ -182,8 +182,8 @@ def _rank_slices(offsets: Ints) -> list[slice]:
 
 
 def _running_sums(when: Floats, change: Floats) -> tuple[Floats, Floats]:
-    """Instants in order, and the sum of changes up to and with each."""
-    # What is given back at an instant is free before what is taken at the same instant.
+    """Instants in order, and the sum of changes up to and including each."""
+    # At one instant, memory is freed before it is allocated.
     order = np.lexsort((change > 0, when))
     in_flight_bytes = np.cumsum(change[order])
     last = np.append(np.flatnonzero(np.diff(when[order])), len(order) - 1)

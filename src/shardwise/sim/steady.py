@@ -1,25 +1,22 @@
-"""Makespans of long steps without walking them: a schedule's steady phase repeats, and so do its times.
+"""Makespans of long steps by the periodicity of their steady state (`makespan_s`, `SteadySchedule`).
 
-Two repetitions are used, each checked before it is.
+Two repetitions are used, and each is checked first. The table repeats: with `group` more micro-batches (1, or
+pp for interleaved schedules), each rank's row has one more block of actions. Rank r's row is a prefix, a
+block and a suffix. The longer row is the same prefix, the block twice, the second with its micro-batches
+shifted by `group`, and the suffix shifted by `group`. The overlap of the common prefix and the common shifted
+suffix of two rows shows this. That it continues for more micro-batches follows from how the generator counts;
+property tests compare with whole tables. GPipe repeats twice: in its forwards and in its backwards.
 
-*The table repeats.* The tables of m and of m + g microbatches (g is 1, or pp where microbatches go in groups)
-are alike but for one more block of actions per rank: rank r's row is a prefix, a block, a suffix, and the
-longer row is the same prefix, the block, the block again with its microbatches shifted by g, the suffix
-shifted by g. Where the common beginning and the common (shifted) end of the two rows overlap this is so by
-inspection; that it goes on for every further g is what a generator that counts means, and property tests
-compare the answers with whole tables. GPipe repeats twice, once in its forwards and once in its backwards.
+A loop is a range of topological levels with one block of actions on every rank. Only the finish times of its
+loop-carried actions enter it, and only those of the updated actions (shifted by `group`) leave it. So one
+iteration maps the state x (carried times) to x' (updated times) by a map A, the same for each iteration.
 
-A loop is a range of topological levels whose actions are one block on every rank. What crosses into it are
-the finish times of its *carried* actions; those shifted by g are the *renewed* ones, and they are all that
-crosses out of it. So one walk over the levels maps a state x (the carried times) to the next, x' (the renewed
-times), always by the same map A, and x' takes the place of x for the next turn.
-
-*The times repeat.* A is made of maxima and sums with constants: A(x + c) = A(x) + c for any number c. If
-after some turn x(k) = x(k - p) + c in every component, then x(k + i) = x(k + i - p) + c for every i >= 0, and
-the state after the last turn is one of the p states before k plus a multiple of c. Max-plus linear maps reach
-such a period after finitely many turns (Baccelli, Cohen, Olsder and Quadrat 1992, chapter 3), soon where one
-stage is slower than the rest. A case that does not reach it in time is walked to the end. A does not expand
-distances, hence the rounding in x(k) = x(k - p) + c, at most 1e-14 of x, enters at most once per period.
+The times repeat: A consists of maxima and sums with constants, so A(x + c) = A(x) + c for any number c. If
+x(k) = x(k - p) + c in every component, then x(k + i) = x(k + i - p) + c for all i >= 0, and the last state is
+one of the p states before k plus a multiple of c. Max-plus linear maps reach such a period after finitely
+many iterations (Baccelli, Cohen, Olsder and Quadrat 1992, chapter 3); few suffice where one stage is slower
+than the others. A case without a period is evaluated to its end. A does not expand distances, so the rounding
+in x(k) = x(k - p) + c, at most 1e-14 of x, enters at most once per period.
 """
 
 from __future__ import annotations
@@ -41,19 +38,19 @@ from shardwise.sim.maxplus import (
     compile_schedule,
 )
 
-# How far from equal the components of x(k) - x(k - p) may be, relative to x(k): a few dozen roundings.
+# Allowed spread of the components of x(k) - x(k - p), relative to x(k): a few dozen roundings.
 _TOLERANCE = 1e-14
-# A table of this many times pp microbatches has a steady phase in all schedules.
+# A table with this many times pp micro-batches has a steady state in all schedules.
 _BASE = 3
-# Levels that are walked between two looks for a period, at least: a look costs as much as some dozens.
+# Least number of levels between two checks for a period: a check costs as much as some dozens of levels.
 _LEVELS_BETWEEN_CHECKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """Levels `first` to `stop` of a compiled table, which repeat: see the head of this file.
+    """Levels `first` to before `stop` of a compiled table, which repeat (module docstring).
 
-    `carried` and `updated` are rows of the finish times, alike in order.
+    `carried` and `updated` are rows of the finish times, in corresponding order.
     """
 
     first: int
@@ -64,7 +61,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadySchedule:
-    """A schedule of `microbatches` microbatches that stands for those of `microbatches + n * group`."""
+    """A schedule of `microbatches` micro-batches that represents those of `microbatches + n * group`."""
 
     compiled: CompiledSchedule
     loops: tuple[Loop, ...]
@@ -73,8 +70,8 @@ class SteadySchedule:
     longest_period: int
 
     def makespan_s(self, microbatches: Ints, durations: Durations) -> Floats:
-        """Seconds of a step of each case's `microbatches`: a multiple of `group` more than
-        `self.microbatches`."""
+        """Step time in seconds for each case's `microbatches`, which exceed `self.microbatches` by multiples
+        of `group`."""
         self.compiled.check(durations)
         iterations = 1 + (microbatches - self.microbatches) // self.group
         result = np.empty(durations.batch)
@@ -91,7 +88,7 @@ class SteadySchedule:
         return result
 
     def _state_after(self, cases: FinishTimes, loop: Loop, iterations: Ints) -> Floats:
-        """The times of the renewed actions after each case's number of turns of `loop`; shape (carried,
+        """The times of the updated actions after each case's number of iterations of `loop`; shape (carried,
         batch)."""
         levels = self.compiled.rows.levels[loop.first : loop.stop]
         iterations_between_checks = -(-_LEVELS_BETWEEN_CHECKS // len(levels))
@@ -124,11 +121,11 @@ class SteadySchedule:
 
 
 def makespan_s(name: str, *, pp: int, microbatches: Ints | int, vpp: int, durations: Durations) -> Floats:
-    """Seconds of a step of schedule `name` for every case of `durations`, of which each may have its own
-    number of microbatches; shape (batch,).
+    """Step time in seconds of schedule `name` for every case of `durations`; shape (batch,).
 
-    Equal to `compile_schedule(generate(...)).makespan_s(durations)` but for rounding (relative 1e-11), in a
-    time that hardly depends on `microbatches`. Raises ConfigError where the combination is illegal.
+    Each case may have its own number of micro-batches. The result equals
+    `compile_schedule(generate(...)).makespan_s(durations)` except for rounding (relative 1e-11); the run time
+    hardly depends on `microbatches`. ConfigError where the combination is illegal.
     """
     each = np.broadcast_to(np.asarray(microbatches, dtype=np.int64), (durations.batch,))
     result, is_left = np.empty(durations.batch), np.ones(durations.batch, dtype=bool)
@@ -145,7 +142,7 @@ def makespan_s(name: str, *, pp: int, microbatches: Ints | int, vpp: int, durati
 
 
 def _uses_steady(name: str, pp: int, microbatches: Ints) -> Bools:
-    """For which numbers of microbatches the steady table stands, and saves work."""
+    """The cases that the steady schedule represents, where it saves work."""
     group = _group(name, pp)
     more = microbatches - _BASE * pp
     return np.asarray((more >= 2 * group) & (more % group == 0))
@@ -153,13 +150,13 @@ def _uses_steady(name: str, pp: int, microbatches: Ints) -> Bools:
 
 @lru_cache(maxsize=128)
 def compiled_schedule(name: str, pp: int, microbatches: int, vpp: int) -> CompiledSchedule:
-    """The generated table, compiled; remembered, since one table serves many cases."""
+    """The generated table, compiled and cached."""
     return compile_schedule(generate(name, pp=pp, microbatches=microbatches, vpp=vpp))
 
 
 @lru_cache(maxsize=128)
 def steady_schedule(name: str, pp: int, vpp: int) -> SteadySchedule | None:
-    """Schedule `name` with its loops, or None where it has no steady phase that can be proven to repeat."""
+    """Schedule `name` with its loops, or None where no steady state is proven to repeat."""
     group = _group(name, pp)
     base = _BASE * pp
     short = generate(name, pp=pp, microbatches=base, vpp=vpp)
@@ -172,7 +169,7 @@ def steady_schedule(name: str, pp: int, vpp: int) -> SteadySchedule | None:
         if loop is None:
             return None
         loops.append(loop)
-    # A critical circuit advances as many microbatches as fit between two visits of a rank: at most 2 pp in
+    # A critical circuit advances by the micro-batches between two visits of a rank: at most 2 pp are in
     # flight.
     longest = max(2, 2 * pp // group)
     return SteadySchedule(
@@ -186,9 +183,8 @@ def _group(name: str, pp: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """Per rank: where a row of the short table may be cut so that another `block` actions fit in (`low` to
-    `high`).
-    """
+    """Per rank, where another `block` actions can be inserted in a row of the short table: from `low` to
+    `high`."""
 
     low: Ints
     high: Ints
@@ -196,7 +192,8 @@ class _Phase:
 
 
 def _phases(short: Schedule, longer: Schedule, group: int) -> list[_Phase]:
-    """The parts of the tables that grow: the whole rows, or forwards and backwards where these are apart."""
+    """The parts of the tables that grow: the whole rows, or forwards and backwards where these are
+    separate."""
     parts = [[_split_rows(table, rank) for rank in range(table.pp)] for table in (short, longer)]
     if not all(is_separate for table in parts for _, is_separate in table):
         return [_phase([row for row, _ in parts[0]], [row for row, _ in parts[1]], None, group)]
@@ -207,18 +204,16 @@ def _phases(short: Schedule, longer: Schedule, group: int) -> list[_Phase]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One rank's row: what each action does (a code of stage and kind), on which microbatch, and how many
-    forwards come first.
-    """
+    """One rank's row: the work of each action (a code of stage and kind), its micro-batch, and the number of
+    leading forwards."""
 
     work: Ints
     microbatch: Ints
     forwards: int
 
     def part(self, side: int | None) -> tuple[Ints, Ints, int]:
-        """Work and microbatches of the whole row (None), its first forwards (0), or the rest (1); where it
-        begins.
-        """
+        """Work and micro-batches of the whole row (None), its leading forwards (0), or the rest (1); and its
+        start."""
         which = (slice(None), slice(0, self.forwards), slice(self.forwards, None))[
             0 if side is None else side + 1
         ]
@@ -226,7 +221,7 @@ class _Row:
 
 
 def _split_rows(schedule: Schedule, rank: int) -> tuple[_Row, bool]:
-    """Rank `rank`'s row, and whether all its forwards come before everything else."""
+    """The row of `rank`, and whether all its forwards come first."""
     stage, kind, microbatch, offsets = schedule.columns
     which = slice(int(offsets[rank]), int(offsets[rank + 1]))
     forward = kind[which] == 0
@@ -236,7 +231,7 @@ def _split_rows(schedule: Schedule, rank: int) -> tuple[_Row, bool]:
 
 
 def _phase(short: list[_Row], longer: list[_Row], side: int | None, group: int) -> _Phase:
-    """Compare the rows from their beginnings, and from their ends with microbatches shifted by `group`."""
+    """Compare the rows from their starts, and from their ends with micro-batches shifted by `group`."""
     low, high, block = [], [], []
     for row, long_row in zip(short, longer, strict=True):
         work, microbatch, begin = row.part(side)
@@ -252,7 +247,7 @@ def _phase(short: list[_Row], longer: list[_Row], side: int | None, group: int) 
 
 
 def _counts_below_level(compiled: CompiledSchedule) -> Ints:
-    """How many actions each rank has below each level; shape (levels + 1, ranks)."""
+    """Number of actions of each rank below each level; shape (levels + 1, ranks)."""
     rank_of_stage = np.asarray(compiled.schedule.stage_rank)
     ranks = rank_of_stage[compiled.schedule.columns.stage[compiled.rows.action_of_row[1:]]]
     levels = len(compiled.rows.level_starts) - 1
@@ -263,10 +258,8 @@ def _counts_below_level(compiled: CompiledSchedule) -> Ints:
 
 
 def _loop(compiled: CompiledSchedule, counts: Ints, phase: _Phase, group: int) -> Loop | None:
-    """The first range of levels that is one block on every rank, within `phase`, and whose state is carried
-    on.
-    """
-    # On few levels if the ranks work side by side; never on fewer than the longest block.
+    """The first range of levels with one block on every rank, within `phase`, whose state is loop-carried."""
+    # The range has few levels if the ranks work in parallel; never fewer than the longest block.
     shortest = int(phase.block.max())
     for height in range(shortest, 2 * shortest + 2):
         below, above = counts[:-height], counts[height:]
@@ -279,14 +272,12 @@ def _loop(compiled: CompiledSchedule, counts: Ints, phase: _Phase, group: int) -
 
 
 def _carried(compiled: CompiledSchedule, first: int, stop: int, group: int) -> tuple[Ints, Ints] | None:
-    """Rows of the carried and the renewed actions of levels `first` to `stop`, or None if these do not
-    correspond.
-    """
+    """Rows of the carried and updated actions of levels `first` to `stop`; None if they do not correspond."""
     start, end = int(compiled.rows.level_starts[first]), int(compiled.rows.level_starts[stop])
     row_of = compiled.rows.row_of
     ends = row_of[np.concatenate((compiled.last_actions, compiled.last_backward))]
     if int(row_of[compiled.first_forward].max()) >= start or int(ends.min()) < end:
-        return None  # the gathers belong before the loop, the reductions behind it
+        return None  # gathers must be before the loop, reductions after it
     later = _shifted_rows(compiled, group)
     earlier = _shifted_rows(compiled, -group)
     into, out = _crossing(compiled, start), _crossing(compiled, end)
@@ -314,7 +305,7 @@ def _crossing(compiled: CompiledSchedule, start: int) -> Ints:
 
 
 def _shifted_rows(compiled: CompiledSchedule, shift: int) -> Ints:
-    """Per row the row of the same stage and kind, `shift` microbatches later; 0 where there is none."""
+    """Per row the row of the same stage and kind, `shift` micro-batches later; 0 if there is none."""
     stage, kind, microbatch, _ = compiled.schedule.columns
     microbatches = compiled.schedule.microbatches
     place = np.zeros((compiled.stages, 4, microbatches + 2 * abs(shift)), np.int64)
@@ -326,7 +317,8 @@ def _shifted_rows(compiled: CompiledSchedule, shift: int) -> Ints:
 
 
 def _periods(history: list[Floats]) -> Ints:
-    """Per case the fewest turns after which the last state comes again, but for a constant; 0 if not yet."""
+    """Per case the smallest period of the last state up to a constant, in iterations; 0 if there is none
+    yet."""
     last = history[-1]
     gained = last - np.stack(history[-2::-1])
     spread = gained.max(axis=1) - gained.min(axis=1)
@@ -335,7 +327,8 @@ def _periods(history: list[Floats]) -> Ints:
 
 
 def _extrapolated(history: list[Floats], periods: Ints, columns: Ints, iterations: Ints) -> Floats:
-    """The state of `columns` after so many more turns each, by their periods; shape (carried, columns)."""
+    """The state of `columns` after `iterations` more iterations each, by their periods; shape (carried,
+    columns)."""
     past: Floats = np.stack(history)[:, :, columns]
     period = periods[columns]
     places = np.arange(len(columns))

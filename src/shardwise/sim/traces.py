@@ -1,16 +1,10 @@
-"""What a trace file shows: spans on tracks, arrows between them, counters. Simulated or measured, it is the
-same.
+"""Trace files of simulated or measured steps: spans on tracks, arrows between them, counters.
 
-A trace file read back: the spans that `write_trace` wrote in Chrome's form.
-
-Perfetto's native format: a protobuf `Trace` of TrackEvent packets, written field by field.
-
-Field numbers are those of perfetto/trace (perfetto.dev/docs/reference/trace-packet-proto). A protobuf message
-is a run of fields, each a key (field number and wire type) and a value: a varint, eight bytes, or a length
-and bytes.
-
-A trace as a file that opens in Perfetto: Chrome's JSON, or TrackEvent packets where the name ends in
-.pftrace.
+`write_trace` writes Chrome's Trace Event Format (JSON), or Perfetto's native format where the name ends in
+`.pftrace`; both open in Perfetto. `read_trace` reads the spans of a JSON trace. The native format is a
+protobuf `Trace` of TrackEvent packets, written field by field. The field numbers are those of perfetto/trace
+(perfetto.dev/docs/reference/trace-packet-proto). A protobuf message is a sequence of fields: a key (field
+number and wire type) and a value (a varint, eight bytes, or a length and bytes).
 """
 
 from __future__ import annotations
@@ -28,16 +22,18 @@ from shardwise.inputs import Fields, printable, read_bytes, read_mapping
 from shardwise.plans import write_file
 from shardwise.sim.engine import COMMUNICATION, COMPUTE, DATA_PARALLEL, Floats, Timeline
 
+# Traces and their tracks
+
 BLOCKS, OPERATORS, TRAFFIC = "blocks", "operators", "traffic"
-"""Tracks of a step of an operator graph: passes of its blocks and of its operators, and what is done for
-tensors to be where they are read."""
+"""Tracks of a step of an operator graph: passes of its blocks, passes of its operators, and
+redistribution."""
 
 _TRACK_ORDER = (COMPUTE, BLOCKS, OPERATORS, TRAFFIC, COMMUNICATION, DATA_PARALLEL)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something with a name that lasts from `start_s` to `finish_s` on a track of a rank."""
+    """A named interval from `start_s` to `finish_s` on a track of a rank."""
 
     rank: int
     track: str
@@ -48,7 +44,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """One span causes another; both by their places in `Trace.spans`."""
+    """One span causes another; both are indices in `Trace.spans`."""
 
     source: int
     target: int
@@ -66,17 +62,15 @@ class Counter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Everything a trace file holds. Spans of one track may overlap; they are then drawn on tracks side by
-    side.
-    """
+    """The contents of a trace file. Overlapping spans of one track are drawn on several tracks."""
 
     spans: tuple[Span, ...]
     arrows: tuple[Arrow, ...] = ()
     counters: tuple[Counter, ...] = ()
     names: Mapping[int, str] = field(default_factory=dict)
-    """What a rank is called where that is not `rank N`."""
+    """The name of a rank where it is not `rank N`."""
     plan_hash: str | None = None
-    """Of the plan whose step this is, where that is told."""
+    """Hash of the plan of this step, if known."""
 
     @property
     def ranks(self) -> list[int]:
@@ -95,7 +89,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One row of the picture: spans by their places in the trace, in order of time, none overlapping."""
+    """One row of the picture: spans by index, in order of time, without overlap."""
 
     rank: int
     name: str
@@ -103,7 +97,7 @@ class Track:
 
 
 def tracks_of(trace: Trace) -> list[Track]:
-    """The rows to draw, by rank, then compute, communication, data parallel, then others by name.
+    """The tracks by rank; then compute, communication and data parallel; then others by name.
 
     Where spans of one track overlap, each goes on the first row that is free.
     """
@@ -137,8 +131,7 @@ def _non_overlapping(trace: Trace, places: Iterable[int]) -> list[list[int]]:
 
 
 def trace_of(timeline: Timeline, *, activations: Sequence[tuple[Floats, Floats]] = ()) -> Trace:
-    """The trace of a simulated step; `activations` are per rank instants and bytes held (see
-    `activation_bytes`).
+    """The trace of a simulated step; `activations` has instants and bytes per rank (see `activation_bytes`).
 
     Tasks of a rank without a stream (hops) are drawn as its communication; tasks of no rank are not drawn.
     """
@@ -164,32 +157,34 @@ def trace_of(timeline: Timeline, *, activations: Sequence[tuple[Floats, Floats]]
     return Trace(spans=tuple(spans), arrows=tuple(arrows), counters=tuple(counters))
 
 
+# Reading
+
 MAX_BYTES = 256 * 2**20
 MAX_NODES = 20_000_000
 
 _LOG = re.compile(rb'\s*\{\s*"step"\s*:')
-"""How a log of steps begins, which people take for the trace."""
+"""The start of a step log, which is easily mistaken for a trace."""
 
 _MAX_US = 1e13
-"""Of an instant or a length: a hundred days."""
+"""Largest time or duration in a trace file, in microseconds: about a hundred days."""
 
 
 def read_trace(path: str | PathLike[str]) -> Trace:
-    """The spans of the trace at `path`, and the hash of its plan where it has one; its arrows, counters and
-    names are left out.
+    """The spans of the trace at `path`, and the hash of its plan if present; arrows, counters and names are
+    ignored.
 
-    Raises ConfigError where it is no such file, or has no spans.
+    ConfigError where it is no such file, or has no spans.
     """
     name = fspath(path)
     if name.endswith(".pftrace"):
         raise ConfigError(
-            "is a trace for Perfetto alone, which is not read", file=printable(name),
-            allowed="one in JSON, as --trace FILE.json writes",
+            "is in Perfetto's native format, which is not read", file=printable(name),
+            allowed="a JSON trace, as --trace FILE.json writes",
         )  # fmt: skip
     if _LOG.match(read_bytes(name, max_bytes=MAX_BYTES)):
         raise ConfigError(
-            "is a log of steps and no trace", file=printable(name),
-            allowed="a trace in JSON, as `train --trace FILE.json` writes",
+            "is a step log, not a trace", file=printable(name),
+            allowed="a JSON trace, as `train --trace FILE.json` writes",
         )  # fmt: skip
     document = read_mapping(name, max_bytes=MAX_BYTES, max_nodes=MAX_NODES)
     fields = Fields(document, file=name)
@@ -219,6 +214,8 @@ def _span(event: Fields) -> Span:
     )
 
 
+# Perfetto's native format
+
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
 # Trace and TracePacket
@@ -238,9 +235,9 @@ _STATE_CLEARED = 1
 
 
 def perfetto_bytes(trace: Trace) -> bytes:
-    """`trace` as a Perfetto trace: a process per rank, its tracks below it, times in nanoseconds.
+    """`trace` as a Perfetto trace: a process per rank with its tracks, times in nanoseconds.
 
-    Packets are in order of time, the descriptors of tracks first.
+    Packets are in order of time, after the descriptors of tracks.
     """
     ranks = trace.ranks
     uuid_of_rank = {rank: number for number, rank in enumerate(ranks, start=1)}
@@ -260,7 +257,7 @@ def perfetto_bytes(trace: Trace) -> bytes:
         uuid += 1
         descriptors.append(_counter(uuid, uuid_of_rank[counter.rank], counter))
         events += _values(counter, uuid)
-    # Stable: at one instant a track's end stays before its next beginning.
+    # Stable sort: at one instant a track's end stays before its next start.
     events.sort(key=lambda event: event[0])
     first = _uint(_SEQUENCE_FLAGS, _STATE_CLEARED)
     packets = [_message(_TRACK_DESCRIPTOR, descriptor) for descriptor in descriptors]
@@ -294,7 +291,7 @@ def _counter(uuid: int, parent: int, counter: Counter) -> bytes:
 def _slices(
     trace: Trace, track: Track, uuid: int, outgoing: dict[int, list[int]], incoming: dict[int, list[int]]
 ) -> Iterable[tuple[int, bytes]]:
-    """The beginning and end of every span of a track, with the arrows that leave and reach it."""
+    """The start and end of every span of a track, with the arrows that leave and reach it."""
     on_track = _uint(_TRACK_UUID, uuid)
     for place in track.spans:
         span = trace.spans[place]
@@ -316,7 +313,7 @@ def _ns(seconds: float) -> int:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits per byte, lowest first, the top bit set on all but the last."""
+    """Seven bits per byte, lowest first; the top bit is set on all but the last."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -341,10 +338,13 @@ def _text(field: int, text: str) -> bytes:
     return _message(field, text.encode())
 
 
-def write_trace(trace: Trace, path: str | PathLike[str]) -> None:
-    """Write `trace` to `path`, atomically: native Perfetto where it ends in `.pftrace`, else Chrome's JSON.
+# Writing
 
-    Raises ConfigError where the file cannot be written.
+
+def write_trace(trace: Trace, path: str | PathLike[str]) -> None:
+    """Write `trace` to `path` atomically: native Perfetto format for `.pftrace`, otherwise Chrome's JSON.
+
+    ConfigError where the file cannot be written.
     """
     name = fspath(path)
     write_file(name, perfetto_bytes(trace) if name.endswith(".pftrace") else chrome_bytes(trace))
@@ -354,7 +354,7 @@ def chrome_bytes(trace: Trace) -> bytes:
     """`trace` in the Trace Event Format (JSON object form): a process per rank, a thread per track, times in
     us.
 
-    Processes and threads count from 1, as readers take 0 for the idle task.
+    Processes and threads count from 1, as viewers take 0 for the idle task.
     """
     events: list[dict[str, Any]] = []
     for rank in trace.ranks:
@@ -383,7 +383,7 @@ def chrome_bytes(trace: Trace) -> bytes:
             at = _us(time_s)
             events.append({"ph": "C", "pid": counter.rank + 1, "name": counter.name, "ts": at, "args": value})
     document: dict[str, Any] = {"traceEvents": events, "displayTimeUnit": "ms"}
-    if trace.plan_hash is not None:  # what viewers show as they find it
+    if trace.plan_hash is not None:  # viewers show it unchanged
         document["otherData"] = {"plan_hash": trace.plan_hash}
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
@@ -408,12 +408,12 @@ def _complete(trace: Trace, place: int, thread: int) -> dict[str, Any]:
 
 
 def _inside(trace: Trace, place: int, thread_of: dict[int, int]) -> dict[str, Any]:
-    """One end of an arrow: bound to the span whose middle it names."""
+    """One end of an arrow, bound to the span whose middle it gives."""
     span = trace.spans[place]
     middle = _us((span.start_s + span.finish_s) / 2)
     return {"pid": span.rank + 1, "tid": thread_of[place], "name": "send", "cat": "send", "ts": middle}
 
 
 def _us(seconds: float) -> float:
-    """Microseconds, to the nanosecond."""
+    """Microseconds, rounded to nanoseconds."""
     return round(seconds * 1e6, 3)

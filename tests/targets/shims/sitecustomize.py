@@ -1,7 +1,7 @@
 """Stand-ins for GPU software, so that Megatron-LM can be imported on a machine without a GPU.
 
-Python imports this module at its start where the folder is on PYTHONPATH. That is so in the child processes
-of these tests alone.
+Python imports this module at startup where its folder is on PYTHONPATH: only in the child processes of these
+tests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from unittest.mock import MagicMock
 import torch
 import typing_extensions
 
-# Megatron-LM is made for Python 3.12, which has `typing.override`.
+# Megatron-LM needs Python 3.12, which has `typing.override`.
 if not hasattr(typing, "override"):
     setattr(typing, "override", typing_extensions.override)  # noqa: B010 - mypy knows no such name before 3.12
 
-# Triton compiles kernels for GPUs, and is not in a CPU build of PyTorch; Megatron-LM imports it unguarded.
+# Triton compiles GPU kernels and is missing from CPU builds of PyTorch; Megatron-LM imports it
+# unconditionally.
 for name in ("triton", "triton.language"):
     module = MagicMock()
     module.__spec__ = ModuleSpec(name, None)
@@ -28,14 +29,14 @@ for name in ("triton", "triton.language"):
     sys.modules[name] = module
 
 
-# Megatron-LM decorates functions at import, and the compiler would look for Triton.
+# Megatron-LM compiles functions at import, for which the compiler would need Triton.
 def compile_nothing(function: Any = None, **_options: Any) -> Any:
     return function if function is not None else compile_nothing
 
 
 torch.compile = compile_nothing
 
-# The checks of some flags ask the first GPU for its generation: here that of an H100.
+# The checks of some flags query the generation of the first GPU: here an H100's.
 PROPERTIES = SimpleNamespace(
     major=9, minor=0, name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, multi_processor_count=132
 )

@@ -359,7 +359,7 @@ def test_a_schedule_too_long_for_a_plan_file_is_refused_before_it_is_made(
     )
     ran = run(*command_line, option, *([str(tmp_path / "plan.yaml")] if option == "--save" else []))
     assert ran.code == 2 and ran.err.count("\n") == 1
-    assert "--global-batch-size: has too many microbatches" in ran.err and "4194304" in ran.err
+    assert "--global-batch-size: has too many micro-batches" in ran.err and "4194304" in ran.err
     assert list(tmp_path.iterdir()) == []
     assert run(*command_line).code == 0
 

@@ -246,7 +246,7 @@ def test_a_calibration_of_other_devices_is_refused(run: Run, tmp_path: Path, com
     ran = run(command, *question, "--cluster", "1x2xH200", "--global-batch-size", "8", "--calibration",
               written(tmp_path))  # fmt: skip
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
-    assert "--calibration: measured no device of this cluster; found cpu; allowed: a calibration of H200" in (
+    assert "--calibration: has no device of this cluster; found cpu; allowed: a calibration of H200" in (
         ran.err
     )
 
@@ -441,17 +441,17 @@ def test_files_that_do_not_go_together_are_refused_in_one_line(run: Run, tmp_pat
     impossible = tmp_path / "fast.jsonl"
     impossible.write_text(re.sub(r'"step_time_s": [0-9.e-]+', '"step_time_s": 1e-6', Path(log).read_text()))
     for sources, words in (
-        ((log,), "steps.jsonl: predicted_s: is no plan's that is given"),
+        ((log,), "steps.jsonl: predicted_s: matches no plan of --from"),
         ((plan,), "p.yaml: --from: has no log"),
         (
             (plan, "--from", log, "--from", str(other)),
-            "are of several kinds of devices; found H100-SXM, A100-80G",
+            "have several device classes; found H100-SXM, A100-80G",
         ),
         ((str(part), "--cluster", "2x8xH100-SXM"), "part.txt: line 16: does not use whole nodes"),
         ((str(other), "--cluster", "1x4xH100-SXM"), "other.txt: line 16: has another number of ranks"),
         ((str(unknown),), "is not a known device"),
-        ((str(bare),), "bare.txt: line 5: does not say what it ran on"),
-        ((str(letter),), "letter.txt: --from: is nothing to calibrate from"),
+        ((str(bare),), "bare.txt: line 5: does not name its devices"),
+        ((str(letter),), "letter.txt: --from: is not a file to calibrate from"),
         ((plan, "--from", str(bent)), "bent.jsonl: line 2.step_time_s: is not a number in range"),
         ((plan, "--from", str(impossible)), "measured steps: are shorter than at the peak of the device"),
         ((str(other), "--links"), "--links: measures this machine"),

@@ -60,7 +60,7 @@ def test_the_rows_of_the_card_show_the_answer(answer: Answer) -> None:
     assert row(card, "peak memory") == "60.0 of 80.0 GiB   75 % ██████████▌░░░ on rank 3, the tightest"
     assert row(card, "proof") == "optimal among 1,234 candidates of the space 'default'"
     text = "\n".join(card)
-    assert "1,200 rejected · 30 cut by the bound · 4 evaluated" in text
+    assert "1,200 rejected · 30 pruned by the bound · 4 evaluated" in text
     assert "rejected by memory 1,000 · heads_tp 200" in text
     assert "lower bound 12.500 s, gap 0, found in 12.3 ms (11.9 ms of CPU)" in text
 
@@ -78,12 +78,12 @@ def test_time_and_memory_are_bars_largest_first(answer: Answer) -> None:
 
 
 def test_every_part_that_the_cost_model_names_is_spelt_out(answer: Answer) -> None:
-    """The longest is `context communication`, 21 columns; then a space, and the bar."""
-    names = ("context_communication", "tensor_communication", "parameter_gathering")
+    """The longest is `memory-bound operators`, 22 columns; then a space, and the bar."""
+    names = ("memory_bound", "context_communication", "tensor_communication")
     best = replace(answer.best, breakdown=dict.fromkeys(names, 1000.0))
     text = "\n".join(card_of(replace(answer, best=best)))
     assert "…" not in text
-    assert " context communication ████████ 1,000.0 s  33 % " in text
+    assert " memory-bound operators ████████ 1,000.0 s  33 % " in text
 
 
 def test_a_mixture_of_experts_has_its_facts_within_the_card(answer: Answer) -> None:
@@ -166,10 +166,10 @@ def strategy(**fields: object) -> Strategy:
     ("chosen", "text"),
     [
         (strategy(tp=8), "states replicated"),
-        (strategy(tp=8, zero_stage=1), "ZeRO-1 over 8"),
-        (strategy(tp=8, zero_stage=2), "ZeRO-2 over 8"),
-        (strategy(tp=8, zero_stage=3), "ZeRO-3 over 8"),
-        (strategy(tp=8, optim_shard=4), "parameters / gradients / optimizer over 1 / 1 / 4"),
+        (strategy(tp=8, zero_stage=1), "ZeRO-1 over 8 ranks"),
+        (strategy(tp=8, zero_stage=2), "ZeRO-2 over 8 ranks"),
+        (strategy(tp=8, zero_stage=3), "ZeRO-3 over 8 ranks"),
+        (strategy(tp=8, optim_shard=4), "ZeRO: parameters / gradients / optimizer sharded over 1 / 1 / 4"),
         (strategy(tp=64), ""),
     ],
 )
@@ -184,7 +184,8 @@ def test_every_non_default_field_of_a_strategy_is_shown() -> None:
     )  # fmt: skip
     # dp is 64 / (4 * 4 * 2) = 2, so 64 / (2 * 2) = 16 micro-batches.
     assert words.detail_texts(chosen, JOB, 32) == [
-        "micro-batch 2 × 16", "interleaved_1f1b × 2", "states replicated", "recompute 2 layers in full",
+        "micro-batch size 2, 16 micro-batches", "interleaved_1f1b × 2", "states replicated",
+        "recompute 2 layers in full",
         "sequence parallel", "cp by all_to_all", "offload both", "ends of 3 and 4 layers", "axes cp-tp-dp-pp",
     ]  # fmt: skip
 

@@ -40,7 +40,7 @@ def test_a_plan_is_correct_line_by_line(run: Run, saved: Path) -> None:
     *ok_lines, given, counts, effort = ran.out.splitlines()
     assert len(ok_lines) > 30
     assert all(line.startswith("ok ") and "; expected " in line for line in ok_lines)
-    assert all(line.startswith("note   not judged ") for line in (given, counts, effort))
+    assert all(line.startswith("note   not checked ") for line in (given, counts, effort))
     assert given.endswith(" model.name, model.config, job, cluster: the question itself")
     assert effort.endswith(" certificate.search_s, certificate.search_cpu_s: search effort")
 
@@ -65,7 +65,7 @@ def test_a_plan_that_claims_too_much_exits_4(run: Run, saved: Path) -> None:
     wrong = [line for line in ran.out.splitlines() if line.startswith("wrong")]
     assert len(wrong) == 1 and repr(1.1 * mfu) in wrong[0]
     assert float(wrong[0].rsplit("expected ", 1)[1]) == pytest.approx(mfu, rel=1e-12)
-    assert ran.err.startswith("shardwise: 1 of ") and ran.err.endswith("checks do not hold: mfu\n")
+    assert ran.err.startswith("shardwise: 1 of ") and ran.err.endswith("checks fail: mfu\n")
     document = json.loads(run("check", str(saved), "--json").out)
     assert document["ok"] is False
 

@@ -338,13 +338,14 @@ QUESTION_OPTIONS = "--inter-node --calibration --dtype --optimizer --memory-marg
 OPTIONS = {
     "plan": "--cluster --seq-len --global-batch-size --objective --frontier --use-all --inter-node "
     "--calibration --dtype --optimizer --space --fix --target --memory-margin --expert-imbalance --top "
-    "--exhaustive --workers --stage-dp --braid --budget --save --mtbf --checkpoint-interval "
+    "--exhaustive --workers --stage-dp --mixed-pool-stages --budget --save --mtbf --checkpoint-interval "
     "--checkpoint-stall --restart --jitter --events --policy --json",
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --stages "
     "--microbatches --meshes --objectives --epsilon --inter-node --calibration --dtype --optimizer --space "
     "--fix --memory-margin --expert-imbalance --workers --save --plot --use-all --json",
-    "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --stage-dp --braid --json",
+    "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --stage-dp "
+    "--mixed-pool-stages --json",
     "simulate": "--trace --json",
     "check": "--proof-budget --json",
     "explain": "--why-not --what-if --workers --budget --json",
@@ -496,7 +497,7 @@ def test_plans_that_train_does_not_run_are_planned_on_request_and_marked(run: Ru
         "optimizer muon (it runs adamw, sgd)",
     ]  # fmt: skip
     assert "`shardwise train` does not run this plan: offload=both" in ran.err
-    assert "; --target shardwise keeps to what it runs\n" in ran.err
+    assert "; --target shardwise restricts the search to plans that it runs\n" in ran.err
     assert "shardwise train" not in run("plan", *command_line, "--target", "any").out
 
 

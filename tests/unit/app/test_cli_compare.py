@@ -82,7 +82,7 @@ def test_a_trace_for_perfetto_alone_is_refused_with_the_option_to_use(run: Run, 
     write_trace(read_trace("m.json"), "m.pftrace")
     ran = run("compare", "p.yaml", "m.pftrace")
     assert (ran.code, len(ran.err.splitlines())) == (2, 1)
-    assert "m.pftrace: is a trace for Perfetto alone, which is not read; allowed: one in JSON" in ran.err
+    assert "m.pftrace: is in Perfetto's native format, which is not read; allowed: a JSON trace" in ran.err
 
 
 def test_a_log_of_steps_is_refused_by_its_kind(run: Run, files: None) -> None:
@@ -91,7 +91,7 @@ def test_a_log_of_steps_is_refused_by_its_kind(run: Run, files: None) -> None:
         Path("steps.jsonl").write_text(line * lines)
         ran = run("compare", "p.yaml", "steps.jsonl")
         assert (ran.code, len(ran.err.splitlines())) == (2, 1)
-        assert "steps.jsonl: is a log of steps and no trace; allowed: a trace in JSON" in ran.err
+        assert "steps.jsonl: is a step log, not a trace; allowed: a JSON trace" in ran.err
 
 
 def test_an_uneven_plan_is_compared_pipeline_by_pipeline(run: Run, files: None) -> None:
@@ -122,11 +122,11 @@ def test_a_trace_that_names_no_plan_is_compared_with_a_note(run: Run, files: Non
     write_trace(replace(measured_like(make_plan(PIPELINE)), plan_hash=None), "old.json")
     ran = run("compare", "p.yaml", "old.json")
     assert ran.code == 0 and "every rank ran its actions as planned" in ran.out
-    assert ran.err == "old.json does not say of which plan it is: ranks and actions are the plan's\n"
+    assert ran.err == "old.json does not name its plan; ranks and actions match this plan\n"
     Path("foreign.json").write_text(
         json.dumps({**json.loads(Path("old.json").read_text()), "otherData": {"version": "2"}})
     )
-    assert "does not say of which plan" in run("compare", "p.yaml", "foreign.json").err
+    assert "does not name its plan" in run("compare", "p.yaml", "foreign.json").err
 
 
 def test_a_violated_order_is_exit_code_4(run: Run, files: None) -> None:

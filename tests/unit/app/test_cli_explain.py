@@ -59,7 +59,7 @@ def test_explain_counts_every_candidate(run: Run, saved: str) -> None:
     assert f"{count:,}" in ran.out
     assert document["agrees"] is True
     assert all(f" {axis['field']} " in ran.out for axis in document["axes"])
-    assert "the best; " in ran.out and " binding " in ran.out
+    assert "the best; " in ran.out and " bottleneck " in ran.out
     assert document["best"]["step_time_s"] == read_plan(saved).best.step_time_s
 
 
@@ -121,9 +121,9 @@ def test_a_plan_file_has_the_question_and_the_checker_agrees(run: Run, tmp_path:
     ("text", "fix", "words"),
     [
         ("axes: {tp: [3]}", "", ("axes.tp", "leaves no candidate", "allowed: 1, 2, 4")),
-        ("axes: {tp: [4], pp: [2, 4]}", "", ("axes.pp", "beside tp", "allowed: 1")),
+        ("axes: {tp: [4], pp: [2, 4]}", "", ("axes.pp", "together with tp", "allowed: 1")),
         ("axes: {pp: [1], schedule: [gpipe]}", "", ("axes.schedule", "allowed: 1f1b")),
-        ("axes: {tp: [4]}", "dp=2", ("axes.tp", "beside dp", "allowed: 1, 2")),
+        ("axes: {tp: [4]}", "dp=2", ("axes.tp", "together with dp", "allowed: 1, 2")),
     ],
 )
 def test_values_that_exclude_each_other(

@@ -139,4 +139,4 @@ def test_the_plan_is_not_replaced(run: Run, plan: str) -> None:
     os.mkdir("out")
     write_plan("out/megatron-lm.sh", small_plan(LLAMA, "dp=8"))
     ran = run("export", "out/megatron-lm.sh", *TO)
-    assert ran.code == 2 and "is an input, which would be lost" in ran.err
+    assert ran.code == 2 and "is an input file, which would be overwritten" in ran.err

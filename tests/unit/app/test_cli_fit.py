@@ -56,7 +56,7 @@ def test_the_file_and_the_answer(run: Run, tmp_path: Path) -> None:
     document = validated(json.loads(out.read_text("utf-8")))
     assert json.loads(ran.out) == document
     fitted = len(Numbers.shipped().fitted())
-    assert ran.err == f"wrote {out}: {fitted} numbers from {LEAST_RUNS} runs, 3 rows not used\n"
+    assert ran.err == f"wrote {out}: {fitted} numbers from {LEAST_RUNS} runs, 3 rows skipped\n"
     # No other file remains: the temporary file was renamed.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fit.json", "rows.csv"]
     assert (document["runs"], document["fitted_numbers"]) == (LEAST_RUNS, fitted)
@@ -94,7 +94,7 @@ def test_the_answer_for_people(run: Run, tmp_path: Path) -> None:
     rows, out = file_of(tmp_path, text_of(*RUNS)), tmp_path / "fit.json"
     ran = run("fit", rows, "--out", str(out))
     lines = ran.out.splitlines()
-    assert ran.code == 0 and ran.err.endswith("0 rows not used\n")
+    assert ran.code == 0 and ran.err.endswith("0 rows skipped\n")
     assert lines[0].split() == ["source", "runs", "mean", "error", "bias"]
     assert [line.split()[:2] for line in lines[1:3]] == [["mine", "12"], ["yours", "8"]]
     bands = json.loads(out.read_text("utf-8"))["bands"]
@@ -139,7 +139,7 @@ def test_too_few_rows_are_refused(
         (("rows.csv", "--out", "."), ("--out", "a directory")),
         (("rows.csv", "--out", ""), ("--out", "found ''")),
         (("rows.csv", "--out", "/dev/null"), ("/dev/null", "not a regular file")),
-        (("rows.csv", "--out", "rows.csv"), ("--out", "is an input, which would be lost")),
+        (("rows.csv", "--out", "rows.csv"), ("--out", "is an input file, which would be overwritten")),
         (("rows.csv",), ("--out",)),
         (("--out", "fit.json"), ("ROWS",)),
     ],

@@ -61,7 +61,7 @@ def test_the_card_has_all_policies(run: Any, trace: str) -> None:
         "now",
         "expected",
         "worst",
-        "stands still",
+        "cannot run",
         "1 node of 3 left idle",
         "2 distinct situations",
     ):

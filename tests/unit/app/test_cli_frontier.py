@@ -277,7 +277,7 @@ def test_the_card_shows_the_answer_within_its_columns(
     assert commands.count("shardwise frontier") == 2
     document = answer(run, *CORE, *more, *limit)
     assert f"{len(document['points'])} points" in ran.out
-    assert "exact; --epsilon would allow 0.10 %" in ran.out
+    assert "exact (--epsilon 0.10 %)" in ran.out
     if document["chosen"] is None:
         assert " chosen " not in ran.out
         for entry in document["profile"]:
@@ -337,7 +337,7 @@ def test_epsilon_is_reported_and_never_used(run: Run) -> None:
         (("--space", "cor"), ("did you mean core?",)),
         (("--save", ""), ("--save",)),
         (("--save", "missing/plans"), ("--save", "missing/plans")),
-        (("--save", "file"), ("--save", "not a folder")),
+        (("--save", "file"), ("--save", "neither a folder")),
     ],
 )
 def test_arguments_that_cannot_be_used(

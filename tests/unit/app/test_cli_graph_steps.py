@@ -50,7 +50,7 @@ def test_simulate_draws_a_step_and_writes_its_trace(run: Run, files: None) -> No
     for name, stages in (("whole", 1), ("staged", 3)):
         plan = read_graph_plan(f"{name}.yaml")
         ran = run("simulate", f"{name}.yaml", "--trace", "t.json")
-        assert ran.code == 0 and "graph:chain on" in ran.out and "takes most" in ran.out
+        assert ran.code == 0 and "graph:chain on" in ran.out and "slowest operators" in ran.out
         assert len([line for line in ran.out.splitlines() if line.startswith("rank ")]) == stages
         trace = read_trace("t.json")
         assert {one.rank for one in trace.spans} == set(range(stages))
@@ -64,8 +64,8 @@ def test_the_card_of_a_whole_graph(run: Run, files: None) -> None:
     ran = run("compare", "whole.yaml", "whole.json")
     assert (ran.code, ran.err) == (0, "")
     assert "graph:chain on" in ran.out and "every rank ran its actions as planned" in ran.out
-    assert "computing forward" in ran.out and "furthest apart" in ran.out
-    assert "stage 0" in ran.out and "in parts" in ran.out
+    assert "forward compute" in ran.out and "largest differences" in ran.out
+    assert "stage 0" in ran.out and "by part" in ran.out
 
 
 def test_the_document_has_parts_and_operators(run: Run, files: None) -> None:
@@ -120,7 +120,7 @@ def test_a_plan_of_another_version_is_refused_by_its_step_time(run: Run, files: 
     write_graph_plan("old.yaml", replace(plan, step_time_s=2.0 * plan.step_time_s, seconds=slower))
     for ran in (run("simulate", "old.yaml"), run("compare", "old.yaml", "whole.json")):
         assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
-        assert "old.yaml: step_time_s: is not what this version of shardwise finds" in ran.err
+        assert "old.yaml: step_time_s: is not what this version of shardwise predicts" in ran.err
 
 
 def test_the_plan_is_not_written_over(run: Run, files: None) -> None:

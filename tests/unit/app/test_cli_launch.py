@@ -64,7 +64,7 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_command(
     assert (ran.code, ran.out) == (2, "")
     *_, shown, error = ran.err.splitlines()
     assert shown == line
-    assert error.startswith(f"shardwise: error: {line.split()[0]}: is not installed here")
+    assert error.startswith(f"shardwise: error: {line.split()[0]}: is not installed")
     assert all(name in ("p.yaml", line.split()[-1]) for name in os.listdir())
 
 
@@ -80,7 +80,7 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_command(
         (("--with", "torchrun", "--print", "--", "--steps", "abc"), "--steps"),
         (("--with", "slurm", "--print", "--", "--lr", "-1"), "--lr"),
         (("--with", "torchrun", "--print", "--", "--checkpoint-every", "0"), "--checkpoint-every"),
-        (("--with", "torchrun", "--print", "--", "--adaptive"), "--adaptive: has no links to watch"),
+        (("--with", "torchrun", "--print", "--", "--adaptive"), "--adaptive: has no links to monitor"),
     ],
 )
 def test_an_impossible_launch_is_refused_in_one_line(
@@ -102,7 +102,7 @@ def test_a_plan_that_train_refuses_is_not_launched(run: Run, plan: str) -> None:
         assert ("as in plans of `plan --target shardwise`" in ran.err) == field.startswith("best.strategy")
     write_uneven_plan("u.yaml", make_uneven("5 tp2l4+3 l2 l2"))
     ran = run("launch", "u.yaml", "--with", "torchrun", "--print", "--", "--adaptive")
-    assert ran.code == 2 and "--adaptive: is not there under an uneven plan" in ran.err
+    assert ran.code == 2 and "--adaptive: is not supported for an uneven plan" in ran.err
 
 
 def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
@@ -117,12 +117,12 @@ def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
         assert ran.code == 0 and mark in ran.out
     ran = run("launch", "g.yaml", "--with", "torchrun", "--print", "--", "--adaptive")
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
-    assert "--adaptive: is not there for the plan of an operator graph" in ran.err
+    assert "--adaptive: is not supported for the plan of an operator graph" in ran.err
     undefined = replace(graph, blocks=tuple(map(_dropping, graph.blocks)))
     write_graph_plan("d.yaml", plan_with(undefined, (2,), by_rules(undefined, (2,), lambda op: ("split b",))))
     ran = run("launch", "d.yaml", "--with", "slurm", "--print")
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
-    assert "does not say what is computed; found dropout" in ran.err
+    assert "does not define what is computed; found dropout" in ran.err
 
 
 def _dropping(block: Block) -> Block:
@@ -141,7 +141,7 @@ def test_a_port_in_use_is_reported_before_torchrun_starts(run: Run, plan: str) -
         port = str(taken.getsockname()[1])
         ran = run("launch", "two.yaml", "--with", "torchrun", "--head", "localhost", "--port", port)
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
-    assert f"--port: cannot be listened at: address already in use; found {port}" in ran.err
+    assert f"--port: cannot be opened: address already in use; found {port}" in ran.err
 
 
 def test_a_file_that_is_no_plan_is_refused(run: Run, tmp_path: Path) -> None:

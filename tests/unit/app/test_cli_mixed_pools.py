@@ -1,6 +1,4 @@
-"""`plan --braid`: mixed-pool stages, from the question to the file, its check, and the commands that refuse
-it.
-"""
+"""`plan --mixed-pool-stages`: from the question to the file, its check, and the commands that refuse it."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ ABOUT = (
     "gpt2-xl", "--cluster", CLUSTER, "--inter-node", "200Gb/s", "--seq-len", "4096",
     "--global-batch-size", "8",
 )  # fmt: skip
-QUESTION = ("plan", *ABOUT, "--braid", "4")
+QUESTION = ("plan", *ABOUT, "--mixed-pool-stages", "4")
 ON_CPU = (
     "plan", "examples/tiny.yaml", "--cluster", "examples/clusters/unequal.yaml", "--seq-len", "64",
     "--global-batch-size", "16", "--dtype", "fp32",
@@ -74,7 +72,7 @@ def test_a_plan_with_mixed_pool_stages_is_faster_and_complete(run: Any) -> None:
     assert document["devices_used"] == 4
     card = run(*QUESTION).out
     assert "[1 RTX4090, 1 row | 1 A100-40G, 3 rows, 48 layers, recompute selective]" in card
-    assert "--braid 4 --save plan.yaml" in card
+    assert "--mixed-pool-stages 4 --save plan.yaml" in card
 
 
 def test_a_saved_plan_is_read_back_and_predicted_equally(run: Any, saved: str) -> None:
@@ -107,7 +105,7 @@ def with_parts(
     [
         (
             lambda best: with_parts(best, lambda a, b: (a, replace(b, rows=2))),
-            "1 + 2 rows of a microbatch of 4",
+            "1 + 2 rows of a micro-batch of 4",
         ),
         (lambda best: with_parts(best, lambda a, b: (a, replace(b, ranks="3"))), "taken twice"),
         (lambda best: with_parts(best, lambda a, b: (a, replace(b, ranks="2-3"))), "ranks 2-3 are not 1"),
@@ -117,9 +115,9 @@ def with_parts(
             "are not of two pools",
         ),
         (lambda best: with_parts(best, lambda a, b: (a, replace(b, device_class="T4"))), "a stage on T4"),
-        (lambda best: with_parts(best, lambda a, b: (b, a), ranks="2,0"), "not those of their parts"),
-        (lambda best: with_parts(best, lambda a, b: (a, b), dp=1), "not those of their parts"),
-        (lambda best: replace(best, is_alike=True), "alike pipelines have stages on one pool only"),
+        (lambda best: with_parts(best, lambda a, b: (b, a), ranks="2,0"), "does not match its parts"),
+        (lambda best: with_parts(best, lambda a, b: (a, b), dp=1), "does not match its parts"),
+        (lambda best: replace(best, is_alike=True), "identical pipelines have no mixed-pool stages"),
     ],
 )
 def test_wrong_parts_are_detected(
@@ -144,26 +142,45 @@ def test_another_split_of_rows_takes_another_time(run: Any, saved: str, tmp_path
 def test_a_plan_with_mixed_pool_stages_is_not_replanned(run: Any, saved: str) -> None:
     ran = run("replan", saved, "--cluster", CLUSTER, "--events", "lost n1")
     assert ran.code == 2 and ran.err.count("\n") == 1
-    assert ran.err.startswith("shardwise: error: best.layout: is not replanned; found a stage on two pools")
+    assert ran.err.startswith("shardwise: error: best.layout: is not replanned; found a mixed-pool stage")
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         ((*QUESTION[:-1], "9"), "1 to 8"),
-        (("plan", "gpt2-xl", "--cluster", "1x4xA10G", *QUESTION[4:]), "is of uneven plans"),
-        ((*ON_CPU, "--braid", "4"), "shardwise train runs no stage on two pools"),
+        (("plan", "gpt2-xl", "--cluster", "1x4xA10G", *QUESTION[4:]), "applies to uneven plans only"),
+        ((*ON_CPU, "--mixed-pool-stages", "4"), "shardwise train runs no mixed-pool stages"),
     ],
 )
 def test_the_option_is_refused_where_it_has_no_effect(run: Any, argv: tuple[str, ...], message: str) -> None:
     ran = run(*argv)
-    assert ran.code == 2 and "--braid" in ran.err and message in ran.err
+    assert ran.code == 2 and "--mixed-pool-stages" in ran.err and message in ran.err
     assert ran.err.count("\n") == 1
 
 
 def test_space_counts_mixed_pool_stages(run: Any) -> None:
     counts = [
-        json.loads(run("space", *ABOUT, *more, "--json").out)["uneven"] for more in ((), ("--braid", "4"))
+        json.loads(run("space", *ABOUT, *more, "--json").out)["uneven"]
+        for more in ((), ("--mixed-pool-stages", "4"))
     ]
     assert counts[1]["pipelines"] > counts[0]["pipelines"]
     assert counts[1]["axes"]["rows split over two"] == ["1+1", "1+3", "2+2", "3+1"]
+
+
+def test_the_former_name_is_a_hidden_alias(run: Any) -> None:
+    """`--braid` gives the same answer, is in no help, and is refused together with its option."""
+    new, old = (
+        json.loads(run("space", *ABOUT, name, "4", "--json").out)
+        for name in ("--mixed-pool-stages", "--braid")
+    )
+    assert new == old and new["uneven"] != json.loads(run("space", *ABOUT, "--json").out)["uneven"]
+    for command in ("plan", "space"):
+        shown = run(command, "--help").out
+        assert "--braid" not in shown and "--mixed-pool-stages" in shown
+        both = run(command, *ABOUT, "--mixed-pool-stages", "2", "--braid", "4")
+        assert both.code == 2 and both.err.startswith(
+            "shardwise: error: --braid: is the same option; allowed:"
+        )
+        wrong = run(command, *ABOUT, "--braid", "9")
+        assert wrong.code == 2 and "--braid: is not a whole number in range; found '9'" in wrong.err

@@ -1,4 +1,4 @@
-"""Answers on an approximated cluster: each says so in one line, and proves nothing."""
+"""Answers on an approximated input: each says so in one line, and proves nothing."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read(run: Run, *argv: str) -> str:
     """The text for people with joined lines, which claims no proof."""
     ran = run(*argv)
     assert ran.code == 0, ran.err
-    text = " ".join(ran.out.replace("not proven: priced as something else", "").split())
+    text = " ".join(ran.out.replace("not proven: the input is approximated", "").split())
     assert not [claim for claim in CLAIMS if claim in text], text
     return text
 
@@ -101,7 +101,7 @@ def test_answers_on_links_name_the_tiers_that_approximate_them(
     run: Run, cluster: str, schema: str, argv: tuple[str, ...]
 ) -> None:
     command_line = (*argv, "--cluster", cluster, *JOB)
-    assert f"priced as {LINE}" in read(run, *command_line)
+    assert f"approximation {LINE}" in read(run, *command_line)
     assert answered(run, schema, *command_line)["priced_as"] == [LINE]
 
 
@@ -126,9 +126,9 @@ def test_a_graph_on_links_is_not_exact(run: Run, cluster: str, tmp_path: Path) -
     command_line = ("frontier", "graph:lstm-2x2048", "--cluster", cluster, "--global-batch-size", "16")
     document = answered(run, "frontier", *command_line, "--epsilon", "0.1", "--save", str(tmp_path / "plans"))
     assert document["priced_as"] == [LINE] and document["certificate"]["epsilon"] is None
-    assert f"priced as {LINE}" in read(run, *command_line, "--epsilon", "0.1")
+    assert f"approximation {LINE}" in read(run, *command_line, "--epsilon", "0.1")
     plan = str(next((tmp_path / "plans").glob("*.yaml")))
-    assert f"priced as {LINE}" in read(run, "simulate", plan)
+    assert f"approximation {LINE}" in read(run, "simulate", plan)
     assert answered(run, "timeline", "simulate", plan)["priced_as"] == [LINE]
     assert "as estimated: matches all layouts within" in run("check", plan).out
 
@@ -138,9 +138,9 @@ def test_a_saved_plan_on_links_names_its_approximation_in_every_command(run: Run
     validate(read_mapping(saved), "plan")
     assert read_plan(saved).priced_as == (LINE,)
     for command in ("explain", "simulate"):
-        assert f"priced as {LINE}" in read(run, command, saved)
+        assert f"approximation {LINE}" in read(run, command, saved)
     # The best plan with tp 2 uses a part whose links form one tier.
-    assert "priced as links are priced as " in read(run, "explain", saved, "--why-not", "tp=2")
+    assert "approximation links are priced as " in read(run, "explain", saved, "--why-not", "tp=2")
     for argv in (("explain", saved), ("explain", saved, "--what-if", "devices=2")):
         (line,) = answered(run, "explanation", *argv)["priced_as"]
         assert line.startswith("links are priced as ")
@@ -160,7 +160,7 @@ def test_check_leaves_the_proof_open(run: Run, saved: str) -> None:
     [
         ("priced_as", ["links are priced as they are"], "1 of"),
         ("priced_as", [LINE, LINE], "1 of"),
-        ("gap", 0.0, "certificate.gap: is of nothing proven"),
+        ("gap", 0.0, "certificate.gap: must be null: nothing is proven"),
         ("priced_as", None, "certificate.gap: is missing"),
     ],
 )
@@ -206,7 +206,7 @@ def test_replan_on_links_names_its_approximation(run: Run, saved: str, cluster: 
     path = str(tmp_path / "after.yaml")
     command_line = ("replan", saved, "--cluster", cluster, "--events", "slow n0 0.9")
     assert answered(run, "replan", *command_line)["priced_as"] == [LINE]
-    assert f"priced as {LINE}" in read(run, *command_line, "--save", path)
+    assert f"approximation {LINE}" in read(run, *command_line, "--save", path)
     assert run("check", path).code == 0
 
 
@@ -237,7 +237,7 @@ def test_an_event_of_a_device_is_planned_as_one_of_its_node(
     found, same = (answered(run, "replan", *command_line, events) for events in (device, node))
     assert found.pop("priced_as") == [line] and same.pop("priced_as") == []
     assert found == same
-    assert f"priced as {line}" in read(run, *command_line, device)
+    assert f"approximation {line}" in read(run, *command_line, device)
     path = str(tmp_path / "after.yaml")
     assert run(*command_line, device, "--save", path).code == 0
     validate(read_mapping(path), "plan")
@@ -255,7 +255,7 @@ def test_a_plan_for_a_trace_with_device_events_has_no_gap(run: Run, tmp_path: Pa
     (line,) = document["priced_as"]
     assert document["is_proven"] is False and document["for_trace"]["gap"] is None
     assert [pick["gap"] for pick in document["for_trace"]["policies"]] == [None] * 3
-    assert f"priced as {line}" in read(run, *command_line, events)
+    assert f"approximation {line}" in read(run, *command_line, events)
     saved: Any = read_mapping(path)
     validate(saved, "plan")
     assert saved["for_trace"]["gap"] is None and run("check", path).code == 0
@@ -279,4 +279,4 @@ def test_a_replay_names_its_approximation(run: Run) -> None:
     command_line = ("replay", "gpt2", "--cluster", PAIRS, *JOB, "--events", "slow d0 0.5", "--length", "1h")
     line = TAKEN.format("run at 0.5")
     assert answered(run, "replay", *command_line, "--policy", "static")["priced_as"] == [line]
-    assert f"priced as {line}" in read(run, *command_line, "--policy", "static")
+    assert f"approximation {line}" in read(run, *command_line, "--policy", "static")

@@ -81,7 +81,7 @@ def test_a_raised_horizon_is_reported(run: Any, saved: str) -> None:
     found = json.loads(run(*lost, "--json").out)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
     assert (found["horizon_s"], found["used_horizon_s"]) == (120.0, 600.0)
-    reason = "2 min requested; 10 min used, since the plan cannot go on and a restart alone takes 1 min"
+    reason = "2 min requested; 10 min used, since the plan cannot continue and a restart alone takes 1 min"
     assert found["horizon_reason"] == reason
     left_s = 600.0 - found["transition"]["seconds"]
     assert found["steps"] == pytest.approx(max(left_s, 0.0) / found["step_time_s"])
@@ -118,7 +118,7 @@ def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
     assert document["rerouted"]["step_time_s"] > 0.0 and document["rerouted"]["transition_s"] == 10.0
     assert document["steps"] > document["rerouted"]["steps"] and not document["plan"]["is_rerouted"]
     card = run(*command_line)
-    assert card.code == 0 and "re-routed" in card.out and "a step instead" in card.out
+    assert card.code == 0 and "re-routed" in card.out and "per step instead" in card.out
     assert json.loads(run(*command_line[:-1], "slow n1 0.5", "--json").out)["rerouted"] is None
 
 
@@ -217,7 +217,7 @@ def test_bad_input_is_a_one_line_error(run: Any, saved: str, tmp_path: Path) -> 
     assert (
         slower.code == 2
         and "other nodes, nic_bytes_per_s " in slower.err
-        and " and not 5000000000.0" in slower.err
+        and " instead of 5000000000.0" in slower.err
     )
     unknown = run("replan", saved, "--cluster", CLUSTER, "--events", str(tmp_path / "link.jsonl"))
     assert "has no link n1>n2 (event 1)" in unknown.err

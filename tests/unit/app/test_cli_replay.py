@@ -76,7 +76,7 @@ def test_a_replay_starts_with_the_plan_of_the_file(run: Any, trace: str, tmp_pat
         ("--memory-margin", "0.5"),
     ):  # fmt: skip
         ran = run(*argv, option, value)
-        assert ran.code == 2 and f"{option}: is for a model: a plan file has its own" in ran.err
+        assert ran.code == 2 and f"{option}: applies to models; a plan file has its own" in ran.err
     assert [one["decision"] for one in static["decisions"]] == ["keep", "wait", "keep", "wait"][
         : len(static["decisions"])
     ]

@@ -89,7 +89,7 @@ def test_plans_for_a_target_are_ones_that_it_runs(run: Run) -> None:
         ran = run("plan", *DENSE, "--target", MEGATRON, "--fix", fixed)
         assert ran.code == 2 and "is not run by Megatron-LM 0.19" in ran.err
     ran = run("plan", *EXPERTS, "--target", MEGATRON, "--fix", "tp=2,sequence_parallel=false")
-    assert ran.code == 3 and "nothing of this space is run by the target" in ran.err
+    assert ran.code == 3 and "no strategy of this space is run by the target" in ran.err
     muon = run("plan", *DENSE, "--target", MEGATRON, "--optimizer", "muon")
     assert muon.code == 2 and "Megatron-LM 0.19 runs no plan of this job" in muon.err
     bloom = run("plan", "bloom-176b", *DENSE[1:], "--target", MEGATRON)

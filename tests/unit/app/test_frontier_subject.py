@@ -170,7 +170,7 @@ def test_the_card_shows_the_same_as_the_document() -> None:
     text = plain_text(answered(Graph(), query("profile"), options(), inputs=()).lines)
     assert text.startswith("graph:two\n") and "tracked" in text
     assert "6 points of time and memory on 3 device counts" in text
-    assert "none beaten in all by more than 25.00 % (--epsilon)" in text
+    assert "within 25.00 % of the exact frontier (--epsilon)" in text
     rows = [line.split()[:6] for line in text.splitlines() if "2 operators" in line]
     assert rows == [
         ["1", "fastest", "8.000", "s", "9.0", "GiB"],
@@ -196,10 +196,10 @@ def test_a_device_count_on_which_nothing_fits_is_named() -> None:
 @pytest.mark.parametrize(
     ("proven", "allowed", "text_expected"),
     [
-        (0.0, 0.25, "exact; --epsilon would allow 25.00 %"),
-        (0.25, 0.25, "more than 25.00 % (--epsilon)"),
-        (0.01, 0.25, "more than 1.00 % (--epsilon 25.00 %)"),
-        (0.5, 0.25, "more than 50.00 %; not proven to --epsilon 25.00 %"),
+        (0.0, 0.25, "exact (--epsilon 25.00 %)"),
+        (0.25, 0.25, "within 25.00 % of the exact frontier (--epsilon)"),
+        (0.01, 0.25, "within 1.00 % of the exact frontier (--epsilon 25.00 %)"),
+        (0.5, 0.25, "within 50.00 % of the exact frontier; not proven to --epsilon 25.00 %"),
     ],
 )
 def test_the_reported_epsilon_is_proven(proven: float, allowed: float, text_expected: str) -> None:
@@ -267,6 +267,6 @@ def test_the_full_layout_is_in_the_page_once(tmp_path: Path) -> None:
 
 def test_points_that_no_plan_file_holds_have_no_name(tmp_path: Path) -> None:
     notes = answered(Graph(), query("time"), options(save=str(tmp_path)), inputs=()).notes
-    assert notes == [f"wrote 0 plans of 2 points and frontier.json in {tmp_path}"]
+    assert notes == [f"wrote 0 plans for 2 points and frontier.json to {tmp_path}"]
     assert json.loads((tmp_path / "frontier.json").read_text())["plans"] == [None, None]
     assert [path.name for path in tmp_path.iterdir()] == ["frontier.json"]

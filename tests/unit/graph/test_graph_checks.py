@@ -26,7 +26,7 @@ SIZES = {
 ATTENTION = "b s h d, b t h d, b t h e -> b s h e"
 
 WRONG: dict[str, tuple[OpNode, str]] = {
-    "unknown kind": (operator("conv9", "b -> b", SIZES), "no kind"),
+    "unknown kind": (operator("conv9", "b -> b", SIZES), "not an operator kind"),
     "no weight": (operator("linear", "b k -> b n", SIZES), "number of parameters"),
     "weight of another width": (
         operator("linear", "b k -> b n", SIZES, parameters="n d"),
@@ -36,9 +36,9 @@ WRONG: dict[str, tuple[OpNode, str]] = {
     "nothing summed": (operator("matmul", "b k, n -> b k n", SIZES), "sums over no dim"),
     "unknown function": (
         operator("elementwise", "b -> b", SIZES, function="gelo"),
-        "cannot have it",
+        "cannot have this value",
     ),
-    "no function": (operator("elementwise", "b -> b", SIZES), "needs it"),
+    "no function": (operator("elementwise", "b -> b", SIZES), "needs this attribute"),
     "unknown attribute": (
         operator("attention", ATTENTION, SIZES, windw=3),
         "did you mean window",
@@ -64,13 +64,13 @@ WRONG: dict[str, tuple[OpNode, str]] = {
     ),
     "no number": (
         operator("elementwise", "b s -> b s", SIZES, function="scale", number=float("nan")),
-        "cannot have it",
+        "cannot have this value",
     ),
     "elements lost": (operator("reshape", "b s -> b n", SIZES), "as many elements"),
     "other dims": (operator("transpose", "b s -> s n", SIZES), "another order"),
     "parts that do not add up": (operator("concat", "b d, b e -> b n", SIZES), "differ in one dim"),
     "cut beyond the end": (operator("slice", "b n -> b e", SIZES, start=6), "beyond the end"),
-    "nothing reduced": (operator("reduce", "b -> b", SIZES, function="sum"), "reduces dims"),
+    "nothing reduced": (operator("reduce", "b -> b", SIZES, function="sum"), "some of the dims of its input"),
     "no classes": (operator("cross_entropy", "b s, b s -> ", SIZES), "one dim more"),
     "groups of unequal size": (
         operator("group_norm", "b n s -> b n s", SIZES, parameters="n, n", groups=3),
@@ -82,11 +82,11 @@ WRONG: dict[str, tuple[OpNode, str]] = {
     ),
     "channels and rows mixed up": (
         operator("convolution", "b s n -> b e n", SIZES, parameters="s e d"),
-        "cannot tell channels from rows",
+        "does not have the dims of a convolution",
     ),
     "another number of windows": (
         operator("pool", "b s n -> b s t", SIZES, function="average", kernel=2, spatial=1),
-        "another number of windows",
+        "wrong number of windows",
     ),
     "three gates of an lstm": (
         operator("lstm", "b s n -> b s h", SIZES, parameters="g h n, g h r", time="s"),

@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "one name for the tensors of all repetitions": (
         bent("blocks.1.operators.0.parameters.0.name", "up"),
         "blocks[1].operators[0].parameters[0].name",
-        "of operator 'up' is one name for 3 tensors, one of each repetition; found up; allowed: a number in "
+        "of operator 'up' is one name for 3 tensors, one per repetition; found up; allowed: a number in "
         "braces that counts them, such as layers.{0}.up",
     ),
     "a name of one repetition beside it": (
@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         bent("blocks.2.operators", SMALL["blocks"][2]["operators"][:1])
         | {"inputs": {"tokens": ["batch", "seq_len"]}},
         "blocks[2].operators[0].output",
-        "of operator 'logits', the last one, is no loss; found [b, s, v]; allowed: [], one number",
+        "of operator 'logits', the last one, is not a loss; found [b, s, v]; allowed: [], a scalar",
     ),
     "a cycle": (
         bent("blocks.1.operators.0.inputs.0", {"from": "add", "dims": ["b", "s", "h"]}),
@@ -171,22 +171,22 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "an order": (
         bent("blocks.1.operators", [SMALL["blocks"][1]["operators"][place] for place in (1, 0, 2)]),
         "blocks[1].operators[0].inputs[0].from",
-        "of operator 'down' comes after it; found up; allowed: makers before readers",
+        "of operator 'down' comes after it; found up; allowed: producers before readers",
     ),
     "an edge to nowhere": (
         bent("blocks.1.operators.1.inputs.0.from", "upp"),
         "blocks[1].operators[1].inputs[0].from",
-        "of operator 'down' is nowhere (did you mean up?); found upp",
+        "of operator 'down' does not exist (did you mean up?); found upp",
     ),
     "an edge into a block": (
         bent("blocks.2.operators.0.inputs.0.from", "up"),
         "blocks[2].operators[0].inputs[0].from",
-        "of operator 'logits' lies in block 'layer'",
+        "of operator 'logits' is in block 'layer'",
     ),
     "shapes that do not meet": (
         bent("blocks.2.operators.0.inputs.0.dims", ["b", "s", "v"]),
         "blocks[2].operators[0].inputs[0].dims",
-        "of operator 'logits' do not meet the shape of 'y'; found [8, 4, 10]; allowed: [8, 4, 6]",
+        "of operator 'logits' do not have the shape of 'y'; found [8, 4, 10]; allowed: [8, 4, 6]",
     ),
     "a rank that does not meet": (
         bent("blocks.2.operators.0.inputs.0.dims", ["b", "h"]),
@@ -196,29 +196,29 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "growth that does not meet": (
         bent("blocks.1.operators.0.inputs.0.dims", ["s", "b", "h"]) | {"seq_len": 8},
         "blocks[1].operators[0].inputs[0].dims",
-        "of operator 'up': does not grow as that dim of 'x' does; found s",
+        "of operator 'up': does not grow as that dim of 'x'; found s",
     ),
     "growth of an input": (
         bent("inputs.labels", ["batch", 4]),
         "inputs.labels",
-        "grows otherwise than its readers' dims; found 4 that follows nothing; allowed: 4 that",
+        "does not grow as its readers' dims; found 4 that grows with nothing; allowed: 4 that",
     ),
     "growth of two readers": (
         bent("blocks.2.operators.1.inputs.1", {"from": "tokens", "dims": ["s", "b"]})
         | {"seq_len": 8, "inputs": {"tokens": ["batch", "seq_len"]}},
         "blocks[2].operators[1].inputs[1].dims",
-        "of operator 'loss' grow otherwise than another reader's",
+        "of operator 'loss' do not grow as another reader's",
     ),
     "a dimension of zero": (bent("sizes.f", 0), "sizes.f", "of operator 'up' is zero; found 0"),
     "a dimension of half a token": (
         bent("sizes.s", "seq_len/3"),
         "sizes.s",
-        "of operator 'embed' is 1.33333, no whole number; found 'seq_len/3'",
+        "of operator 'embed' is 1.33333, not a whole number; found 'seq_len/3'",
     ),
     "a division by zero": (bent("sizes.f", "6/0"), "sizes.f", "of operator 'up' divides by zero"),
-    "a size in words": (bent("sizes.f", "hidden*4"), "sizes.f", "is no size; found 'hidden*4'"),
+    "a size in words": (bent("sizes.f", "hidden*4"), "sizes.f", "is not a size; found 'hidden*4'"),
     "a size without end": (bent("sizes.f", "batch*999999999999"), "sizes.f", "is out of range"),
-    "a size that is true": (bent("sizes.f", True), "sizes.f", "is no size; found true"),
+    "a size that is true": (bent("sizes.f", True), "sizes.f", "is not a size; found true"),
     "an operator's own dimension of zero": (
         bent("blocks.1.operators.1.dims", {"f": 0}),
         "blocks[1].operators[1].dims.f",
@@ -246,12 +246,13 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "blocks[1].operators[0].output",
         "dim without a size; found 4",
     ),
-    "a name of a dim": (bent("sizes.2x", 2), "sizes.2x", "is no name of a dim"),
-    "a size that nobody has": (bent("sizes.z", 2), "sizes", "has a name that no operator has; found 'z'"),
+    "a name of a dim": (bent("sizes.2x", 2), "sizes.2x", "is not a dim name"),
+    "a size that nobody has": (bent("sizes.z", 2), "sizes", "has a name that no operator uses; found 'z'"),
     "growth by name": (
         bent("blocks.1.operators.0.dims", {"h": "batch*6/8"}),
         "blocks[1].operators[0].dims.h",
-        "grows otherwise than elsewhere under this name; found 'batch*6/8'; allowed: what follows nothing",
+        "does not grow as elsewhere under this name; found 'batch*6/8'; allowed: a size that grows with "
+        "nothing",
     ),
     "an operator twice": (
         bent("blocks.2.operators.0.name", "up"),
@@ -274,7 +275,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "blocks[1].entry",
         "is missing; found nothing in block 'layer'",
     ),
-    "a first entry": (bent("blocks.0.entry", "z"), "blocks[0].entry", "has nothing before it to read"),
+    "a first entry": (bent("blocks.0.entry", "z"), "blocks[0].entry", "is given for the first block"),
     "an entry that nobody reads": (
         SMALL
         | {"inputs": SMALL["inputs"] | {"vectors": ["batch", "seq_len", 6]}}
@@ -323,17 +324,17 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "an attribute that is a list": (
         bent("blocks.1.operators.0.attributes", {"axes": [1]}),
         "blocks[1].operators[0].attributes.axes",
-        "is no plain value",
+        "is not a plain value",
     ),
     "an unknown kind": (
         bent("blocks.1.operators.0.kind", "liner"),
         "blocks[1].operators[0].kind",
-        "of operator 'up' is no kind of operator (did you mean linear?); found 'liner'; allowed: einsum",
+        "of operator 'up' is not an operator kind (did you mean linear?); found 'liner'; allowed: einsum",
     ),
     "an attribute of another kind": (
         bent("blocks.1.operators.2.attributes", {"function": "addd"}),
         "blocks[1].operators[2].attributes.function",
-        "elementwise operator 'add' cannot have it; found 'addd'",
+        "elementwise operator 'add' cannot have this value; found 'addd'",
     ),
     "a kind's own shapes": (
         bent("blocks.2.operators.1.output", ["v"]),
@@ -343,7 +344,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "more than anything computes": (
         bent("blocks.1.operators.0.dims", {f"k{at}": 1e12 for at in range(4)}),
         "blocks[1].operators[0].dims",
-        "of operator 'up' are absurdly large together; found 10^51 iterations",
+        "of operator 'up' are too large together; found 10^51 iterations",
     ),
     "no blocks": (bent("blocks", []), "blocks", "has the wrong length"),
     "a newer version": (bent("version", 2), "version", "is not a whole number in range; found 2"),
@@ -368,7 +369,7 @@ def test_a_wrong_file_is_refused_by_key_and_operator(wrong: str, tmp_path: Path)
 def test_unknown_names_suggest_a_near_one() -> None:
     with pytest.raises(ConfigError, match="neither a file nor a known graph"):
         load_graph("no-such-thing")
-    with pytest.raises(ConfigError, match="is no shipped graph"):
+    with pytest.raises(ConfigError, match="is not a shipped graph"):
         load_graph("graph:no-such-thing")
 
 
@@ -389,7 +390,7 @@ def test_a_graph_scales_with_its_batch_and_sequence() -> None:
 
 def test_a_graph_that_cannot_scale_is_refused() -> None:
     document = bent("blocks.1.operators.0.dims", {"half": "batch/2"})
-    with pytest.raises(ConfigError, match=r"gives 'up', dim half no size; found 3\.5"):
+    with pytest.raises(ConfigError, match=r"gives 'up', dim half an invalid size; found 3\.5"):
         scaled(parse_graph(document), 7)
     still = bent("seq_len", None)
     still["sizes"]["s"] = 4

@@ -64,9 +64,9 @@ def test_no_stage_boundary_separates_producer_and_reader_of_a_skip_tensor() -> N
 
 
 BAD: dict[str, tuple[int, int, str, str]] = {
-    "a later tensor": (FIRST, 1, "join", "of operator 'relu' lies in block 'last'; found 'join'"),
-    "a recomputed tensor": (LAST, 0, "mix", "of operator 'join' lies in block 'middle'; found 'mix'"),
-    "a repeated entry": (LAST, 0, "m", "of operator 'join' lies in block 'middle'; found 'm'"),
+    "a later tensor": (FIRST, 1, "join", "of operator 'relu' is in block 'last'; found 'join'"),
+    "a recomputed tensor": (LAST, 0, "mix", "of operator 'join' is in block 'middle'; found 'mix'"),
+    "a repeated entry": (LAST, 0, "m", "of operator 'join' is in block 'middle'; found 'm'"),
 }
 
 
@@ -87,7 +87,7 @@ def test_an_entry_name_of_two_blocks_is_no_skip_tensor() -> None:
     document: dict[str, Any] = parse_mapping(graph_text(SKIPS))
     document["blocks"][LAST]["entry"] = "n"
     document["blocks"][LAST]["operators"][0]["inputs"][0]["from"] = "n"
-    with pytest.raises(ConfigError, match="of operator 'add' lies in block 'second'; found 'n'"):
+    with pytest.raises(ConfigError, match="of operator 'add' is in block 'second'; found 'n'"):
         parse_graph(document)
 
 
@@ -104,7 +104,7 @@ def test_a_skip_tensor_scales_like_its_producer() -> None:
     document["sizes"]["four"] = 4  # its length does not grow with the sequence
     head[0]["inputs"][1]["dims"] = ["b", "four", "h"]
     head[0]["kind"], head[0]["attributes"] = "einsum", {}
-    with pytest.raises(ConfigError, match="does not grow as that dim of 'embed' does; found four"):
+    with pytest.raises(ConfigError, match="does not grow as that dim of 'embed'; found four"):
         parse_graph(document)
 
 
@@ -118,7 +118,7 @@ def test_a_skip_tensor_has_one_placement() -> None:
     assert layout_from_record(record, SKIPS, (2,)) == layout
     record["blocks"][-1]["tensors"]["up"] = ["R"]
     with pytest.raises(
-        ConfigError, match=r"last reads up where first does not leave it; found R; allowed: S\(0\)"
+        ConfigError, match=r"last has up in other placements than first; found R; allowed: S\(0\)"
     ):
         layout_from_record(record, SKIPS, (2,))
 
@@ -140,7 +140,7 @@ def test_stages_do_not_separate_producer_and_reader_of_a_skip_tensor() -> None:
     record = {"schedule": "1f1b", "microbatches": 1, "stages": stages}
     with pytest.raises(ConfigError) as caught:
         staged_from_record(record, SKIPS, (2,), ["1f1b"])
-    assert "begin where tensors cross besides; found second" in str(caught.value)
+    assert "cut through skip tensors; found second" in str(caught.value)
 
 
 def test_baselines_place_skip_tensors_for_all_readers() -> None:

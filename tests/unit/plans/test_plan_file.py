@@ -143,7 +143,7 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (_delete("schema"), "schema: is not a plan file; found null"),
     (
         _set("schema", to="shardwise.uneven-plan"),
-        "schema: is that of an uneven plan, which is not for this; found 'shardwise.uneven-plan'",
+        "schema: is that of an uneven plan, which is not supported here; found 'shardwise.uneven-plan'",
     ),
     (
         _set("version", to=2),
@@ -188,11 +188,11 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
         "certificate: 7 candidates enumerated, 1000000000006 accounted for",
     ),
     (_set("certificate", "rejected", "memory", to=1.5), "certificate.rejected.memory: "),
-    (_set("certificate", "fixed", to={"tpp": 1}), "certificate.fixed.tpp: is no field of a strategy"),
-    (_set("certificate", "fixed", to={"tp": "two"}), "certificate.fixed.tp: is no value of this field"),
+    (_set("certificate", "fixed", to={"tpp": 1}), "certificate.fixed.tpp: is not a field of a strategy"),
+    (_set("certificate", "fixed", to={"tp": "two"}), "certificate.fixed.tp: is not a value of this field"),
     (_set("certificate", "axes", to={"zero_stage": 3}), "certificate.axes.zero_stage: is not a list"),
     (_set("certificate", "axes", to={"tp": []}), "certificate.axes.tp: "),
-    (_set("certificate", "axes", to={"tp": [1, True]}), "certificate.axes.tp: is no value of this field"),
+    (_set("certificate", "axes", to={"tp": [1, True]}), "certificate.axes.tp: is not a value of this field"),
     (_set("certificate", "unexplored", to=-1), "certificate.unexplored: "),
     (_set("schedule", "ranks", 0, to="0X0"), "schedule.ranks: line 2: "),
     (_set("schedule", "ranks", 0, to=7), "schedule.ranks: has a row that is not a line of text"),

@@ -26,12 +26,12 @@ def question(model: str = "llama-3.1-8b", **options: Any) -> Question:
     [
         ({"tp": 3}, "has tp=3 (tp * cp * pp * dp is the 8 devices); tp may be 1, 2, 4, 8"),
         ({"tp": 16, "dp": 1}, "has tp=16 (tp * cp * pp * dp is the 8 devices); tp may be 1, 2, 4, 8"),
-        ({"tp": 4, "dp": 4}, "has tp=4,dp=4 (tp * cp * pp * dp is the 8 devices); tp may be 1, 2 beside"),
+        ({"tp": 4, "dp": 4}, "has tp=4,dp=4 (tp * cp * pp * dp is the 8 devices); tp may be 1, 2 with the"),
         ({"ep": 2}, "has ep=2 (llama-3.1-8b has no experts: ep and etp are 1); ep may be 1"),
         ({"micro_batch_size": 3}, "has micro_batch_size=3 (micro_batch_size divides the 64 sequences"),
-        ({"pp": 1, "schedule": "zb_v"}, "has pp=1,schedule=zb_v (pp=1 has 1f1b alone"),
-        ({"recompute": "none", "recompute_layers": 3}, "recompute_layers is 1 to the most layers of a stage"),
-        ({"first_stage_layers": 40}, "has first_stage_layers=40 (of 32 layers the first and the last stage"),
+        ({"pp": 1, "schedule": "zb_v"}, "has pp=1,schedule=zb_v (pp=1 has only 1f1b"),
+        ({"recompute": "none", "recompute_layers": 3}, "recompute_layers is 1 to the layers of the largest"),
+        ({"first_stage_layers": 40}, "has first_stage_layers=40 (of 32 layers, the first and the last stage"),
         ({"cp": 1, "cp_kind": "all_to_all"}, "cp_kind is ring where cp is 1"),
         ({"tp": 1, "sequence_parallel": True}, "has tp=1,sequence_parallel=true (sequence_parallel is false"),
         ({"grad_shard": 2, "param_shard": 4}, "has grad_shard=2,param_shard=4 (param_shard divides"),
@@ -51,7 +51,7 @@ def test_a_plan_of_an_empty_space_is_infeasible() -> None:
 @pytest.mark.parametrize(
     ("fixed", "message"),
     [
-        ({"schedule": "zb_h1"}, "has schedule=zb_h1 (pp=1 has 1f1b alone"),
+        ({"schedule": "zb_h1"}, "has schedule=zb_h1 (pp=1 has only 1f1b"),
         ({"cp": 2}, "has cp=2 (cp_kind is ring where cp is 1; in core cp is 1); cp may be 1"),
         ({"offload": "both"}, "has offload=both (in core nothing is offloaded)"),
     ],
@@ -83,7 +83,7 @@ def test_the_named_values_are_a_minimal_contradiction() -> None:
     """Without any one of the named values there are candidates, and so there are with the offered ones."""
     requested = question(fixed={"recompute": "full", "tp": 4, "offload": "none", "pp": 4, "vpp": 1})
     assert "no candidate has tp=4,pp=4 (" in why_empty(requested)
-    assert "; tp may be 1, 2 beside the other" in why_empty(requested)
+    assert "; tp may be 1, 2 with the other values unchanged" in why_empty(requested)
     for name in ("tp", "pp"):
         fixed = {key: value for key, value in requested.fixed.items() if key != name}
         assert count(replace(requested, fixed=fixed)) > 0

@@ -110,9 +110,9 @@ def test_offload_is_planned_for_our_runtime_on_cpu_devices_where_it_is_requested
 
 def test_limits_that_exclude_every_plan_are_reported() -> None:
     everything = [{"field": "tp", "where": {"tp": {"above": 0}}, "allowed": "nothing"}]
-    with pytest.raises(Infeasible, match="nothing of this space is run by the target, which cannot say"):
+    with pytest.raises(Infeasible, match="no strategy of this space is run by the target: its limits"):
         plan_for(target(limits=everything), question(), search.plan)
-    with pytest.raises(Infeasible, match="nothing of this space is run by some train"):
+    with pytest.raises(Infeasible, match="no strategy of this space that fits is run by some train"):
         plan_for(target(axes={"tp": [2]}), question(axes={"tp": (1, 4)}), search.plan)
 
 
@@ -139,7 +139,7 @@ def test_uneven_plans_are_for_targets_that_run_them() -> None:
     answer = plan_mixed_cluster(unequal(), target=target())
     assert isinstance(answer, Answer) and answer.mixed is not None
     assert answer.best.step_time_s == free.mixed.uniform_step_time_s
-    message = "some train runs uneven plans not at all: --target any looks for them"
+    message = "some train runs no uneven plans: use --target any to search them"
     assert answer.mixed.why_uniform == message
 
 

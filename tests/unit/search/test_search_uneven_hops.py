@@ -127,4 +127,4 @@ def test_stages_spread_over_nodes_that_they_do_not_fill_are_detected() -> None:
     assert predicted.pipeline_s[0] == pytest.approx(
         pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12
     )
-    assert again("1", "2").faults == ("pipeline 0 is spread over nodes that its like do not fill",)
+    assert again("1", "2").faults == ("pipeline 0 is spread over nodes that identical pipelines do not fill",)

@@ -180,7 +180,7 @@ def test_stages_that_are_spread_have_nodes_of_their_own(monkeypatch: pytest.Monk
     assert again.pipeline_s == pytest.approx([one.time_s for one in pipelines], rel=1e-12)
     monkeypatch.setattr(result, "_spread_shape", lambda *_: None)
     again = predict_record(model, cluster, space.job, uneven_result(space, plan))
-    assert again.faults[0] == "pipeline 1 is spread over nodes that its like do not fill"
+    assert again.faults[0] == "pipeline 1 is spread over nodes that identical pipelines do not fill"
 
 
 def test_spread_pipelines_form_sets_that_fill_their_nodes() -> None:

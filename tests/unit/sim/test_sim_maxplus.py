@@ -104,12 +104,12 @@ def test_the_textbook_formula_is_not_the_value() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["0F0 0B0", "1B0 1F0"], "1B0 runs before what it needs"),
-        (["0F0 0W0 0I0", "1F0 1B0"], "0W0 runs before what it needs"),
-        (["0F0 0B0", "1F0"], "no backward|waits for what is not in the table"),
+        (["0F0 0B0", "1B0 1F0"], "1B0 runs before its dependency"),
+        (["0F0 0W0 0I0", "1F0 1B0"], "0W0 runs before its dependency"),
+        (["0F0 0B0", "1F0"], "no backward|waits for an action that is not in the table"),
         (["0F0 0B0", "1F0 1F0 1B0"], "twice"),
         (["0F0 0B0 1B0", "1F0"], "does not hold its stage"),
-        (["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"], "waits for itself"),
+        (["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"], "deadlocks"),
         (["0F0 0B0 0F3", "1F0 1B0"], "does not exist"),
         (["0F0 0B0", "1F0 1B0", ""], "a rank has no actions"),
     ],

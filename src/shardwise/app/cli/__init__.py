@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. `main` is the command `shardwise`."""
+"""The command line: parses arguments, calls the library, prints. `main` is the command `shardwise`."""
 
 from shardwise.app.cli.main import main
 

@@ -1,4 +1,4 @@
-"""What `train --adaptive` measures and how it decides: links by messages, plans by `replan`."""
+"""`train --adaptive`: measures the bandwidth of links with messages, and decides with the replanner."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 
 
 UNCHANGED = 0.9
-"""A link that carries this share of what the plan assumes counts as unchanged."""
+"""A link with at least this share of the bandwidth that the plan assumes counts as unchanged: measurements
+vary by some percent."""
 
 MAX_STEP_RATIO = 0.9
-"""A change must make steps that much shorter, whatever it costs: predictions are no better than that."""
+"""A change needs a predicted step time of at most this share of the current one: predictions have errors of
+about 10 %."""
 
 
 @dataclass(slots=True)
 class LinkAdvisor:
-    """Holds what links carry against what the plan's prices assume of them, and decides by the share that is
-    left."""
+    """Compares the measured bandwidth of links with the one that the plan's cost model assumes, and advises a
+    run whether to change its plan."""
 
     plan: Plan
     _planner: LinkAwarePlanner | None = None
 
     def measure(self) -> Mapping[str, float]:
-        """The bandwidth that every link between a node and the network has left, in bytes/s."""
+        """The bandwidth in bytes/s of every link between a node and the network."""
         from shardwise.measure import message_rates
 
         cluster = self.plan.cluster
@@ -44,6 +46,8 @@ class LinkAdvisor:
     def advise(
         self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, migration_s: float
     ) -> Advice:
+        """The advice for links at these bandwidths (bytes/s), for `horizon_s` seconds and a change that stops
+        training for `migration_s` seconds."""
         from shardwise.runtime import Advice
 
         if self._planner is None:
@@ -64,18 +68,21 @@ class LinkAdvisor:
 
 
 def advisor_for(plan: Plan) -> LinkAdvisor:
-    """The advisor of a run under `plan`. ConfigError where its cluster has no links that are measured."""
+    """The advisor of a run under `plan`. ConfigError where its cluster has no links that can be measured."""
     if len(plan.cluster.nodes) < 2 or plan.cluster.links:
         raise ConfigError(
-            "has no links to watch", key="--adaptive", found=plan.cluster.name,
+            "has no links to monitor", key="--adaptive", found=plan.cluster.name,
             allowed="a plan for several nodes behind switches",
         )  # fmt: skip
     return LinkAdvisor(plan)
 
 
 def rounds(cluster: Cluster) -> list[list[Pair]]:
-    """Messages between the first ranks of neighbouring nodes, each way: every node sends to two others (where
-    there are so many) and hears from them, so that a slow link is told from its neighbours."""
+    """Rounds of messages between the first ranks of neighbouring nodes, in both directions.
+
+    Every node exchanges messages with two others, where there are as many: a slow link then differs from the
+    links of its neighbours.
+    """
     first, firsts = 0, []
     for node in cluster.nodes:
         firsts.append(first)
@@ -88,7 +95,7 @@ def rounds(cluster: Cluster) -> list[list[Pair]]:
 
 
 def link_rates(cluster: Cluster, rates: Mapping[Pair, float]) -> dict[str, float]:
-    """What each link between a node and the network carries: the best of the messages over it."""
+    """The bandwidth in bytes/s of each link between a node and the network: that of its fastest message."""
     node_of = [number for number, node in enumerate(cluster.nodes) for _ in range(node.devices)]
     names = {(link.source, link.target): link.name for link in link_graph(cluster)}
     switch = {one: other for one, other in names if one[0] == "n" and other[0] == "s"}

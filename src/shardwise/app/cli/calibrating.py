@@ -1,9 +1,8 @@
-"""What `calibrate` does: measures this machine, finds the curves that explain the times, writes them down.
+"""The command `calibrate`: fits efficiency curves of devices and software, and writes a calibration file.
 
-What `calibrate --from` does: finds curves in what users have, without measuring anything here.
-
-What `calibrate --devices cuda` does: measures the kernels of this machine's CUDA device, and what training
-with our runtime takes beyond them.
+`calibrated` measures kernels, steps and links on processes of this machine. With `--from`,
+`calibrate_from_files` fits output of nccl-tests and logs of `train` instead. With `--devices cuda`,
+`calibrate_accelerator` measures the kernels of a CUDA device and the overhead of our runtime.
 """
 
 from __future__ import annotations
@@ -44,7 +43,10 @@ if TYPE_CHECKING:
     from shardwise.runtime import RankLost
 
 
+# Calibration from files
+
 MAX_BYTES = 64 << 20
+"""Largest size of a file of `--from`, bytes."""
 
 _SCHEMA = re.compile(r'^[\s{]*"?schema"?\s*:\s*"?(shardwise\.[a-z-]+)', re.MULTILINE)
 _TABLE = re.compile(r"#\s*size\s+count\s+type\b")
@@ -53,8 +55,8 @@ _STEP = re.compile(r'\s*\{[^\n]*"step_time_s"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationSources:
-    """The files named by --from, each by what it is: one calibration at most; tables, logs (measured by
-    predicted seconds) and plans with their paths."""
+    """The files of `--from` by kind: at most one calibration; tables of nccl-tests, logs (measured seconds by
+    predicted seconds) and plans, with their paths."""
 
     calibration: Calibration | None
     tables: tuple[tuple[str, NcclTable], ...]
@@ -63,12 +65,12 @@ class CalibrationSources:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there is more than a calibration."""
+        """Whether there are measurements, not only a calibration."""
         return bool(self.tables or self.logs or self.plans)
 
 
 def read_sources(paths: Sequence[str]) -> CalibrationSources:
-    """Read the files at `paths`. ConfigError where one is none of these."""
+    """Read the files at `paths`. ConfigError where one is of no known kind."""
     calibrations: list[Calibration] = []
     tables: list[tuple[str, NcclTable]] = []
     logs: list[tuple[str, dict[float, float]]] = []
@@ -86,8 +88,8 @@ def read_sources(paths: Sequence[str]) -> CalibrationSources:
             calibrations.append(read_calibration(path))
         else:
             raise ConfigError(
-                "is nothing to calibrate from", file=printable(path), key="--from",
-                allowed="a calibration, output of nccl-tests, a log of train and its plan",
+                "is not a file to calibrate from", file=printable(path), key="--from",
+                allowed="a calibration, output of nccl-tests, a log of train, its plan",
             )  # fmt: skip
         if len(calibrations) > 1:
             raise ConfigError("is a second calibration", file=printable(path), key="--from", allowed="one")
@@ -101,7 +103,8 @@ def read_sources(paths: Sequence[str]) -> CalibrationSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult:
-    """A device and software with what was found in files; `machine` says what those were."""
+    """A calibrated device and software profile; `machine` names the sources, `measured` has counts and
+    errors."""
 
     device: Device
     profile: Profile | None
@@ -110,9 +113,9 @@ class CalibrationResult:
 
 
 def calibrate_from_files(given: CalibrationSources, cluster: str | None) -> CalibrationResult:
-    """The curves with which the predicted times of `given` are closest to the measured ones.
+    """The curves with which predicted times are closest to the measured ones in `given`.
 
-    `cluster` is where nccl-tests ran; left out, it is as many nodes of the device as the output names.
+    `cluster` is the cluster on which nccl-tests ran; None takes it from the output.
     """
     known = given.calibration
     devices = {} if known is None else dict(known.devices)
@@ -142,16 +145,11 @@ def calibrate_from_files(given: CalibrationSources, cluster: str | None) -> Cali
     )
 
 
-# --- logs ------------------------------------------------------------------------------------------------
-
-
 def _steps(given: CalibrationSources) -> list[MeasuredStep]:
-    """Each plan with what its steps took, told by the predicted time that log and plan have in common."""
+    """Each plan with its measured step time; a log belongs to the plan with the same predicted time."""
     calibrated = given.calibration.profile if given.calibration is not None else None
     known = [*PROFILES.values(), *([] if calibrated is None else [calibrated])]
-    run_by = target_of(
-        OWN_TARGET
-    ).run_by  # plans for our own runtime were made with what it does in its own way
+    run_by = target_of(OWN_TARGET).run_by  # plans for our own runtime have its own profile
     by_time = {plan.best.step_time_s: (path, plan) for path, plan in given.plans}
     used: set[str] = set()
     steps = []
@@ -160,30 +158,29 @@ def _steps(given: CalibrationSources) -> list[MeasuredStep]:
                     if predicted_s in by_time]  # fmt: skip
         if not matching:
             raise ConfigError(
-                "is no plan's that is given", file=printable(log), key="predicted_s",
-                found=f"{next(iter(times)):.6g}", allowed="the plan of this log, with --from too",
+                "matches no plan of --from", file=printable(log), key="predicted_s",
+                found=f"{next(iter(times)):.6g}", allowed="the plan of this log, also with --from",
             )  # fmt: skip
         for (path, plan), seconds in matching:
             used.add(path)
             if run_by(plan.job.profile) not in map(run_by, known):
                 raise ConfigError(
-                    "was made with a calibration", file=printable(path), key="job.profile",
-                    found=plan.job.profile.name, allowed="that calibration, with --from too",
+                    "is from a calibration", file=printable(path), key="job.profile",
+                    found=plan.job.profile.name, allowed="that calibration, also with --from",
                 )  # fmt: skip
             steps.append(MeasuredStep(plan=plan, seconds=seconds))
     for path, _ in given.plans:
         if path not in used:
-            raise ConfigError("has no log", file=printable(path), key="--from", allowed="its log too")
+            raise ConfigError(
+                "has no log", file=printable(path), key="--from", allowed="its log, also with --from"
+            )
     return steps
-
-
-# --- tables ----------------------------------------------------------------------------------------------
 
 
 def _measured_on(
     given: CalibrationSources, text: str | None, steps: Sequence[MeasuredStep], devices: dict[str, Device]
 ) -> Cluster:
-    """The cluster of one kind of devices that everything was measured on."""
+    """The cluster of one device class on which all was measured."""
     if text is None and given.tables:
         text = _shorthand(given.tables)
     if text is not None:
@@ -194,17 +191,17 @@ def _measured_on(
     for step in steps:
         if _class(step.plan.cluster) != name:
             raise ConfigError(
-                "are of several kinds of devices", key="--from",
-                found=f"{name}, {_class(step.plan.cluster)}", allowed="one at a time",
+                "have several device classes", key="--from",
+                found=f"{name}, {_class(step.plan.cluster)}", allowed="one device class at a time",
             )  # fmt: skip
     return measured_on
 
 
 def only_class(cluster: Cluster) -> Device:
-    """The one kind of devices of `cluster`. ConfigError where it has several."""
+    """The only device class of `cluster`. ConfigError where it has several."""
     if len(cluster.classes) != 1:
         raise ConfigError(
-            "has several kinds of devices", key="--cluster", found=", ".join(cluster.classes), allowed="one"
+            "has several device classes", key="--cluster", found=", ".join(cluster.classes), allowed="one"
         )
     (device,) = cluster.classes.values()
     return device
@@ -215,19 +212,19 @@ def _class(cluster: Cluster) -> str:
 
 
 def _shorthand(tables: Sequence[tuple[str, NcclTable]]) -> str:
-    """The cluster that the largest run names: `2x8xH100-SXM`."""
+    """The cluster of the largest run of nccl-tests, as a shorthand: `2x8xH100-SXM`."""
     path, table = max(tables, key=lambda each: sum(each[1].hosts))
     kinds = dict.fromkeys(table.device for _, table in tables if table.device)
     if not table.hosts or not kinds:
         raise ConfigError(
-            "does not say what it ran on", file=printable(path), key=f"line {table.line}",
+            "does not name its devices", file=printable(path), key=f"line {table.line}",
             allowed="its lines '# Rank 0 ...', or --cluster",
         )  # fmt: skip
     names = {accuracy.device_named(kind)[0].name for kind in kinds}
     if len(names) > 1:
         raise ConfigError(
-            "are of several kinds of devices", key="--from", found=", ".join(sorted(names)),
-            allowed="one at a time",
+            "have several device classes", key="--from", found=", ".join(sorted(names)),
+            allowed="one device class at a time",
         )  # fmt: skip
     return f"{len(table.hosts)}x{max(table.hosts)}x{names.pop()}"
 
@@ -237,21 +234,23 @@ def _ran_on(table: NcclTable, measured_on: Cluster) -> str:
     return f"{ranks} x {table.device or _class(measured_on)}"
 
 
+# Calibration of a CUDA device
+
 STEPS = 8
-"""Of a plan."""
+"""Measured steps of each plan; their median counts."""
 
 WARMING_UP = 4
-"""Steps before them."""
+"""Steps of each plan before the measured ones."""
 
 MIN_PLANS = 6
-"""Large ones that fit into the memory, by which software is told."""
+"""Large plans that must fit into memory for the software to be fitted: fewer do not determine its numbers."""
 
 
 def calibrate_accelerator(cluster: str | None) -> CalibrationResult:
-    """What kernels reach of the peaks of the known device that the driver names, and what our runtime takes
-    on it; `cluster` says which device it is where that name tells nothing.
+    """Kernel efficiency of this machine's CUDA device, and the overhead of our runtime on it.
 
-    The software of other trainers has profiles of its own; links are measured by nccl-tests.
+    `cluster` names the device where the driver's name is not known. Other training software has profiles of
+    its own; nccl-tests measures links.
     """
     from shardwise.measure import accelerator_name, accelerator_times, torch_version
 
@@ -274,7 +273,7 @@ def calibrate_accelerator(cluster: str | None) -> CalibrationResult:
     }
     profile = None
     plans = accuracy.accelerator_plans(load_cluster(f"1x1x{device.name}"), _unmeasured(), dtype)
-    if dtype == "bf16" and len(plans.large) >= MIN_PLANS:  # what our runtime computes in, and has room for
+    if dtype == "bf16" and len(plans.large) >= MIN_PLANS:  # the dtype of our runtime
         profile, measured["steps"] = _software(device, plans)
     return CalibrationResult(
         device=device,
@@ -285,12 +284,12 @@ def calibrate_accelerator(cluster: str | None) -> CalibrationResult:
 
 
 def _unmeasured() -> Profile:
-    """Our runtime, before its numbers are found."""
+    """The profile of our runtime before the fit."""
     return target_of(OWN_TARGET).run_by(accuracy.eager_profile())
 
 
 def _software(device: Device, plans: AcceleratorPlans) -> tuple[Profile, object]:
-    """What steps of our runtime take beyond kernels, and how close the steps are that tell it."""
+    """The overhead of our runtime beyond kernels, and the errors of the fit."""
     large, small = _taken([*plans.large, *plans.small], len(plans.large))
     profile = accuracy.with_dispatch(small, device, accuracy.queued_costs(large, device, _unmeasured()))
     errors = [
@@ -305,7 +304,7 @@ def _software(device: Device, plans: AcceleratorPlans) -> tuple[Profile, object]
 
 
 def _taken(plans: Sequence[Plan], large: int) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
-    """The typical steps of the first `large` plans, and of the others."""
+    """Median steps of the first `large` plans, and of the others."""
     from shardwise.runtime import WorkerPool
 
     with WorkerPool(1) as team:
@@ -327,26 +326,28 @@ def _device(name: str, cluster: str | None) -> Device:
         return accuracy.device_named(name)[0]
     except ConfigError:
         raise ConfigError(
-            "is not known by its name", key="--devices", found=name, allowed="--cluster 1x1xDEVICE"
+            "is not a known device", key="--devices", found=name, allowed="--cluster 1x1xDEVICE"
         ) from None
 
+
+# The command
 
 CPU = "cpu"
 ACCELERATOR = "cuda"
 DEVICES = (CPU, ACCELERATOR)
 
 FAILED = 1
-"""Exit code where a rank is lost."""
+"""Exit code after a lost rank."""
 
 ROUNDS = 3
-"""Of all kernels and steps: a machine that others use too is faster and slower from second to second, and a
-median over rounds has some of each."""
+"""Rounds of all kernels and steps. The speed of a shared machine varies within seconds; the median over
+rounds averages that."""
 
 OTHER_PROGRAMS = "other programs"
-"""What ran beside, among what was measured."""
+"""Key of the load by other programs among the measured values."""
 
 NOTABLE_SHARE = 0.1
-"""Of the cores: where other programs take more, it is said."""
+"""Share of the cores used by other programs above which the card has a warning."""
 
 
 def calibrated(
@@ -358,16 +359,17 @@ def calibrated(
     sources: Sequence[str],
     threads: int | None,
 ) -> Output:
-    """Find the curves that the files `sources` tell, or, where they hold no more than a calibration, measure
-    kernels and software on the processes of `cluster` (those of the calibration stay), with `links` the links
-    between them too; write the calibration to `out`. Each process has so many `threads`, or as many as in
-    training. `devices` are those that are measured: cpu, or cuda.
+    """The answer of `calibrate`; writes the calibration to `out`.
+
+    With measurements in the files `sources`, fits these. Else measures kernels and software on processes of
+    `cluster` (unless `sources` has a calibration with them), and with `links` the links between them. Each
+    process has `threads` threads; None takes the default of training. `devices` is cpu or cuda.
 
     Under torchrun every rank takes part, and rank 0 writes.
     """
     if devices not in DEVICES:
         raise ConfigError(
-            "is not measured", key="--devices", found=short_repr(devices), allowed=", ".join(DEVICES)
+            "cannot be measured", key="--devices", found=short_repr(devices), allowed=", ".join(DEVICES)
         )
     check_output_path("--out", out, inputs=tuple(sources))
     if devices == ACCELERATOR:
@@ -375,7 +377,7 @@ def calibrated(
     given = read_sources(sources)
     if given.is_measured:
         if links:
-            raise ConfigError("measures this machine", key="--links", allowed="a calibration alone in --from")
+            raise ConfigError("measures this machine", key="--links", allowed="only a calibration in --from")
         found = calibrate_from_files(given, cluster)
     else:
         local_cluster = _local_cluster(cluster, links=links)
@@ -397,8 +399,8 @@ def _accelerator_calibrated(out: str, cluster: str | None, *, links: bool, sourc
     for option, is_augmented in (("--links", links), ("--from", bool(sources))):
         if is_augmented:
             raise ConfigError(
-                f"does not go with --devices {ACCELERATOR}", key=option,
-                allowed="one device alone; then output of nccl-tests beside this calibration, with --from",
+                f"cannot be combined with --devices {ACCELERATOR}", key=option,
+                allowed="--devices cuda alone; then output of nccl-tests and this calibration with --from",
             )  # fmt: skip
     from shardwise.runtime import RankLost
 
@@ -418,29 +420,29 @@ def _written(found: CalibrationResult, out: str) -> Output:
 
 
 def _lost(error: RankLost) -> list[str]:
-    """What is said where a rank is lost; of those that a launcher started rank 0 speaks."""
+    """The error of a lost rank; of launched processes only rank 0 reports it."""
     if is_launched() and os.environ.get("RANK", "0") != "0":
         return []
-    lines = [f"shardwise: error: {error} while it measured; nothing was written"]
+    lines = [f"shardwise: error: {error} during measurement; nothing was written"]
     if os.environ.get("SHARDWISE_DEBUG") and error.details:
         lines.append(error.details)
     return lines
 
 
 def _local_cluster(cluster: str | None, *, links: bool) -> Cluster:
-    """The cluster whose devices are processes here. ConfigError where they cannot be measured."""
+    """The cluster whose devices are processes of this machine. ConfigError where they cannot be measured."""
     local_cluster = load_cluster(cluster or cluster_here(CPU))
     if set(local_cluster.classes) != {CPU}:
         raise ConfigError(
-            "is not measured", key="--cluster", found=", ".join(local_cluster.classes), allowed=CPU
+            "cannot be measured", key="--cluster", found=", ".join(local_cluster.classes), allowed=CPU
         )
     if links and local_cluster.devices < 2:
-        raise ConfigError("has no links", key="--cluster", found="1 device", allowed="2 devices or more")
+        raise ConfigError("has no links", key="--cluster", found="1 device", allowed="at least 2 devices")
     if links and len(local_cluster.nodes) > 1 and not is_launched():
         raise ConfigError(
-            "has several nodes, and processes of one machine have no network between them", key="--cluster",
+            "has several nodes, but processes of one machine have no network between them", key="--cluster",
             found=f"{len(local_cluster.nodes)} nodes",
-            allowed="one node; of more: calibrate under torchrun on their hosts, or under shardwise emulate",
+            allowed="one node; for more, calibrate under torchrun on their hosts or under shardwise emulate",
         )  # fmt: skip
     return local_cluster
 
@@ -448,7 +450,7 @@ def _local_cluster(cluster: str | None, *, links: bool) -> Cluster:
 def _measured_here(
     known: Calibration | None, local_cluster: Cluster, *, links: bool, threads: int
 ) -> CalibrationResult | None:
-    """What this machine's processes take; None on ranks that torchrun started but the first."""
+    """The calibration of this machine's processes; None on launched ranks other than 0."""
     device = (
         local_cluster.classes[CPU] if known is None else known.devices.get(CPU, local_cluster.classes[CPU])
     )
@@ -491,7 +493,7 @@ def _core_seconds(ranks: Ranks) -> list[CoreSeconds | None]:
 def _other_programs(
     start: Sequence[CoreSeconds | None], end: Sequence[CoreSeconds | None]
 ) -> dict[str, object]:
-    """How many cores other programs took meanwhile, where all ranks can tell."""
+    """Cores used by other programs during the measurement; empty where a rank cannot read its load."""
     from shardwise.measure import cores_used_by_others
 
     first, last = [each for each in start if each], [each for each in end if each]
@@ -501,11 +503,8 @@ def _other_programs(
     return {OTHER_PROGRAMS: {"cores": round(taken.cores, 2), "of": taken.of}}
 
 
-# --- what is measured ------------------------------------------------------------------------------------
-
-
 def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profile, Mapping[str, object]]:
-    """The device and its software, and how well they explain what was measured."""
+    """The fitted device and software profile, and the errors of the fit."""
     rounds = KernelMeasurement(ranks, threads=threads)
     for _ in range(ROUNDS):
         for measurement in range(rounds.measurements):
@@ -521,9 +520,6 @@ def _links(local_cluster: Cluster, ranks: Ranks, threads: int) -> LinkResult:
     return links.found()
 
 
-# --- the answer ------------------------------------------------------------------------------------------
-
-
 def _lines(found: CalibrationResult, out: str) -> list[Line]:
     device, profile = found.device, found.profile
     efficiency = device.efficiency
@@ -534,22 +530,22 @@ def _lines(found: CalibrationResult, out: str) -> list[Line]:
     lines = [
         row("calibrated", (out, "value"), (f"   {device.name}", "")),
         row("matmul", (format_rate(peak * matmul.peak_fraction, "FLOP/s"), "value"),
-            (f" in {dtype}, half of it at {matmul.k_half:.0f} summands", "")),
+            (f" in {dtype}, half of it at inner dimension {matmul.k_half:.0f}", "")),
         row("memory", (format_rate(device.memory_bytes_per_s * efficiency.memory.fraction), "value"),
-            (f", {words.seconds(efficiency.launch_s)} a kernel", "")),
+            (f", {words.seconds(efficiency.launch_s)} per kernel", "")),
         row("in a node", (format_rate(device.scale_up_bytes_per_s * efficiency.scale_up.fraction), "value"),
-            (f", {words.seconds(device.scale_up_latency_s)} a hop,"
-             f" {words.seconds(efficiency.scale_up.before_s)} a collective", "")),
-        row("network", (f"{efficiency.scale_out.fraction:.0%} of its cards", "value"),
-            (f", {words.seconds(device.scale_out_latency_s)} a hop,"
-             f" {words.seconds(efficiency.scale_out.before_s)} a collective", "")),
+            (f", {words.seconds(device.scale_up_latency_s)} per hop,"
+             f" {words.seconds(efficiency.scale_up.before_s)} per collective", "")),
+        row("network", (f"{efficiency.scale_out.fraction:.0%} of its bandwidth", "value"),
+            (f", {words.seconds(device.scale_out_latency_s)} per hop,"
+             f" {words.seconds(efficiency.scale_out.before_s)} per collective", "")),
     ]  # fmt: skip
     if profile is not None:
         lines.append(
-            row("software", (f"{profile.pointwise_passes:.2f} passes", "value"),
-                (f", {words.seconds(profile.host_action_s)} an action,"
-                 f" {words.seconds(profile.host_step_s)} a step,"
-             f" {profile.data_overlap:.0%} of sums of gradients beside computation", ""))
+            row("software", (f"{profile.pointwise_passes:.2f} pointwise passes", "value"),
+                (f", {words.seconds(profile.host_action_s)} per action,"
+                 f" {words.seconds(profile.host_step_s)} per step,"
+                 f" {profile.data_overlap:.0%} of gradient reduction overlapped", ""))
         )  # fmt: skip
     for name, errors in found.measured.items():
         if isinstance(errors, Mapping):
@@ -562,5 +558,5 @@ def _warnings(measured: Mapping[str, object]) -> Iterator[Line]:
     taken = measured.get(OTHER_PROGRAMS)
     if isinstance(taken, Mapping) and taken["cores"] > NOTABLE_SHARE * taken["of"]:
         cores = f"{taken['cores']:.1f} of {words.counted(taken['of'], 'core')}"
-        yield row("beside", (f"other programs took {cores} meanwhile", "warn"),
-                  (": measure again when nothing else runs", ""))  # fmt: skip
+        yield row("warning", (f"other programs used {cores}", "warn"),
+                  ("; measure again on an idle machine", ""))  # fmt: skip

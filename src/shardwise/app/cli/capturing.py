@@ -1,4 +1,4 @@
-"""What `capture` answers: a user's PyTorch module as a graph file."""
+"""The command `capture`: writes a user's PyTorch module as a graph file."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from shardwise.units import format_count
 
 
 def captured(target: str, out: str, *, batch: int | None) -> Output:
-    """Runs the code that `FILE.py:function` names, and writes the graph of its module to `out`."""
+    """Runs the function in `target` (`FILE.py:function`) and writes the operator graph of its module to
+    `out`."""
     path, colon, function = target.rpartition(":")
     if not colon or not path or not function.isidentifier():
         raise ConfigError(
-            "names no function of a file",
+            "is not FILE.py:function",
             key="FILE.py:function",
             found=short_repr(target),
             allowed="train.py:build",
         )
     if not out.lower().endswith(GRAPH_FILES):
         raise ConfigError(
-            "names no graph file",
+            "is not the name of a graph file",
             key="--out",
             found=short_repr(out),
-            allowed=f"a name in {', '.join(GRAPH_FILES)}",
+            allowed=f"a name that ends in {', '.join(GRAPH_FILES)}",
         )
     check_output_path("--out", out, inputs=(path,))
-    from shardwise.runtime import capture  # with torch, which nothing else needs
+    from shardwise.runtime import capture  # imports torch
 
-    print_notes([f"shardwise: runs {printable(path)}, which is your code"])
+    print_notes([f"shardwise: running your code in {printable(path)}"])
     graph = capture(path, function, batch=batch)
     text = graph_text(graph)
     document = parse_mapping(text, file=out if out.endswith(".yaml") else None)

@@ -1,8 +1,8 @@
-"""The answer card: one screen that says what to run, how fast it is, why, and how sure that is.
+"""Answer cards: one screen with the plan, its step time and memory, the proof and the assumptions.
 
-The part of the card that says what is proven: candidates, reasons, bound, gap; and time against memory.
-
-The answer card of an uneven plan: which devices form which stages, their layers and shares.
+`answer_card` is that of `plan`, `evaluation_card` that of `evaluate`, and `uneven_card` that of `plan` where
+the best plan of a mixed cluster is uneven. `proof_lines` shows the certificate: candidates, reasons for
+rejection, lower bound and optimality gap. `frontier_table` shows the Pareto frontier of step time and memory.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ from shardwise.plans import (
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
 
-NOT_AS_GIVEN = "priced as something else"
-"""Why nothing is proven where there are lines of `priced_as`."""
+NOT_AS_GIVEN = "the input is approximated"
+"""Why nothing is proven where the input has approximations (key `priced_as`)."""
 
 FRONTIER_LINES = 12
-"""Points of a frontier that are shown, at most."""
+"""Most points of a frontier that a card shows."""
+
+
+# Proof and frontier
 
 
 def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iterator[Line]:
-    """Candidates, why the others fell, bound, gap, time; what they are of where that is not the cluster."""
+    """Outcomes of candidates, lower bound, optimality gap and search time; `of_devices` are the devices of
+    the whole cluster where the answer uses a part of it."""
     certificate = answer.certificate
     rejected = sum(certificate.rejected.values())
     yield ()
@@ -48,13 +52,13 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
     yield from _verdicts(answer)
     for line in words.wrapped(_restrictions(certificate), " · ", WIDTH - LABEL):
         yield row("", (line, ""))
-    counts = f"{rejected:,} rejected · {certificate.cut_by_bound:,} cut by the bound · "
+    counts = f"{rejected:,} rejected · {certificate.cut_by_bound:,} pruned by the bound · "
     unexplored = f" · {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
     yield row("", (f"{counts}{certificate.simulated:,} evaluated{unexplored}", ""))
     yield from _reasons(certificate.rejected)
     yield from _parts(answer)
     gap = "0" if certificate.gap <= PROVEN_GAP else words.percent(certificate.gap, 2)
-    bound = "as priced" if certificate.priced_as else f"gap {gap}"
+    bound = "of the approximation" if certificate.priced_as else f"gap {gap}"
     yield row(
         "",
         (f"lower bound {words.seconds(certificate.lower_bound_s)}, {bound}, found in ", ""),
@@ -65,14 +69,14 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
 
 
 def priced_as_lines(texts: Iterable[str]) -> Iterator[Line]:
-    """What was priced in the place of what was given."""
+    """Approximations of the input in the cost model."""
     for text in texts:
         for index, line in enumerate(textwrap.wrap(text, WIDTH - LABEL - 1)):
-            yield row("" if index else "priced as", (line, "warn"))
+            yield row("" if index else "approximation", (line, "warn"))
 
 
 def _objective(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iterator[Line]:
-    """What the answer is best in, where that is not time; and the devices that it leaves idle."""
+    """The objective where it is not step time, and the devices that stay idle."""
     devices = of_devices or cluster.devices
     if answer.objective != "time":
         usd = usd_per_step(cluster, answer.best.step_time_s)
@@ -87,7 +91,7 @@ def _objective(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iter
 
 
 def _parts(answer: Answer) -> Iterator[Line]:
-    """How many other parts of the cluster were compared."""
+    """Other parts of the cluster: searched, and pruned by their quick bound."""
     others = len(answer.parts) - 1 + answer.pruned_parts
     if answer.parts and others:
         text = f"{words.counted(others, 'other part')} of the cluster: "
@@ -95,34 +99,34 @@ def _parts(answer: Answer) -> Iterator[Line]:
 
 
 def idle_lines(answer: Answer | UnevenAnswer, devices: int) -> Iterator[Line]:
-    """Which devices stay idle, and what all of them would take; nothing where all are used."""
+    """Devices that stay idle, and the step time of all devices; nothing where all are used."""
     idle, all_s = answer.idle, answer.all_devices_step_time_s
     if not idle.devices:
         return
     yield idle_line(idle, devices)
     if all_s is None:
         is_over = answer.is_interrupted or bool(answer.unexplored_parts)
-        why = "what all devices take was not searched" if is_over else "nothing that fits uses all devices"
+        why = "all devices: not searched" if is_over else "no strategy on all devices fits"
         yield row("", (why, ""))
     else:
         yield all_devices_line(all_s, answer.best.step_time_s)
 
 
 def idle_line(idle: Idle, devices: int) -> Line:
-    """Which of so many devices stay idle."""
+    """The idle ones of `devices` devices."""
     whole = f", {words.counted(idle.nodes, 'whole node')}" if idle.nodes else ""
     text = f"{idle.devices:,} of {devices:,} devices{whole}"
     return row("idle", (text, "warn"), (f"   ranks {words.shortened(idle.ranks, 40)}", "dim"))
 
 
 def all_devices_line(all_s: float, best_s: float) -> Line:
-    """What all devices take, compared with the best of their parts."""
+    """The step time of all devices compared with that of the best part."""
     more = words.percent(all_s / best_s - 1.0)
     return row("", (f"all devices take {words.seconds(all_s)} (+{more}); --use-all plans for them", ""))
 
 
 def _verdicts(answer: Answer) -> Iterator[Line]:
-    """What is proven of the space, and where uneven plans were looked for too, what is not of them."""
+    """The proof for the space and, where uneven plans were searched too, the gap that is left among them."""
     left = 0.0 if answer.mixed is None else answer.mixed.uneven_gap
     yield _verdict(answer, is_proven=answer.is_proven or (left > PROVEN_GAP and answer.certificate.is_proven))
     if left > PROVEN_GAP:
@@ -145,7 +149,7 @@ def _verdict(answer: Answer, *, is_proven: bool) -> Line:
         reasons.append(f"gap {words.percent(certificate.gap, 2)}")
     unfinished = sum(not part.is_complete for part in answer.parts) + answer.unexplored_parts
     if unfinished:
-        reasons.append(f"{words.counted(unfinished, 'part')} of the cluster not searched to the end")
+        reasons.append(f"search of {words.counted(unfinished, 'part')} of the cluster incomplete")
     why = ", ".join(reasons)
     total = certificate.enumerated + certificate.unexplored
     return row(
@@ -156,7 +160,7 @@ def _verdict(answer: Answer, *, is_proven: bool) -> Line:
 
 
 def _restrictions(certificate: Certificate) -> list[str]:
-    """What the question left of the space."""
+    """Values to which the question restricts the space."""
     texts = [f"{name} {' '.join(map(words.value_text, values))}" for name, values in certificate.axes.items()]
     texts += [f"{name} {words.value_text(value)}" for name, value in certificate.fixed.items()]
     return [f"only {texts[0]}", *texts[1:]] if texts else []
@@ -170,8 +174,8 @@ def _reasons(rejected: Mapping[str, int]) -> Iterator[Line]:
 
 
 def frontier_table(answer: Answer, layers: int) -> Iterator[Line]:
-    """Time against memory: at most FRONTIER_LINES points, evenly chosen, the fastest and the smallest
-    included."""
+    """The frontier of step time and memory: at most FRONTIER_LINES points at even distances, with the fastest
+    and the smallest."""
     frontier = answer.frontier
     if frontier is None:
         return
@@ -180,7 +184,7 @@ def frontier_table(answer: Answer, layers: int) -> Iterator[Line]:
     shown = (
         f"{len(places)} of {len(points):,} points" if len(places) < len(points) else f"{len(points):,} points"
     )
-    state = "unfinished" if certificate.unexplored else "as priced" if certificate.priced_as else "exact"
+    state = "incomplete" if certificate.unexplored else "approximated" if certificate.priced_as else "exact"
     yield ()
     yield (
         (f" {'time against memory':<27}{'step time':>12}{'slower':>9}{'memory':>11}  ", "label"),
@@ -199,14 +203,22 @@ def frontier_table(answer: Answer, layers: int) -> Iterator[Line]:
 
 
 def spaced_indices(count: int, most: int) -> list[int]:
-    """At most `most` of `count` places, evenly apart, the first and the last included."""
+    """At most `most` of `count` indices at even distances, with the first and the last."""
     if count <= most:
         return list(range(count))
     return [round(index * (count - 1) / (most - 1)) for index in range(most)]
 
 
-_HALF = 47
+# Cards of uniform strategies
+
+_HALF = 48
+"""Columns of each of the two breakdowns, which stand next to each other."""
+
+_TERM = 22
+"""Columns of the name of a term in a breakdown."""
+
 _BAR = 14
+"""Columns of the bar of peak memory."""
 
 
 def answer_card(
@@ -220,8 +232,8 @@ def answer_card(
     goodput: Goodput | None = None,
     next_commands: Sequence[str] = (),
 ) -> list[Line]:
-    """The card of `plan` on the `cluster` it uses, a part of `of_devices` devices; `target` is the software
-    that was named, `goodput` the best result's, where it is told."""
+    """The card of `plan` on `cluster`, the part that the plan uses of `of_devices` devices; `target` is the
+    requested target, `goodput` that of the best result where it is shown."""
     return [
         *result_card(answer.best, model=model, cluster=cluster, job=job, target=target),
         *_mixed_comparison(answer),
@@ -237,7 +249,7 @@ def answer_card(
 def evaluation_card(
     result: Result, *, model: Model, cluster: Cluster, job: Job, next_commands: Sequence[str] = ()
 ) -> list[Line]:
-    """The card of `evaluate`: the same without runners-up and proof."""
+    """The card of `evaluate`: without runners-up and proof."""
     return [
         *result_card(result, model=model, cluster=cluster, job=job),
         *priced_as_lines(cluster.priced_as),
@@ -249,7 +261,7 @@ def evaluation_card(
 def result_card(
     result: Result, *, model: Model, cluster: Cluster, job: Job, target: str | None = None
 ) -> list[Line]:
-    """What one strategy is and what it costs; `target` is the software that was named."""
+    """One strategy with its step time and memory; `target` is the requested target."""
     return [
         *question_lines(model, cluster, job),
         *([] if target is None else [row("target", (target, "value"))]),
@@ -262,8 +274,7 @@ def result_card(
 
 
 def question_lines(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
-    """What is asked: model, cluster, batch."""
-    """What was asked: the head of every card."""
+    """The head of every card: model, cluster, batch, dtype, optimizer."""
     tokens = job.seq_len * job.global_batch_size
     total, active = parameters(model), active_parameters(model)
     size = f"{format_count(total)} parameters" + (
@@ -332,7 +343,7 @@ def _memory_line(result: Result | UnevenResult) -> Line:
 
 
 def _breakdowns(result: Result) -> Iterator[Line]:
-    """Two columns of bars: where the time goes, and where the memory goes."""
+    """Two columns of bars: terms of the step time, and of the peak memory."""
     largest = max(result.memory.values())
     left = list(_bars(result.breakdown, words.seconds, "time"))
     right = list(_bars(result.memory, lambda nbytes: words.memory(nbytes, largest), "memory"))
@@ -344,16 +355,16 @@ def _breakdowns(result: Result) -> Iterator[Line]:
 
 
 def _bars(parts: Mapping[str, float], text_of: object, style: str) -> Iterator[Line]:
-    """A line of `_HALF` columns for each part above a thousandth of the whole, largest first."""
+    """A line of `_HALF` columns for each term above a thousandth of the total, largest first."""
     whole = sum(parts.values()) or 1.0
     largest = max(parts.values(), default=0.0) or 1.0
     for name, value in sorted(parts.items(), key=lambda item: -item[1]):
         if abs(value) < whole * 1e-3:
             continue
-        label = words.shortened(name.replace("_", " "), 21)
+        label = words.shortened(words.term_text(name), _TERM)
         amount = text_of(value) if callable(text_of) else ""
         yield (
-            (f"{label:<21} ", ""),
+            (f"{label:<{_TERM}} ", ""),
             (f"{words.bar(value / largest, 8):<8}", style),
             (f"{amount:>10}", ""),
             (f"{words.percent(value / whole, 0):>6} ", "dim"),
@@ -361,17 +372,18 @@ def _bars(parts: Mapping[str, float], text_of: object, style: str) -> Iterator[L
 
 
 def _mixed_comparison(answer: Answer) -> Iterator[Line]:
-    """On a mixed cluster: against the fastest class alone and the best uniform strategy, and what is idle."""
+    """On a mixed cluster: the speed-up over the fastest device class alone, and the classes that stay
+    idle."""
     mixed = answer.mixed
     if mixed is None:
         return
     best_s = answer.best.step_time_s
     yield ()
     if mixed.idle:
-        text = f"{', '.join(mixed.idle)} left idle: no strategy that uses all devices alike is faster"
+        text = f"{', '.join(mixed.idle)} left idle: no uniform strategy on all devices is faster"
         yield row("mixed", (text, "warn"))
     elif mixed.fastest_class_step_time_s is None and answer.parts:
-        yield row("mixed", ("fits on no class alone", "value"))
+        yield row("mixed", ("fits on no device class alone", "value"))
     alone_s = mixed.fastest_class_step_time_s
     if alone_s is not None and not mixed.idle:
         text = f"{alone_s / best_s:.2f} × as fast as {mixed.fastest_class} alone"
@@ -381,7 +393,7 @@ def _mixed_comparison(answer: Answer) -> Iterator[Line]:
 
 
 def _goodput(goodput: Goodput | None, cluster: Cluster) -> Iterator[Line]:
-    """What is left of the throughput over days, and what takes the rest."""
+    """Goodput, and the shares of time lost to failures, checkpoints and jitter."""
     if goodput is None:
         return
     inputs, lost = goodput.inputs, goodput.lost
@@ -412,7 +424,7 @@ def _runners_up(answer: Answer, layers: int) -> Iterator[Line]:
     best = answer.best
     yield ()
     yield (
-        (f" {'runners-up':<27}{'step time':>12}{'slower':>9}{'memory':>11}{'MFU':>9}  what differs", "label"),
+        (f" {'runners-up':<27}{'step time':>12}{'slower':>9}{'memory':>11}{'MFU':>9}  differences", "label"),
     )
     for place, result in enumerate(answer.runners_up, start=2):
         slower = result.step_time_s / best.step_time_s - 1.0
@@ -436,7 +448,7 @@ _CORE = (
 
 
 def assumption_lines(cluster: Cluster, job: Job, evaluator: str, space: str = "") -> Iterator[Line]:
-    """What every time and byte rests on."""
+    """Assumptions of the estimate: dtype, links, efficiency and its source."""
     uncalibrated = [name for name, device in cluster.classes.items() if not device.efficiency.is_calibrated]
     profile = (
         f"efficiency of {', '.join(uncalibrated)} from datasheets and relatives: no measured run was fitted"
@@ -462,8 +474,7 @@ def assumption_lines(cluster: Cluster, job: Job, evaluator: str, space: str = ""
 
 
 def next_lines(commands: Sequence[str]) -> Iterator[Line]:
-    """Commands that continue from here."""
-    """Commands that continue from here."""
+    """Commands that continue from the answer."""
     if commands:
         yield ()
     for index, text in enumerate(commands):
@@ -471,8 +482,10 @@ def next_lines(commands: Sequence[str]) -> Iterator[Line]:
     yield ()
 
 
+# Cards of uneven plans
+
 PIPELINES = 12
-"""Groups of alike pipelines that are drawn, at most."""
+"""Most groups of identical pipelines that are shown."""
 
 
 def uneven_card(
@@ -496,18 +509,18 @@ def uneven_card(
 
 
 def plan_lines(result: UnevenResult) -> Iterator[Line]:
-    """Every group of alike pipelines: how many, what they do, and their stages in order."""
+    """Every group of identical pipelines: their number, micro-batches, and stages in order."""
     count = len(result.layout.pipelines)
     total = sum(result.microbatches)
-    many = f"{words.counted(count, 'pipeline')} side by side" if count > 1 else "one pipeline"
+    many = words.counted(count, "data-parallel pipeline") if count > 1 else "one pipeline"
     yield row("plan", (f"uneven: {many}", "value"))
-    each = f"micro-batch {result.micro_batch_size} × {total:,}"
+    each = words.microbatches_text(result.micro_batch_size, total)
     has_replicas = count > 1 or any(stage.parts for stage in result.layout.pipelines[0].stages)
     texts = [each, "1f1b", *(["ZeRO-1 over the replicas of a stage"] if has_replicas else [])]
     yield row("", (" · ".join(texts), ""))
     groups = identical_pipelines(result)
     for index, (number, share, described) in enumerate(groups[:PIPELINES]):
-        head = f"{number} × {words.counted(share, 'microbatch').replace('microbatchs', 'microbatches')}"
+        head = f"{number} × {words.counted(share, 'micro-batch')}"
         part = words.percent(number * share / total)
         lines = words.wrapped(described, " → ", WIDTH - LABEL - 4)
         yield row("layout" if index == 0 else "", (head, "value"), (f"   {part} of the batch", "dim"))
@@ -518,16 +531,16 @@ def plan_lines(result: UnevenResult) -> Iterator[Line]:
 
 
 def _spread(spread: Mapping[str, Sequence[int]]) -> Iterator[Line]:
-    """Where a node has few stages of a pipeline, though more would fit, and is full of their replicas."""
+    """Spread stages: nodes that hold fewer stages of a pipeline than fit, and replicas of these."""
     for name, stage_counts in spread.items():
         many = " or ".join(str(count) for count in stage_counts)
         stages = "stage" if stage_counts == (1,) else "stages"
-        yield row("", (f"a node of {name} has {many} {stages} of a pipeline, and replicas of it", "dim"))
+        yield row("", (f"{name}: {many} {stages} of a pipeline per node, the rest are replicas", "dim"))
 
 
 def identical_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]]:
-    """Pipelines with equal stages and microbatches: how many, their microbatches, and their stages as
-    text."""
+    """Groups of pipelines with equal stages and micro-batches: number of pipelines, micro-batches of each,
+    stages as text."""
     described = [
         (microbatches, tuple(stage_texts(pipeline.stages, recompute)))
         for microbatches, pipeline, recompute in zip(
@@ -539,7 +552,7 @@ def identical_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]
 
 
 def stage_texts(stages: Sequence[Stage], recompute: Sequence[str]) -> Iterator[str]:
-    """`4 × [2 V100-16G, tp 2, 6 layers]` for stages that follow each other alike."""
+    """`4 × [2 V100-16G, tp 2, 6 layers]` for consecutive equal stages."""
     keys = [
         (_devices_text(stage), stage.layers[0], mode) for stage, mode in zip(stages, recompute, strict=True)
     ]
@@ -551,7 +564,7 @@ def stage_texts(stages: Sequence[Stage], recompute: Sequence[str]) -> Iterator[s
 
 
 def _devices_text(stage: Stage) -> str:
-    """`2 V100-16G, tp 2`; of a stage on two pools `4 A100-80G tp 4, 3 rows | 1 V100-16G, 1 row`."""
+    """`2 V100-16G, tp 2`; of a mixed-pool stage `4 A100-80G tp 4, 3 rows | 1 V100-16G, 1 row`."""
     if stage.parts:
         return " | ".join(
             f"{part.tp} {part.device_class}{f' tp {part.tp}' if part.tp > 1 else ''}, "
@@ -565,11 +578,15 @@ def _devices_text(stage: Stage) -> str:
 
 
 def _uneven_comparison(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
-    """Against the best uniform strategy and the fastest class alone; what is idle."""
+    """The speed-up over the best uniform strategy and over the fastest class alone; idle devices."""
     best_s, mixed = answer.best.step_time_s, answer.mixed
     comparisons = (
         (mixed.uniform_step_time_s, "the best uniform strategy", "no uniform strategy fits"),
-        (mixed.fastest_class_step_time_s, f"{mixed.fastest_class} alone", "the model fits on no class alone"),
+        (
+            mixed.fastest_class_step_time_s,
+            f"{mixed.fastest_class} alone",
+            "the model fits on no device class alone",
+        ),
     )
     is_whole = all(part.is_complete for part in answer.parts) and not answer.unexplored_parts
     for index, (time_s, name, never) in enumerate(comparisons):
@@ -582,9 +599,9 @@ def _uneven_comparison(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]
     if answer.best.idle_devices:
         yield from idle_lines(answer, cluster.devices)
     else:
-        yield row("", (f"all {cluster.devices} devices work", "dim"))
+        yield row("", (f"all {cluster.devices} devices are used", "dim"))
     if not is_whole:
-        yield row("", ("uniform strategies were not searched to the end", "warn"))
+        yield row("", ("the search of uniform strategies is incomplete", "warn"))
 
 
 def _proof(answer: UnevenAnswer) -> Iterator[Line]:
@@ -600,8 +617,8 @@ def _proof(answer: UnevenAnswer) -> Iterator[Line]:
         text = f"within {words.percent(gap, 2)} of the best uneven plan"
         yield row("proof", (text, "warn"), ("   (docs/concepts/mixed-clusters.md)", "dim"))
     total = certificate.enumerated + certificate.unexplored
-    counts = f"{total:,} choices of pools, micro-batch and number of pipelines: "
-    counts += f"{certificate.cut_by_bound:,} cut by the bound, {certificate.simulated:,} laid out"
+    yield row("", (f"{total:,} combinations of pools, micro-batch size and number of pipelines:", ""))
+    counts = f"{certificate.cut_by_bound:,} pruned by the bound, {certificate.simulated:,} searched"
     counts += f", {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
     yield row("", (counts, ""))
     yield row(

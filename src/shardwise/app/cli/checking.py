@@ -1,8 +1,8 @@
-"""What `check` answers: a line for each thing that must hold of a plan file.
+"""The command `check`: verifies a plan file and prints one line per check.
 
-What `check` finds of the plan of an operator graph: its layout is priced anew, from its names alone.
-
-What `check` finds of an uneven plan: its stages are priced anew, one by one, its schedule is walked.
+Plans of uniform strategies go to the independent checker (`shardwise.verification`). `check_graph_file`
+estimates the layout of a graph plan from its names, with code that shares nothing with the search.
+`check_uneven_file` estimates an uneven plan stage by stage and simulates its schedule.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ from shardwise.verification import (
     value_check,
 )
 
+# Graph plans
+
 
 def check_graph_file(path: str) -> Verdict:
-    """The verdict on the graph plan at `path`, by the program that prices one layout and shares no code with
-    the search (docs/concepts/pareto-search.md). That no layout is better is not proven again: it stays open.
+    """The verdict on the graph plan at `path`, by the estimate of a single layout, which shares no code with
+    the search (docs/concepts/pareto-search.md). Optimality is not proven again: that check stays open.
 
-    Raises ConfigError for a file that is no such plan, was altered, or has a layout that is none of its graph
-    on its mesh.
+    ConfigError for a file that is no such plan, was altered, or has a layout that its graph and mesh do not
+    allow.
     """
     plan = read_graph_plan(path)
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
@@ -68,7 +70,7 @@ def check_graph_file(path: str) -> Verdict:
         plan_hash=stated,
         checks=(
             value_check("hash", stated, document_hash(document)),
-            Check(name="layout", ok=True, found=layout, expected="rules that the operators have"),
+            Check(name="layout", ok=True, found=layout, expected="sharding rules of the operators"),
             number_check("step time", plan.step_time_s, estimate.time_s),
             parts_check("breakdown", plan.seconds, estimate.seconds, estimate.time_s),
             number_check("device bytes", plan.device_bytes, estimate.memory_bytes),
@@ -81,7 +83,7 @@ def check_graph_file(path: str) -> Verdict:
                     name="optimal",
                     ok=False,
                     found=f"matches all layouts within {plan.epsilon!r}",
-                    expected="the same, by another search: there is none for layouts of operators",
+                    expected="the same by another search; none exists for graph layouts",
                     is_open=True,
                 ),
                 plan.priced_as,
@@ -89,8 +91,10 @@ def check_graph_file(path: str) -> Verdict:
         ),
         unchecked=(
             *unchecked(REASON_QUESTION, "graph", "job", "cluster"),
-            *unchecked("no other search bounds layouts of operators", "epsilon"),
-            *unchecked("the file has the used devices alone", *(["idle"] if plan.idle.devices else [])),
+            *unchecked("no other search bounds graph layouts", "epsilon"),
+            *unchecked(
+                "the file has only the devices that are used", *(["idle"] if plan.idle.devices else [])
+            ),
         ),
     )
 
@@ -98,28 +102,30 @@ def check_graph_file(path: str) -> Verdict:
 def estimate_of(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: GraphLayout
 ) -> LayoutEstimate | PipelineEstimate:
-    """The price of a layout of a graph, or of its stages, from its names."""
+    """Step time and memory of a layout of a graph, or of its stages, from its names."""
     if isinstance(layout, StagedLayout):
         return estimate_pipeline(graph, cluster, training, mesh, layout)
     return estimate_layout(graph, cluster, training, mesh, layout)
 
 
+# Uneven plans
+
 EVALUATOR = "max-plus, pipeline by pipeline"
 
 
 def check_uneven_file(path: str) -> Verdict:
-    """The verdict on the uneven plan at `path`, by a program that reads stages and their order from the file
-    and shares the prices of single stages with the search (docs/concepts/mixed-clusters.md). That no plan is
-    better is not proven again: it stays open.
+    """The verdict on the uneven plan at `path`: stages and their order are read from the file; only the costs
+    of single stages share code with the search (docs/concepts/mixed-clusters.md). Optimality is not proven
+    again: that check stays open.
 
-    Raises ConfigError for a file that is no such plan or was altered.
+    ConfigError for a file that is no such plan or was altered.
     """
     plan = read_uneven_plan(path)
     best, certificate = plan.best, plan.certificate
     document = uneven_plan_document(plan)
     stated = str(document["hash"])
     found = predict_record(plan.model, plan.cluster, plan.job, best)
-    faults = "; ".join(found.faults[:3]) or "devices, layers and microbatches add up"
+    faults = "; ".join(found.faults[:3]) or "devices, layers and micro-batches add up"
     checks = [
         value_check("hash", stated, document_hash(document)),
         Check(
@@ -146,8 +152,8 @@ def check_uneven_file(path: str) -> Verdict:
     optimal = Check(
         name="optimal",
         ok=False,
-        found=bound if plan.for_trace is None else "chosen for a trace: nothing is claimed of it alone",
-        expected="the same, by another search: there is none for uneven plans",
+        found=bound if plan.for_trace is None else "chosen for a trace; no claim about the plan alone",
+        expected="the same by another search; none exists for uneven plans",
         is_open=True,
     )
     checks += priced_as_check(plan.cluster, plan.priced_as, is_for_trace=plan.for_trace is not None)
@@ -170,7 +176,7 @@ def _unchecked(plan: UnevenFile) -> Iterator[UncheckedKey]:
 
 
 def _figure_checks(plan: UnevenFile) -> Iterator[Check]:
-    """What follows from the times and bytes of the stages; nothing of a plan that does not fit."""
+    """Checks of the figures that follow from stage times and bytes; none for a plan that does not fit."""
     best, batch = plan.best, plan.job.global_batch_size
     predicted = predicted_result(RecordCostModel(plan.model, plan.cluster, plan.job), best, batch)
     if predicted is None:
@@ -194,8 +200,8 @@ def _figure_checks(plan: UnevenFile) -> Iterator[Check]:
 
 
 def _compared_checks(plan: UnevenFile) -> Iterator[Check]:
-    """What must hold of the figures of uniform strategies: none is faster than the plan, but where that was
-    chosen for a trace, and one pool alone is no faster than the fastest union."""
+    """Uniform strategies are not faster than the plan, unless it was chosen for a trace; one pool alone is
+    not faster than the best union of pools."""
     mixed, best_s = plan.mixed, plan.best.step_time_s
     uniform_s, alone_s, alone = (
         mixed.uniform_step_time_s,
@@ -211,12 +217,12 @@ def _compared_checks(plan: UnevenFile) -> Iterator[Check]:
         name="compared",
         ok=ok,
         found=f"uniform {uniform_s!r} s, {alone} alone {alone_s!r} s",
-        expected=f"at least {least_s!r} s, on one of {', '.join(names)} no less than on any union",
+        expected=f"at least {least_s!r} s; on one of {', '.join(names)} no less than on any union",
     )
 
 
 def _certificate_checks(plan: UnevenFile) -> Iterator[Check]:
-    """Everything that the certificate says, but for the bound itself."""
+    """Checks of the certificate, except that the lower bound is valid."""
     certificate, step_s = plan.certificate, plan.best.step_time_s
     lower_s = certificate.lower_bound_s
     yield value_check("space", certificate.space, "uneven")
@@ -228,7 +234,7 @@ def _certificate_checks(plan: UnevenFile) -> Iterator[Check]:
         name="simulated",
         ok=certificate.simulated + certificate.unexplored >= 1,
         found=str(certificate.simulated),
-        expected="at least 1, the plan itself",
+        expected="at least 1 (the plan itself)",
     )
     yield number_check("certificate", certificate.best_s, step_s)
     yield Check(
@@ -237,14 +243,14 @@ def _certificate_checks(plan: UnevenFile) -> Iterator[Check]:
         found=repr(lower_s),
         expected=f"more than 0, and at most {step_s!r}",
     )
-    if not certificate.priced_as:  # else the file has no gap
+    if not certificate.priced_as:  # otherwise the file has no gap
         yield number_check("gap", certificate.gap, 1.0 - lower_s / step_s, 1.0)
 
 
 def _candidates(cluster: Cluster, batch: int) -> int:
-    """The candidates of an uneven search: of each set of pools and micro-batch size every number of
-    pipelines, and on several pools every number of alike ones, from two on
-    (docs/concepts/mixed-clusters.md)."""
+    """The number of candidates of an uneven search (docs/concepts/mixed-clusters.md): per set of pools and
+    micro-batch size, every number of pipelines, and on several pools every number of identical pipelines from
+    two on."""
     devices = [pool.devices for pool in pools_of(cluster)]
     small = [size for size in range(1, isqrt(batch) + 1) if batch % size == 0]
     divisors = {*small, *(batch // size for size in small)}
@@ -257,12 +263,14 @@ def _candidates(cluster: Cluster, batch: int) -> int:
     return total
 
 
+# The command
+
 VERSION = 1
 DISAGREES = 4
-"""Exit code where some check does not hold."""
+"""Exit code where a check fails."""
 
 _SHOWN = 180
-"""Characters of a found or expected value in the terminal; JSON has all of them."""
+"""Most characters of a found or expected value in the terminal; JSON has all."""
 
 
 def checked(path: str, *, is_json: bool, proof_budget_s: float = PROOF_BUDGET_S) -> Output:
@@ -270,14 +278,14 @@ def checked(path: str, *, is_json: bool, proof_budget_s: float = PROOF_BUDGET_S)
     verdict = verdict_on(path, proof_budget_s)
     code = 0 if verdict.ok else DISAGREES
     if is_json:
-        return Output(document=_document(verdict), notes=_talk(verdict), code=code)
+        return Output(document=_document(verdict), notes=_notes(verdict), code=code)
     width = max(len(check.name) for check in verdict.checks)
     lines = [_line(check, width) for check in verdict.checks]
-    return Output(lines=[*lines, *_not_judged_lines(verdict, width)], notes=_talk(verdict), code=code)
+    return Output(lines=[*lines, *_unchecked_lines(verdict, width)], notes=_notes(verdict), code=code)
 
 
 def verdict_on(path: str, proof_budget_s: float) -> Verdict:
-    """By what the file says that it is."""
+    """The verdict of the checker for the kind of plan in the file."""
     if is_graph_plan(path):
         return check_graph_file(path)
     if is_uneven_plan(path):
@@ -291,23 +299,23 @@ def _line(check: Check, width: int) -> Line:
     return (word, style), name, (f"{_short(check.found)}; expected {_short(check.expected)}", "")
 
 
-def _not_judged_lines(verdict: Verdict, width: int) -> Iterator[Line]:
-    """A line for each reason: the keys of the file that are not judged for it."""
+def _unchecked_lines(verdict: Verdict, width: int) -> Iterator[Line]:
+    """A line per reason, with the keys of the file that are not checked for it."""
     for why, keys in groupby(verdict.unchecked, key=lambda one: one.why):
         listed = ", ".join(one.key for one in keys)
-        yield ("note ", "label"), (f"  {'not judged':<{width}}  ", "label"), (f"{listed}: {why}", "")
+        yield ("note ", "label"), (f"  {'not checked':<{width}}  ", "label"), (f"{listed}: {why}", "")
 
 
 def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _talk(verdict: Verdict) -> list[str]:
+def _notes(verdict: Verdict) -> list[str]:
     wrong = [check.name for check in verdict.checks if not check.ok and not check.is_open]
     undecided = [check.name for check in verdict.checks if check.is_open]
     if not wrong:
         return [f"shardwise: not proven: {name}" for name in undecided]
-    return [f"shardwise: {len(wrong)} of {len(verdict.checks)} checks do not hold: {', '.join(wrong)}"]
+    return [f"shardwise: {len(wrong)} of {len(verdict.checks)} checks fail: {', '.join(wrong)}"]
 
 
 def _document(verdict: Verdict) -> dict[str, object]:

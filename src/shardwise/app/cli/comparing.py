@@ -1,6 +1,7 @@
-"""What `compare` answers: a plan's step beside a measured one.
+"""The command `compare`: the predicted step of a plan compared with a measured one.
 
-What `compare` says of a step of an operator graph beside what it says of every step.
+`compared` shows times per stage. For plans of operator graphs, `part_rows` and `operator_lines` add the parts
+of the busiest stage and the operators with the largest differences.
 """
 
 from __future__ import annotations
@@ -26,33 +27,35 @@ from shardwise.inputs import printable
 from shardwise.plans import AnyPlan, GraphPlan, UnevenFile, plan_hash, read_any_plan
 from shardwise.sim import read_trace, write_trace
 
+# Plans of operator graphs
+
 PART_LABELS = {
-    "forward": "computing forward",
-    "backward": "computing backward",
-    "recomputation": "computing again",
-    "exchanges": "exchanges inside operators",
-    "conversions": "conversions between operators",
-    "gathers": "gathering parameters",
-    "gradients": "summing gradients",
-    "optimizer": "norm and optimizer",
+    "forward": "forward compute",
+    "backward": "backward compute",
+    "recomputation": "recomputation",
+    "exchanges": "collectives inside operators",
+    "conversions": "redistribution between operators",
+    "gathers": "all-gather of parameters",
+    "gradients": "gradient reduction",
+    "optimizer": "gradient norm and optimizer",
     "rest": "waiting, sends, host",
 }
 
-HIDDEN_LABEL = "gradients beside computing"
-"""Of a plan alone: how long sums of gradients are beside the last backward pass, which counts in no part."""
+HIDDEN_LABEL = "overlapped gradient reduction"
+"""Label of the gradient reduction that the last backward pass overlaps: predicted only, and part of no other
+row."""
 
 MAX_OPERATORS = 8
-"""So many passes of operators are shown, those that are furthest apart."""
+"""Most passes of operators that are shown, those with the largest differences."""
 
 
 def part_rows(found: GraphComparison) -> list[tuple[str, ...]]:
-    """The parts of the stage that is predicted to work longest; those that are nothing in either are left
-    out."""
+    """The parts of the stage with the longest predicted work; parts that are 0 in both are left out."""
     predicted_times, measured_times = (
         found.predicted_parts[found.busiest],
         found.measured_parts[found.busiest],
     )
-    whole = "in parts" if len(found.places) == 1 else f"stage {found.busiest} in parts"
+    whole = "by part" if len(found.places) == 1 else f"stage {found.busiest} by part"
     rows = [
         ("", PART_LABELS[part], *words.pair(predicted_times[part], measured_times[part]))
         for part in PARTS
@@ -64,12 +67,12 @@ def part_rows(found: GraphComparison) -> list[tuple[str, ...]]:
 
 
 def operator_lines(found: GraphComparison) -> list[Line]:
-    """The passes of operators that are furthest apart, in all repetitions together."""
+    """The passes of operators with the largest differences, summed over repetitions."""
     rows = [
         (_operator_name(each, found), each.direction, *words.pair(each.predicted_s, each.measured_s))
         for each in found.operators[:MAX_OPERATORS]
     ]
-    return [(), *table(("furthest apart", "pass", "predicted", "measured", "ratio"), rows, left=2)]
+    return [(), *table(("largest differences", "pass", "predicted", "measured", "ratio"), rows, left=2)]
 
 
 def _operator_name(each: OperatorTimes, found: GraphComparison) -> str:
@@ -79,7 +82,7 @@ def _operator_name(each: OperatorTimes, found: GraphComparison) -> str:
 
 
 def graph_document(found: GraphComparison) -> dict[str, object]:
-    """What a document has more: the parts of each stage, and the passes of operators."""
+    """The additional keys of a graph plan: `parts` of each stage, and `operators`."""
     return {
         "parts": [
             {
@@ -96,17 +99,18 @@ def graph_document(found: GraphComparison) -> dict[str, object]:
     }
 
 
+# The command
+
 VERSION = 1
 DISAGREES = 4
-"""Exit code where ranks did not keep to the schedule."""
+"""Exit code where ranks left the order of the schedule."""
 
 _PARTS = ("forward", "backward", "waiting", "after")
 
 
 def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> Output:
-    """The plan file at `path` beside the trace at `measured`; `trace` gets both timelines.
-
-    ConfigError where the trace is not of this plan.
+    """The answer of `compare` for the plan file at `path` and the trace at `measured`; writes both timelines
+    to `trace`. ConfigError where the trace is not of this plan.
     """
     if trace is not None:
         check_output_path("--trace", trace, inputs=(path, measured))
@@ -119,9 +123,7 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
         raise error.within(file=printable(path if at_plan else measured)) from None
     notes = []
     if steps.plan_hash is None:
-        notes.append(
-            f"{printable(measured)} does not say of which plan it is: ranks and actions are the plan's"
-        )
+        notes.append(f"{printable(measured)} does not name its plan; ranks and actions match this plan")
     if found.order_violation:
         notes.append(f"shardwise: error: {measured}: {found.order_violation}")
     if trace is not None:
@@ -159,7 +161,7 @@ def _lines(plan: AnyPlan, found: Comparison) -> list[Line]:
 
 
 def _plan_name(plan: AnyPlan) -> tuple[str, str]:
-    """What is trained, and how it is laid out, in a few words."""
+    """The name of the model or graph, and the plan in a few words."""
     if isinstance(plan, GraphPlan):
         of = f"mesh {plan.mesh.name}"
         if plan.stages > 1:
@@ -171,7 +173,7 @@ def _plan_name(plan: AnyPlan) -> tuple[str, str]:
 
 
 def _rows_within(found: Comparison) -> list[tuple[str, ...]]:
-    """What the stage that worked most did within these parts."""
+    """Times in collectives, host copies and the optimizer, of the stage with the longest measured work."""
     measured_times = max(found.measured, key=lambda times: times.forward_s + times.backward_s)
     rows: list[tuple[str, ...]] = [
         (

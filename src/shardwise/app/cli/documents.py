@@ -1,5 +1,5 @@
-"""The JSON answers, each with its `schema` and `version` (docs/reference/formats.md has their JSON
-Schemas)."""
+"""The JSON answers of `plan`, `evaluate`, `explain` and `space`, each with its `schema` and `version`
+(docs/reference/formats.md; JSON Schemas in docs/reference/schemas)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ VERSION = 1
 def plan_answer(
     plan: Plan, answer: Answer, goodput: Goodput | None = None, *, not_run: Sequence[str] | None = None
 ) -> dict[str, object]:
-    """`plan --json`; `goodput` is the best result's, where it is told; `not_run` is what keeps `shardwise
-    train` from the best strategy, None where it does not know the devices."""
+    """`plan --json`; `goodput` is that of the best result, where it is shown; `not_run` lists the parts of
+    the best strategy that `shardwise train` does not support, None where it does not run on the devices."""
     return {
         "schema": "shardwise.plan-answer",
         "version": VERSION,
@@ -66,7 +66,7 @@ def plan_answer(
 
 
 def _parts(answer: Answer | UnevenAnswer) -> dict[str, object]:
-    """What stays idle, what all devices take, and the parts of the cluster."""
+    """Idle devices, the step time of all devices, and the parts of the cluster that were searched."""
     return {
         "idle": asdict(answer.idle),
         "all_devices_step_time_s": answer.all_devices_step_time_s,
@@ -84,7 +84,7 @@ def uneven_answer(
     *,
     not_run: Sequence[str] | None,
 ) -> dict[str, object]:
-    """`plan --json` where the best plan is uneven: the same keys, no strategy, and `uneven` of the best."""
+    """`plan --json` where the best plan is uneven: the same keys; `best` has `uneven` and no `strategy`."""
     best = answer.best
     return {
         "schema": "shardwise.plan-answer",
@@ -145,7 +145,7 @@ def _uneven_result(answer: UnevenAnswer, request: Request) -> dict[str, object]:
 
 
 def _points(frontier: StrategyFrontier, best: Result) -> list[dict[str, object]]:
-    """Points of time against memory, fastest first, each in brief."""
+    """The points of a frontier of step time and memory, fastest first."""
     return [
         {
             "strategy": asdict(point.strategy),
@@ -218,7 +218,7 @@ def _explained(plan: Plan, kind: str) -> dict[str, object]:
 
 def space(name: str, size: SpaceCount, request: Request, uneven: PipelineCount | None) -> dict[str, object]:
     """`space --json`: every axis with its values as text; `uneven` has those of uneven plans, where `plan`
-    looks for some."""
+    searches them."""
     return {
         "schema": "shardwise.space",
         "version": VERSION,
@@ -258,7 +258,7 @@ def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, obj
 def _result_with_cost(
     result: Result, cluster: Cluster, job: Job, mixed: MixedFigures | None = None
 ) -> dict[str, object]:
-    """A result with what it costs, and the figures that only mixed clusters have."""
+    """A result with its cost, and the figures of mixed clusters."""
     document: dict[str, object] = result_document(result)
     document["usd_per_billion_tokens"] = usd_per_billion_tokens(cluster, job, result.step_time_s)
     document |= _mixed_cluster_figures(cluster, mixed)

@@ -1,4 +1,4 @@
-"""What `emulate` does: runs a command on every device of a cluster that is emulated on this machine."""
+"""The command `emulate`: runs a program on every device of a cluster emulated on this machine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 
 MAX_DEVICES = 64
+"""Most devices of an emulated cluster: each is a process with a network namespace."""
 
 
 def ran(cluster: str, command: Sequence[str], *, cpu_share: float | None, events: str | None) -> Output:
@@ -20,7 +21,7 @@ def ran(cluster: str, command: Sequence[str], *, cpu_share: float | None, events
         raise ConfigError("is missing", key="COMMAND", allowed="shardwise emulate CLUSTER -- COMMAND ...")
     if shutil.which(command[0]) is None:
         raise ConfigError(
-            "is no program",
+            "is not a program",
             key="COMMAND",
             found=printable(command[0]),
             allowed="one on PATH, or the path of one",
@@ -32,7 +33,7 @@ def ran(cluster: str, command: Sequence[str], *, cpu_share: float | None, events
             allowed=f"at most {MAX_DEVICES}",
         )  # fmt: skip
     if set(loaded.classes) != {"cpu"}:
-        raise ConfigError("is not emulated", key="CLUSTER", found=", ".join(loaded.classes), allowed="cpu")
+        raise ConfigError("cannot be emulated", key="CLUSTER", found=", ".join(loaded.classes), allowed="cpu")
     trace = None
     if events is not None:
         trace, note = load_events(events)

@@ -1,4 +1,4 @@
-"""What `events generate` and `events convert` answer: a trace, written where it is asked for."""
+"""The commands `events generate` and `events convert`: write a trace of events to a file or to stdout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KIND_NAMES = {
 def generated(
     kind: str, *, cluster: str, inter_node: str | None, length: str, seed: str, out: str | None, is_json: bool
 ) -> Output:
-    """The answer of `events generate`; the trace on stdout where no `out` is named."""
+    """The answer of `events generate`; the trace goes to `out`, or to stdout where that is None."""
     kind = choice("KIND", kind, tuple(EVENT_KINDS))
     length_s = duration("--length", length, low="1s", high="365d")
     number = count("--seed", seed, low=0, high=999_999_999)
@@ -81,7 +81,7 @@ def _card(trace: EventTrace, kinds: Counter[str]) -> list[Line]:
         row(
             "nodes",
             (f"{trace.nodes:,}", "value"),
-            (f"   {min(present_counts):,} to {max(present_counts):,} there", "dim"),
+            (f"   {min(present_counts):,} to {max(present_counts):,} available", "dim"),
         )
     )
     if trace.sites:

@@ -1,10 +1,8 @@
-"""What `explain` answers: the tree of candidates and what pinned the best, or another question beside the
-plan's.
+"""The command `explain`: why candidates were pruned, the cost of alternatives, and the bottleneck.
 
-The tree of blocks of a search, what each change of one field would cost, and what binds, for the
-terminal.
-
-Two answers side by side: the strategy, time and memory term by term, for the terminal.
+`explanation_lines` shows the outcomes of all candidates, the best alternative of each field, and the
+bottleneck. `comparison_lines` is the answer of `--why-not` and `--what-if`: the plan and the best plan of a
+changed question, term by term.
 """
 
 from __future__ import annotations
@@ -22,23 +20,24 @@ from shardwise.search import Alternative, Axis, Binding, Explanation, LedgerEntr
 from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy, parse_fields
 
 MAX_ENTRIES = 12
-"""Blocks that are shown, at most; the others are folded into a line."""
+"""Most ledger entries that are shown; the others share a line."""
 
 OUTCOME_TEXTS: Mapping[str, str] = {
-    "cut_degrees": "cut by degrees alone",
-    "cut_micro_batch": "cut with the micro-batch",
-    "cut_kept": "cut with recompute and offload",
-    "cut_family": "cut with the kind of schedule",
-    "cut_sharded": "cut with the shards",
-    "cut_schedule": "cut with the schedule",
-    "cut_split": "cut with the stage split",
-    "cut_layers": "cut with recomputed layers",
-    "cut_states": "cut with optimizer shards",
+    "cut_degrees": "pruned at degrees",
+    "cut_micro_batch": "pruned at micro-batch size",
+    "cut_kept": "pruned at recompute and offload",
+    "cut_family": "pruned at schedule family",
+    "cut_sharded": "pruned at sharding",
+    "cut_schedule": "pruned at schedule",
+    "cut_split": "pruned at stage split",
+    "cut_layers": "pruned at recomputed layers",
+    "cut_states": "pruned at optimizer sharding",
     "simulated": "evaluated",
 }
-"""Where a block may end, in words: what was known when its bound cut it."""
+"""Outcome codes as text: the level of the search tree at which the lower bound pruned a node."""
 
 _NAME = 20
+"""Columns of the names of fields."""
 
 
 def explanation_lines(plan: Plan, explanation: Explanation) -> list[Line]:
@@ -67,12 +66,12 @@ def _facts(plan: Plan) -> str:
 
 
 def outcome_text(outcome: str) -> str:
-    """A fate in words; a rule keeps its code."""
+    """An outcome as text; a rule keeps its code."""
     return OUTCOME_TEXTS.get(outcome, f"rejected by {outcome}")
 
 
 def _totals(explanation: Explanation) -> Iterator[Line]:
-    """Every level with its candidates, coarsest first."""
+    """Candidates per outcome, the coarsest level first."""
     total = sum(explanation.totals.values()) + explanation.unexplored
     yield row("candidates", (f"{total:,}", "value"))
     outcomes = {outcome_text(outcome): count for outcome, count in explanation.totals.items()}
@@ -85,11 +84,11 @@ def _totals(explanation: Explanation) -> Iterator[Line]:
 
 
 def _blocks(explanation: Explanation, best: Strategy) -> Iterator[Line]:
-    """The largest blocks and the best's own, each with its fates; the rest in one line."""
+    """The largest ledger entries and that of the best, each with its outcomes; the others share a line."""
     entries = explanation.entries
     best_entries = [block for block in entries if _contains(block, best)]
     shown = [*(block for block in entries[: MAX_ENTRIES - 1] if block not in best_entries), *best_entries]
-    yield ((f" {'tp':>4}{'cp':>6}{'pp':>6}{'dp':>6}{'candidates':>22}   what became of them", "label"),)
+    yield ((f" {'tp':>4}{'cp':>6}{'pp':>6}{'dp':>6}{'candidates':>22}   outcomes", "label"),)
     for block in sorted(shown, key=entries.index):
         fixed = f" {block.tp:>4}{block.cp:>6}{block.pp:>6}{block.dp:>6}{block.candidates:>22,}   "
         mark = "the best; " if block in best_entries else ""
@@ -106,7 +105,7 @@ def _blocks(explanation: Explanation, best: Strategy) -> Iterator[Line]:
         for block in folded:
             for outcome, number in block.outcomes.items():
                 folded_outcomes[outcome] = folded_outcomes.get(outcome, 0) + number
-        fixed = f" {words.counted(len(folded), 'further block'):<22}{count:>22,}   "
+        fixed = f" {words.counted(len(folded), 'other grid'):<22}{count:>22,}   "
         for index, part in enumerate(
             textwrap.wrap(_outcome_summary(folded_outcomes, count), WIDTH - len(fixed))
         ):
@@ -118,9 +117,9 @@ def _contains(block: LedgerEntry, best: Strategy) -> bool:
 
 
 def _outcome_summary(outcomes: Mapping[str, int], total: int) -> str:
-    """How many were cut, rejected, evaluated, and where or by what most of them."""
+    """Shares that were pruned and rejected, with the most frequent level and rule; the number evaluated."""
     texts = []
-    for verb, group in (("cut", "cut_"), ("rejected", "")):
+    for verb, group in (("pruned", "cut_"), ("rejected", "")):
         counts = {
             outcome: n
             for outcome, n in outcomes.items()
@@ -128,7 +127,7 @@ def _outcome_summary(outcomes: Mapping[str, int], total: int) -> str:
         }
         if counts:
             most = max(counts, key=lambda outcome: counts[outcome])
-            name = OUTCOME_TEXTS[most].removeprefix("cut ") if group else f"by {most}"
+            name = OUTCOME_TEXTS[most].removeprefix("pruned ") if group else f"by {most}"
             share = words.percent(sum(counts.values()) / total)
             texts.append(f"{verb} {share}, {'most ' if len(counts) > 1 else ''}{name}")
     if outcomes.get("simulated"):
@@ -137,10 +136,10 @@ def _outcome_summary(outcomes: Mapping[str, int], total: int) -> str:
 
 
 def _axes(explanation: Explanation, best: Strategy) -> Iterator[Line]:
-    """Each field: its value, the nearest alternative, and why others cannot be had."""
+    """Each field: its value, the best alternative with its cost, and the constraints that exclude others."""
     yield (
         (
-            f" {'field':<{_NAME}}{'best':<17}one change: the nearest, and what stands in the way of others",
+            f" {'field':<{_NAME}}{'best':<17}nearest alternative and its cost; why others are excluded",
             "label",
         ),
     )
@@ -156,13 +155,13 @@ def _axes(explanation: Explanation, best: Strategy) -> Iterator[Line]:
 
 def _axis_text(axis: Axis, best: Strategy) -> str:
     if not axis.alternatives:
-        return "no other value beside the rest"
+        return "no other value with the other fields unchanged"
     texts = [_nearest(axis.nearest, best, axis.field)] if axis.nearest is not None else []
-    hindered: dict[str, list[Alternative]] = {}
+    excluded: dict[str, list[Alternative]] = {}
     for alternative in axis.alternatives:
         if alternative.reason is not None:
-            hindered.setdefault(alternative.reason, []).append(alternative)
-    return "; ".join((*texts, *(_hindrance(reason, group) for reason, group in hindered.items())))
+            excluded.setdefault(alternative.reason, []).append(alternative)
+    return "; ".join((*texts, *(_exclusion(reason, group) for reason, group in excluded.items())))
 
 
 def _nearest(nearest: Alternative, best: Strategy, field: str) -> str:
@@ -176,32 +175,34 @@ def _nearest(nearest: Alternative, best: Strategy, field: str) -> str:
     return f"{words.value_text(nearest.value)}{f' with {other_changes}' if other_changes else ''}: {cost}"
 
 
-def _hindrance(reason: str, group: list[Alternative]) -> str:
+def _exclusion(reason: str, group: list[Alternative]) -> str:
     values = [words.value_text(alternative.value) for alternative in group]
     shown = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
     if reason in (MEMORY, HOST_MEMORY):
         least = min(alternative.lacking_bytes for alternative in group)
         at_least = "at least " if len(group) > 1 else ""
-        return f"{shown}: {reason} lacks {at_least}{words.gib(least)} GiB"
+        return f"{shown}: {reason} short by {at_least}{words.gib(least)} GiB"
     return f"{shown}: {reason}"
 
 
 def _binding(binding: Binding) -> Iterator[Line]:
-    """The resource that pinned the best."""
+    """The bottleneck: memory where a faster strategy does not fit, else the largest term of the step time."""
     free = f"{words.gib(binding.free_bytes)} of {words.gib(binding.usable_bytes)} usable GiB are free"
     part = (
-        f"{binding.largest_part.replace('_', ' ')} takes {words.seconds(binding.largest_part_s)} of the step"
+        f"{words.term_text(binding.largest_part)} takes {words.seconds(binding.largest_part_s)} of the step"
     )
-    yield row("binding", (binding.resource.replace("_", " "), "value"), (f"   {free}; {part}", ""))
+    yield row("bottleneck", (binding.resource.replace("_", " "), "value"), (f"   {free}; {part}", ""))
     lacking = binding.lacking
     if lacking is not None and lacking.slower is not None:
         text = (
             f"{binding.lacking_field}={words.value_text(lacking.value)} would be "
-            f"{-lacking.slower * 100:.3g} % faster and lacks {words.gib(lacking.lacking_bytes)} GiB"
+            f"{-lacking.slower * 100:.3g} % faster but is {words.gib(lacking.lacking_bytes)} GiB too large"
         )
         for part in textwrap.wrap(text, WIDTH - LABEL):
             yield row("", (part, "dim"))
 
+
+# --why-not and --what-if
 
 _COLUMNS = f"{'':<24}"
 
@@ -209,7 +210,7 @@ _COLUMNS = f"{'':<24}"
 def comparison_lines(plan: Plan, comparison: PlanComparison, *, kind: str, requested: str) -> list[Line]:
     """The answer of `explain --why-not` and `--what-if`."""
     before, after = comparison.before, comparison.after
-    names = ("the plan", requested if len(requested) <= 24 else "pinned" if kind == "why_not" else "changed")
+    names = ("the plan", requested if len(requested) <= 24 else "fixed" if kind == "why_not" else "changed")
     question = comparison.question
     title = f" {plan.model.name} on {question.cluster.name}"
     return [
@@ -242,7 +243,7 @@ def _strategies(plan: Plan, comparison: PlanComparison, names: tuple[str, str]) 
 def _terms(
     before: Result, after: Result, comparison: PlanComparison, names: tuple[str, str]
 ) -> Iterator[Line]:
-    """Time, then memory: what each term was, is, and the difference, the largest first."""
+    """Terms of step time, then of memory: before, after and difference, the largest difference first."""
     yield ((f" {'time':<24}{names[0]:>16}{names[1]:>26}{'difference':>16}", "label"),)
     yield from _rows(
         before.breakdown, after.breakdown, comparison.breakdown_s, words.seconds, 1e-4 * before.step_time_s
@@ -271,7 +272,7 @@ def _rows(
 ) -> Iterator[Line]:
     for name in sorted(more, key=lambda name: -abs(more[name])):
         if abs(more[name]) >= least:
-            label = name.replace("_", " ")
+            label = words.term_text(name)
             yield _row(label, before.get(name, 0.0), after.get(name, 0.0), text_of, "")
     same = [name for name in more if abs(more[name]) < least]
     if same:
@@ -294,6 +295,9 @@ def _proof(comparison: PlanComparison) -> Iterator[Line]:
     yield from priced_as_lines(certificate.priced_as)
 
 
+# The command
+
+
 def explained(
     path: str,
     *,
@@ -305,11 +309,11 @@ def explained(
 ) -> Output:
     """The answer of `explain` about the plan file at `path`.
 
-    Raises ConfigError for a file that is no plan and for changes that cannot be made, Infeasible where
-    nothing with what is pinned or changed fits.
+    ConfigError for a file that is no plan and for changes that cannot be made; Infeasible where no strategy
+    of the changed question fits.
     """
     if why_not is not None and what_if is not None:
-        raise ConfigError("stands beside --what-if", key="--why-not", allowed="one of the two")
+        raise ConfigError("cannot be combined with --what-if", key="--why-not", allowed="one of the two")
     pinned = None if why_not is None else parse_fields(why_not, key="--why-not")
     if pinned == {}:
         raise ConfigError("names no field", key="--why-not", found=repr(why_not), allowed="name=value,...")
@@ -325,7 +329,7 @@ def explained(
             if is_json:
                 return Output(document=documents.explanation(plan, explanation), notes=notes, code=code)
             if not explanation.agrees and not explanation.unexplored:
-                notes.append("shardwise: the search finds another best than the plan's now")
+                notes.append("shardwise: the search now finds another best strategy than that of the plan")
             return Output(lines=explanation_lines(plan, explanation), notes=notes, code=code)
     notes, code = _explain_exit_status(comparison.answer.is_interrupted)
     kind, requested = ("why_not", why_not) if pinned is not None else ("what_if", what_if)
@@ -337,7 +341,7 @@ def explained(
 
 
 def _explain_exit_status(is_interrupted: bool) -> tuple[list[str], int]:
-    """What is said of how the search ended, and the exit code."""
+    """A note where the search was interrupted, and the exit code."""
     if is_interrupted:
         return ["shardwise: interrupted; this is what was found so far"], INTERRUPTED
     return [], 0

@@ -1,4 +1,4 @@
-"""What `export` does: write a plan as flags of other training software, and read them back."""
+"""The command `export`: writes a plan as flags of a target, and reads them back with the target's parser."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from shardwise.targets import (
 )
 
 DIFFERS = 4
-"""Exit code where the target understood something else."""
+"""Exit code where the target reads other values than the plan has."""
 
 _HEAD_BYTES = 4096
 
 
 def exported_plan(path: str, *, to: str, out: str, is_validated: bool) -> Output:
-    """Write the plan file at `path` for the target `to` into the folder `out`, which is made if missing.
+    """Write the plan file at `path` for the target `to` into the folder `out`, which is created if missing.
 
-    With `is_validated` the target reads the flags first; where it understands something else, nothing is
-    written. ConfigError for what the target cannot say.
+    With `is_validated` the target's parser reads the flags first; where it reads other values, nothing is
+    written. ConfigError for a plan that the target cannot express.
     """
     target = export_of(to) or choice("--to", to, EXPORTS)
     plan = read_any_plan(path)
     if isinstance(plan, UnevenFile | GraphPlan):
         kind = "an uneven plan" if isinstance(plan, UnevenFile) else "the plan of an operator graph"
         raise ConfigError(
-            f"{target} runs uniform plans alone", file=printable(path), found=kind,
+            f"{target} runs uniform plans only", file=printable(path), found=kind,
             allowed="a plan of one strategy for all devices",
         )  # fmt: skip
     try:
@@ -55,7 +55,7 @@ def exported_plan(path: str, *, to: str, out: str, is_validated: bool) -> Output
 
 
 def _check_folder(out: str, files: Mapping[str, str], path: str) -> None:
-    """ConfigError where files cannot be written into the folder, or something else would be lost."""
+    """ConfigError where files cannot be written into the folder, or would replace other files."""
     if os.path.lexists(out) and not os.path.isdir(out):
         raise ConfigError("is not a folder", key="--out", found=printable(out), allowed="a folder")
     for name in files if os.path.isdir(out) else ():
@@ -63,8 +63,8 @@ def _check_folder(out: str, files: Mapping[str, str], path: str) -> None:
         check_output_path("--out", file, inputs=(path,))
         if os.path.exists(file) and not _is_own(file):
             raise ConfigError(
-                "was not written by shardwise export, and would be lost", key="--out", found=printable(file),
-                allowed="another folder",
+                "was not written by shardwise export and would be overwritten",
+                key="--out", found=printable(file), allowed="another folder",
             )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def _write(out: str, files: Mapping[str, str]) -> None:
         os.makedirs(out, exist_ok=True)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot be made: {why.lower()}", key="--out", found=printable(out)) from None
+        raise ConfigError(f"cannot be created: {why.lower()}", key="--out", found=printable(out)) from None
     for name, text in files.items():
         write_file(os.path.join(out, name), text.encode())
 
@@ -106,7 +106,9 @@ def _written(out: str, export: Exported, found: ReadBack | None) -> Output:
     lines += [row("wrote", (printable(os.path.join(out, name)), "code")) for name in export.files]
     lines.append(row("flags", (str(len(export.flags)), "value")))
     if found is None:
-        lines.append(row("read back", ("no: --validate lets Megatron-LM's own parser read the flags", "dim")))
+        lines.append(
+            row("read back", ("no; --validate reads the flags with Megatron-LM's own parser", "dim"))
+        )
     else:
         text = f"{found.values} values read back equal by Megatron-LM's own parser"
         lines.append(row("read back", (text, "good")))

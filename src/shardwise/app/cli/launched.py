@@ -1,6 +1,7 @@
-"""Where a process belongs that torchrun or another launcher started, as its variables say.
+"""Processes that torchrun or another launcher started: their rank from environment variables, and signals.
 
-Signals that ask a process to end, as one that the user's keyboard sends.
+`launched_rank_of` reads RANK and WORLD_SIZE; `report_on_rank_0` leaves common errors to rank 0.
+`signals_as_interrupts` turns SIGTERM and SIGHUP into KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Set in processes that torchrun started."""
 
 COMMAND_VARIABLE = "SHARDWISE_LAUNCH"
-"""Set by `launch`: the command that started the launcher, up to the options of train."""
+"""Set by `launch`: the command that started the launcher, without the options of train."""
 
 REFUSED = 2
+"""Exit code for bad input."""
 
 _MAX_RANKS = 10**6
 
@@ -36,7 +38,7 @@ class LaunchedRank:
 
 
 def launched_rank_of(environment: Mapping[str, str]) -> LaunchedRank:
-    """The place that torchrun's variables give. ConfigError where one is missing or makes no sense."""
+    """The rank in torchrun's variables. ConfigError where one is missing or out of range."""
     ranks = _number(environment, "WORLD_SIZE", low=1, high=_MAX_RANKS)
     launched_rank = LaunchedRank(rank=_number(environment, "RANK", low=0, high=ranks - 1), ranks=ranks)
     _number(environment, "MASTER_PORT", low=1, high=65_535)
@@ -64,15 +66,15 @@ def _number(environment: Mapping[str, str], name: str, *, low: int, high: int) -
 
 def _not_set(name: str, allowed: str) -> ConfigError:
     return ConfigError(
-        f"is not set, though {TORCHRUN_VARIABLE} says that torchrun started this process", key=name,
+        f"is not set, although torchrun started this process ({TORCHRUN_VARIABLE} is set)", key=name,
         allowed=f"{allowed}, as torchrun sets it",
     )  # fmt: skip
 
 
 @contextlib.contextmanager
 def report_on_rank_0() -> Iterator[None]:
-    """What is wrong with options that all processes of a launcher have alike, rank 0 says alone: the others
-    end with the same code."""
+    """Errors in options, which all launched processes share, are reported by rank 0 only; the others exit
+    with the same code."""
     try:
         yield
     except ConfigError:
@@ -81,15 +83,19 @@ def report_on_rank_0() -> Iterator[None]:
         raise
 
 
+# Signals
+
 TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 @contextlib.contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what is done under this as Ctrl-C does, so that nothing is left behind; those
-    that follow the first are ignored while it ends. One that is ignored already (`nohup`) stays so, and so do
-    all from the last words (`ignore_termination`) on."""
-    if threading.current_thread() is not threading.main_thread():  # the only one that may set handlers
+    """SIGTERM and SIGHUP end the code under this context as Ctrl-C does, so that it can clean up.
+
+    Signals after the first are ignored. A signal that is ignored already (`nohup`) stays ignored, and after
+    `ignore_termination` all are.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
     taken = [number for number in TERMINATION_SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
@@ -110,11 +116,11 @@ def signals_as_interrupts() -> Iterator[None]:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Nothing more: the process is ending."""
+    """A handler that does nothing: the process is ending."""
 
 
 def ignore_termination() -> None:
-    """Let the process say its last words, and end as it means to: who sends these signals ends it by force
+    """Ignore SIGTERM and SIGHUP from now on, so that the process can report and exit; launchers send SIGKILL
     after a while."""
     if threading.current_thread() is threading.main_thread():
         for number in TERMINATION_SIGNALS:

@@ -1,4 +1,4 @@
-"""What `launch` does: the exact command or file that starts a plan, printed or carried out."""
+"""The command `launch`: prints or runs the command or file that starts a plan with a launcher."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from shardwise.launch import LAUNCHERS, PLAN_PATH, Launch
 from shardwise.plans import AnyPlan, GraphPlan, Plan, UnevenFile, read_any_plan, write_file
 
 _MAX_PLAN_BYTES = 8 * 2**20
+"""Largest plan file, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FileLauncher:
-    """A launcher that takes a file: how the file is made, how its name ends, and the words that hand it
-    over."""
+    """A launcher that takes a file: the text of the file, the suffix of its name, and the command that
+    submits it."""
 
     text: Callable[[Launch, str, str], str]
     suffix: str
@@ -59,10 +60,11 @@ def launched(
     training: Sequence[str],
     is_adaptive: bool,
 ) -> Output:
-    """Print how the plan file at `path` is started, or start it: then this process becomes the launcher's.
+    """Print the command that starts the plan file at `path`, or run it: then the launcher replaces this
+    process.
 
-    `training` are options of `train`, which have been looked through; `is_adaptive` says whether one of them
-    re-plans on the way. ConfigError where the plan cannot be started so, or `train` would refuse it.
+    `training` are options of `train`, already validated; `is_adaptive` is whether they have `--adaptive`.
+    ConfigError where the launcher cannot start the plan, or `train` would refuse it.
     """
     choice("--with", launcher, LAUNCHERS)
     plan = read_any_plan(path)
@@ -86,7 +88,9 @@ def launched(
             commands[host], resume_command=_resume_command(path, launcher, head=head, port=port, host=host)
         )
     if launcher == "k8s" and image is None:
-        raise ConfigError("is needed for pods", key="--image", allowed="an image with shardwise[torch] in it")
+        raise ConfigError(
+            "is required for k8s", key="--image", allowed="a container image with shardwise[torch]"
+        )
     file_launcher = _FILE_LAUNCHERS[launcher]
     plan_text = read_bytes(path, max_bytes=_MAX_PLAN_BYTES).decode()
     text = file_launcher.text(start, plan_text, image or "")
@@ -103,8 +107,8 @@ def launched(
 
 
 def _check_runs(plan: AnyPlan, *, is_adaptive: bool) -> None:
-    """ConfigError where `train` would refuse the plan, or to re-plan under it. That needs no PyTorch, but for
-    what an operator of a graph computes."""
+    """ConfigError where `train` would refuse the plan or `--adaptive`. Needs no PyTorch, except to check the
+    operators of a graph."""
     if isinstance(plan, GraphPlan):
         launch.check_graph_runnable(plan)
         if find_spec("torch") is not None:
@@ -119,25 +123,25 @@ def _check_runs(plan: AnyPlan, *, is_adaptive: bool) -> None:
         return
     if isinstance(plan, GraphPlan):
         raise ConfigError(
-            "is not there for the plan of an operator graph", key="--adaptive", allowed="train without it"
+            "is not supported for the plan of an operator graph", key="--adaptive", allowed="train without it"
         )
     if isinstance(plan, UnevenFile):
-        raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
+        raise ConfigError("is not supported for an uneven plan", key="--adaptive", allowed="train without it")
     if not launch.TARGET.knows_devices(plan.cluster.classes):
         raise ConfigError(
-            "is not there on accelerators", key="--adaptive", found=", ".join(plan.cluster.classes),
+            "is not supported on accelerators", key="--adaptive", found=", ".join(plan.cluster.classes),
             allowed="train without it",
         )  # fmt: skip
     advisor_for(plan)
 
 
 def _check_free(port: int) -> None:
-    """ConfigError where another program listens at `port` of this host, where ranks are to meet."""
+    """ConfigError where another program listens on `port` of this host, the port of the rendezvous."""
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
         raise ConfigError(
-            f"cannot be listened at: {os.strerror(error.errno or 0).lower()}", key="--port", found=str(port),
+            f"cannot be opened: {os.strerror(error.errno or 0).lower()}", key="--port", found=str(port),
             allowed="a free port of the first host",
         ) from None  # fmt: skip
 
@@ -149,7 +153,7 @@ def _text(text: str) -> Output:
 def _resume_command(
     path: str, launcher: str, *, head: str | None, port: int, host: int, image: str | None = None
 ) -> str:
-    """This command up to the options of train, for a run that is to go on."""
+    """This command without the options of train, to resume the run."""
     words = ["shardwise", "launch", path, "--with", launcher, "--port", str(port)]
     if head is not None:
         words += ["--head", head, "--host", str(host)]
@@ -159,12 +163,12 @@ def _resume_command(
 
 
 def _exec_launcher(command: Sequence[str], *, resume_command: str) -> Output:
-    """Put the launcher in the place of this process: its signals and exit code are the user's own. What
-    inherits its environment finds `resume_command` there."""
+    """Replace this process by the launcher, which then gets the user's signals and sets the exit code. Its
+    processes find `resume_command` in COMMAND_VARIABLE."""
     print_notes([shlex.join(command)])
     try:
         os.execvpe(command[0], list(command), {**os.environ, COMMAND_VARIABLE: resume_command})
     except FileNotFoundError:
         raise ConfigError(
-            "is not installed here", key=command[0], allowed="--print, and run it where it is"
+            "is not installed", key=command[0], allowed="--print, and run the command where it is installed"
         ) from None

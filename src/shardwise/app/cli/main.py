@@ -1,13 +1,13 @@
-"""The command `shardwise`: runs one command, prints its answer on stdout, its errors as one line on stderr.
+"""The entry point of `shardwise`: runs one command, prints its answer to stdout and errors as one line to
+stderr.
 
-Exit codes: 0 answered, 1 anything unexpected, 2 usage or bad input, 3 infeasible, 4 a checker or a
-measured step disagrees, 130 interrupted. Modules that cost time to import are imported by the command that
-needs them.
+Exit codes: 0 success, 1 unexpected error, 2 usage or bad input, 3 infeasible, 4 failed check or deviating
+measurement, 130 interrupted. Commands import slow modules themselves.
 """
 
 from __future__ import annotations
 
-# Nothing else is imported out here: an interrupt while modules load must meet `main`, not leave a traceback.
+# No other imports at module level: `main` must handle an interrupt while modules load.
 import errno
 import os
 import sys
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 DEBUG_VARIABLE = "SHARDWISE_DEBUG"
 """Environment variable; when set, unexpected errors keep their traceback."""
 
-
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""What the system says where stdout takes no more; files that are read or written have their own errors."""
+"""Errors of a stdout that cannot be written. Other files have their own errors."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in `argv` (default: the process's arguments); returns the exit code, never raises."""
+    """Run the command in `argv` (default: the arguments of the process) and return the exit code.
+
+    Raises only with SHARDWISE_DEBUG set.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(arguments)
@@ -55,7 +57,7 @@ def _run(arguments: list[str]) -> int:
     if isinstance(answer, Output):
         write_output(answer)
         return answer.code
-    # `--help` and `--version` print by themselves and leave with a code, as an interrupt does.
+    # `--help` and `--version` print by themselves and return a code, as does an interrupt.
     if answer == 130:
         raise KeyboardInterrupt
     flush_stdout()
@@ -82,7 +84,8 @@ def _interrupted(*, is_json: bool) -> int:
 
 
 def _stdout_closed() -> int:
-    """Whoever read stdout is gone: say nothing more, and keep the interpreter's last flush quiet too."""
+    """The reader of stdout is gone: print nothing more, and prevent an error of the interpreter's last
+    flush."""
     from shardwise.app.cli.output import silence
 
     silence(sys.stdout)
@@ -90,7 +93,7 @@ def _stdout_closed() -> int:
 
 
 def _stdout_unwritable(error: OSError) -> int:
-    """Stdout is closed, or on a full disk: the answer is lost, and that is said."""
+    """Stdout is closed, or on a full disk: report that the answer is lost."""
     from shardwise.app.cli.output import print_notes, silence
 
     silence(sys.stdout)

@@ -1,6 +1,7 @@
-"""What `fit` answers: the numbers that explain measured runs best, as a file.
+"""The commands `fit` and `validate`, which read CSV files of measured runs.
 
-What `validate` answers: how far predictions lie from measured runs, per group or row by row.
+`fitted_file` fits the numbers of devices and software to the runs. `validated` shows prediction errors per
+group or per row, and the skipped rows with reasons.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from shardwise.strategy import strategy_text
 
 
 def fitted_file(path: str, out: str, *, is_json: bool) -> Output:
-    """Fits the rows at `path` and writes what was found to `out`. ConfigError where nothing can be fitted,
-    before anything is written."""
+    """The answer of `fit`: fits the rows at `path` and writes the numbers to `out`. ConfigError where nothing
+    can be fitted; nothing is written then."""
     check_output_path("--out", out, inputs=(path,))
     rows, unread = read_rows(path)
     try:
@@ -48,7 +49,7 @@ def fitted_file(path: str, out: str, *, is_json: bool) -> Output:
     write_file(out, (json.dumps(document, indent=1) + "\n").encode())
     notes = [
         f"wrote {printable(out)}: {counted(document['fitted_numbers'], 'number')} from "
-        f"{counted(document['runs'], 'run')}, {len(unread) + len(found.faults)} rows not used"
+        f"{counted(document['runs'], 'run')}, {len(unread) + len(found.faults)} rows skipped"
     ]
     if is_json:
         return Output(document=document, notes=notes)
@@ -67,15 +68,17 @@ def _lines(document: Mapping[str, Any]) -> list[Line]:
     return [*table((" source", "runs", "mean error", "bias"), cells, left=1), *bands]
 
 
+# validate
+
 VERSION = 1
 
 _LINES = 5
-"""Runs of line numbers that are named for each reason to skip rows."""
+"""Most runs of line numbers that are listed per reason."""
 
 
 def validated(path: str | None, *, by: str, level: str, is_json: bool) -> Output:
-    """The validation of the rows in the file at `path`, of the published ones where it is None. ConfigError
-    for unknown options, and where nothing in the file can be read."""
+    """The answer of `validate` for the rows at `path`; None stands for the published runs. ConfigError for
+    unknown options, and for a file without a readable row."""
     choice("--by", by, GROUPINGS)
     choice("--level", level, LEVELS)
     found = validate(str(SHIPPED) if path is None else path, by=by, level=level)
@@ -100,7 +103,7 @@ _HEADER = ("rows", "skipped", "mean", "median", "bias", "worst", "tau", "regret"
 
 
 def _group_lines(found: Validation) -> list[Line]:
-    """One line per group, and one for all."""
+    """One line per group, and one for all rows."""
     rows = [(group.name, *_cells(group)) for group in (*found.groups, found.overall)]
     *lines, last = table(
         (f" {found.by}", *_HEADER), [(f" {shortened(name, 18)}", *cells) for name, *cells in rows], left=1
@@ -131,7 +134,7 @@ def _percent(value: float | None, digits: int = 1) -> str:
 
 
 def _row_lines(found: Validation) -> list[Line]:
-    """One line per row, in the order of the file, those that were skipped with their reason."""
+    """One line per row in the order of the file; skipped rows with their reason."""
     header = (" row", "model", "devices", "measured", "predicted", "error", "GiB", "predicted", "error")
     head, *lines = table(header, [_row_cells(one) for one in found.judged], left=3)
     placed: list[tuple[int, Line]] = [
@@ -166,7 +169,7 @@ def _signed(value: float | None) -> str:
 
 
 def _workload_lines(found: Validation) -> list[Line]:
-    """The workload whose plans are ranked worst, where there is one."""
+    """The workload with the largest regret, where there are workloads."""
     if not found.workloads:
         return []
     worst = max(found.workloads, key=lambda workload: workload.regret)
@@ -176,7 +179,7 @@ def _workload_lines(found: Validation) -> list[Line]:
 
 
 def _skipped_lines(faults: Sequence[Fault]) -> list[Line]:
-    """Why rows were skipped, the commonest reason first."""
+    """Reasons for skipped rows with their line numbers, the most frequent first."""
     lines: list[Line] = [()] if faults else []
     for skipped in skipped_by_reason(faults):
         found = f"; found {skipped.found}" if skipped.found else ""
@@ -191,7 +194,7 @@ def _noun(lines: Sequence[int]) -> str:
 
 
 def _runs(lines: Sequence[int]) -> str:
-    """Line numbers as runs: `2-44, 50`; the first few."""
+    """The first runs of line numbers: `2-44, 50`."""
     runs: list[list[int]] = []
     for line in lines:
         if runs and line == runs[-1][1] + 1:
@@ -269,7 +272,7 @@ def _row_document(one: JudgedRow) -> dict[str, object]:
 
 
 def _fault_document(fault: Fault) -> dict[str, object]:
-    """A row that was skipped has the keys of one that was used, all of them null."""
+    """A skipped row: the keys of a used row with null values, and the reason."""
     nothing = ("device", "strategy", "measured_s", "predicted_s", "band_s", "error", "measured_gib",
                "predicted_gib", "memory_kind", "memory_error")  # fmt: skip
     return {

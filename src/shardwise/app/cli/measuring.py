@@ -1,10 +1,8 @@
-"""The processes that `calibrate` measures on: those that a launcher started, or its own.
+"""Measurements of `calibrate` on CPU ranks.
 
-Steps of small plans on every rank at a time: what software costs, and how fast machines are by now.
-
-Kernels and steps of small plans, piece by piece on every rank at a time, and what all pieces tell.
-
-Collectives between the ranks of a cluster, piece by piece, and what all pieces tell of its links.
+`ranks_of` gives the processes: those of a launcher, or own ones. Three measurements run on all ranks at once,
+in rounds: `StepMeasurement` (steps of small plans), `KernelMeasurement` (kernels and these steps; fits device
+and software) and `LinkMeasurement` (collectives; fits the links).
 """
 
 from __future__ import annotations
@@ -30,15 +28,18 @@ if TYPE_CHECKING:
     from shardwise.runtime import WorkerPool
 
 
+# Ranks
+
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 RankTask = Callable[..., Any]
-"""Called as `task(report, *arguments)` in a process group, as a team's is; returns what JSON holds."""
+"""Called as `task(report, *arguments)` in a process group, like the tasks of a WorkerPool; returns JSON
+values."""
 
 
 class Ranks(Protocol):
-    """As many processes as a cluster has devices. `rank` is that of this process, `speeds` how fast the
-    device of each is beside one of speed 1."""
+    """One process per device of a cluster. `rank` is that of this process; `speeds` are the speeds of all
+    devices."""
 
     @property
     def rank(self) -> int: ...
@@ -47,13 +48,13 @@ class Ranks(Protocol):
     def speeds(self) -> Sequence[float]: ...
 
     def run_separately(self, task: RankTask, *arguments: object) -> list[Any]:
-        """What `task` returns on every rank, each in a group of its own; all begin at once."""
+        """Results of `task` by rank, each run in a group of its own; all start at once."""
 
     def run_in_group(self, task: RankTask, *arguments: object) -> list[Any]:
-        """What `task` returns on every rank, all in one group."""
+        """Results of `task` by rank, all run in one group."""
 
     def gathered(self, value: Any) -> list[Any]:
-        """The `value` of this process, and of each that a launcher started beside it."""
+        """The `value` of every launched process, by rank; own processes have only one."""
 
 
 def is_launched() -> bool:
@@ -62,21 +63,22 @@ def is_launched() -> bool:
 
 
 def cluster_here(device: str) -> str:
-    """A cluster of all processes that were started, on hosts of as many as this one's; or of one for each
-    core."""
+    """A shorthand for the launched processes, on hosts with as many as this one; or for one device per core.
+    ConfigError where hosts have unequal numbers."""
     if not is_launched():
         return f"1x{os.cpu_count() or 1}x{device}"
     ranks, local = _started("WORLD_SIZE"), _started_here()
     if ranks % local:
         raise ConfigError(
-            "is needed where hosts have unequal numbers of processes", key="--cluster",
-            found=f"{local} of {ranks} processes on this host", allowed="the cluster that was started",
+            "is required where hosts have unequal numbers of processes", key="--cluster",
+            found=f"{local} of {ranks} processes on this host",
+            allowed="the cluster of the launched processes",
         )  # fmt: skip
     return f"{ranks // local}x{local}x{device}"
 
 
 def threads_here(processes: int) -> int:
-    """How many threads each of so many processes trains with; where a launcher started this one, its own."""
+    """Threads of each of `processes` training processes; of a launched process its own number."""
     from shardwise.measure import threads_in_use
     from shardwise.runtime import threads_per_process
 
@@ -84,29 +86,30 @@ def threads_here(processes: int) -> int:
 
 
 def _started(variable: str) -> int:
-    """A number that launchers set; ConfigError where it is not there."""
+    """A number in an environment variable of the launcher; ConfigError where it is missing."""
     text = os.environ.get(variable, "")
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(
-            "is not set as torchrun sets it", key=variable, found=repr(text), allowed="a number from 1 on"
+            "is not set as torchrun sets it", key=variable, found=repr(text), allowed="1 or more"
         )
     return int(text)
 
 
 def _started_here() -> int:
-    """Processes of this host; all of them where the launcher does not say."""
+    """Processes of this host; all processes where the launcher does not set LOCAL_WORLD_SIZE."""
     return _started("LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "WORLD_SIZE")
 
 
 def _check_hosts(cluster: Cluster, local: Sequence[int]) -> None:
-    """ConfigError where ranks, each on a host with so many, are not placed as the devices of `cluster`."""
+    """ConfigError where the hosts of ranks (`local` has the number of ranks on the host of each) differ from
+    the nodes of `cluster`."""
     hosts: list[int] = []
     while sum(hosts) < len(local):
         hosts.append(local[sum(hosts)])
     nodes = [node.devices for node in cluster.nodes]
     if nodes != hosts:
         raise ConfigError(
-            "has other nodes than processes were started on", key="--cluster",
+            "has other nodes than the launched processes", key="--cluster",
             found=f"nodes of {', '.join(map(str, nodes))} devices",
             allowed=f"nodes of {', '.join(map(str, hosts))}",
         )  # fmt: skip
@@ -114,9 +117,9 @@ def _check_hosts(cluster: Cluster, local: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def ranks_of(cluster: Cluster) -> Iterator[Ranks]:
-    """Those that torchrun (or `emulate`) started, of which this process is one; else processes of this
-    machine, which end with this. ConfigError where other numbers were started than there are
-    devices, or on other hosts; RankLost where a rank of a launcher is gone."""
+    """The ranks of torchrun (or `emulate`), of which this process is one; else processes of this machine,
+    which end with the context. ConfigError where the launched processes do not match the devices and nodes of
+    `cluster`; RankLost where a launched rank ends."""
     if not is_launched():
         with contextlib.ExitStack() as teams:
             yield _OwnProcesses(teams=teams, speeds=(1.0,) * cluster.devices)
@@ -126,7 +129,7 @@ def ranks_of(cluster: Cluster) -> Iterator[Ranks]:
 
     if _started("WORLD_SIZE") != cluster.devices:
         raise ConfigError(
-            "has another number of devices than processes were started", key="--cluster",
+            "has another number of devices than there are launched processes", key="--cluster",
             found=str(cluster.devices), allowed=os.environ["WORLD_SIZE"],
         )  # fmt: skip
     speeds = [node.speed for node in cluster.nodes for _ in range(node.devices)]
@@ -136,7 +139,8 @@ def ranks_of(cluster: Cluster) -> Iterator[Ranks]:
 
 
 class _OwnProcesses:
-    """Processes that live until `teams` ends: one group of them all, and one of each alone."""
+    """Processes of this machine: a pool of all, and a pool of one process per device. They end with
+    `teams`."""
 
     rank = 0
 
@@ -161,7 +165,7 @@ class _OwnProcesses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LaunchedProcesses:
-    """This process among those of a launcher, and one that it started, which is in no group with others."""
+    """This launched process, and a process of its own for tasks that run separately."""
 
     own_pool: WorkerPool
     rank: int
@@ -174,20 +178,21 @@ class _LaunchedProcesses:
         return self.gathered(task(None, *arguments))
 
     def gathered(self, value: Any) -> list[Any]:
-        """When all have: so none begins what follows before the others."""
+        """The values of all ranks; acts as a barrier."""
         from shardwise.runtime import all_gather_json
 
         return all_gather_json(value)
 
 
+# Steps
+
 STEPS = 3
-"""Of a plan at a time, the first to warm up."""
+"""Steps of a plan per measurement; the first is a warm-up."""
 
 
 class StepMeasurement:
-    """Seconds of steps of `plans`, of one device each, which all `ranks` begin together: as in training they
-    do alike things at like times, for which two that share a core wait for each other. ConfigError where no
-    rank's device has speed 1."""
+    """Step times of `plans` for one device, which all `ranks` start together: as in training, ranks that
+    share a core then compete for it. ConfigError where no rank's device has speed 1."""
 
     def __init__(self, ranks: Ranks, plans: Sequence[Plan], *, threads: int) -> None:
         self.plans = plans
@@ -196,30 +201,30 @@ class StepMeasurement:
         self._nominal_ranks = [rank for rank, speed in enumerate(ranks.speeds) if speed == 1.0]
         if not self._nominal_ranks:
             raise ConfigError(
-                "has no device of speed 1, which a calibration is of", key="--cluster",
+                "has no device of speed 1, which a calibration needs", key="--cluster",
                 found=f"speeds up to {max(ranks.speeds):g}", allowed="a node whose speed is 1",
             )  # fmt: skip
 
     def measure(self, number: int) -> None:
-        """Some steps of one of the plans; every rank calls this."""
+        """Measure steps of plan `number`; every rank calls this."""
         found = self._ranks.run_separately(_steps_s, self.plans[number], self._threads)
         for own, seconds in zip(self._seconds, found, strict=True):
             own[number] += seconds
 
     def medians(self, rank: int) -> list[float]:
-        """Of one rank, a step of each plan."""
+        """The median step time of each plan on one rank, in seconds."""
         return [median(of) for of in self._seconds[rank]]
 
     def slowest(self) -> list[float]:
-        """A step of each plan, the median of what the slowest rank took each time, of those whose device has
-        speed 1: now it is one, now another, and ranks that train together wait for it."""
+        """Per plan, the median over measurements of the slowest rank's step time, among ranks of speed 1:
+        ranks that train together wait for the slowest."""
         of_nominal = (
             [self._seconds[rank][number] for rank in self._nominal_ranks] for number in range(len(self.plans))
         )
         return [median(map(max, zip(*of_ranks, strict=True))) for of_ranks in of_nominal]
 
     def median_rank(self) -> int:
-        """The rank in the middle, of those whose device has speed 1."""
+        """The rank with the median total step time, among ranks of speed 1."""
         return sorted(self._nominal_ranks, key=lambda rank: sum(self.medians(rank)))[
             len(self._nominal_ranks) // 2
         ]
@@ -235,14 +240,16 @@ def _steps_s(report: object, plan: Plan, threads: int) -> list[float]:
     return [record.step_time_s for record in records[1:]]
 
 
+# Kernels and software
+
 ONE_DEVICE = "1x1xcpu"
-"""What the small plans are for: each rank's own device."""
+"""The cluster of the small plans: the device of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """A measured `device` and its software. `measured` says how much was, and how well curves explain it;
-    `steps_s` are the seconds of a step of each small plan."""
+    """A fitted `device` and software `profile`. `measured` has counts and errors of the fit; `steps_s` are
+    the step times of the small plans."""
 
     device: Device
     profile: Profile
@@ -251,12 +258,12 @@ class MeasuredMachine:
 
 
 class KernelMeasurement:
-    """What ranks take for kernels and for steps of small plans, measured on all of them at a time, as they
-    share caches and cores when they train.
+    """Times of kernels and of steps of small plans, measured on all ranks at once, since ranks share caches
+    and cores in training.
 
-    A round is each of `measurements` once: a machine that others use too is faster and slower from second to
-    second and from minute to minute, so rounds are many and pieces short, and may have other work between
-    them."""
+    A round is each of `measurements` once. The speed of a shared machine varies within seconds and minutes,
+    so there are many rounds of short measurements, with other work between them if need be.
+    """
 
     def __init__(self, ranks: Ranks, *, threads: int) -> None:
         profile = accuracy.eager_profile()
@@ -267,11 +274,11 @@ class KernelMeasurement:
 
     @property
     def measurements(self) -> int:
-        """A piece for each small plan, and one for all kernels."""
+        """Measurements per round: one per small plan, and one of all kernels."""
         return len(self.steps.plans) + 1
 
     def measure(self, measurement: int) -> None:
-        """Measure the piece of this number; every rank calls this."""
+        """Run measurement number `measurement`; every rank calls this."""
         if measurement < len(self.steps.plans):
             self.steps.measure(measurement)
             return
@@ -281,8 +288,8 @@ class KernelMeasurement:
         self._kernels.append([KernelTimes.of_values(each) for each in found])
 
     def found(self, device: Device) -> MeasuredMachine:
-        """`device` with what all rounds so far tell of it, by those ranks whose device has speed 1: medians
-        of kernels of the one in the middle, and of steps of the slowest each time."""
+        """`device` and software fitted to all rounds so far, on ranks of speed 1: kernel times are medians on
+        the median rank, step times medians of the slowest rank."""
         from shardwise.measure import KernelTimes
 
         median_rank = self.steps.median_rank()
@@ -323,14 +330,17 @@ def _kernel_times(report: object, threads: int) -> dict[str, object]:
     return asdict(kernel_times(group_timer(batches=2)))
 
 
+# Links
+
 REPEATS, LOCKSTEP_REPEATS, OVERLAP_REPEATS = 5, 40, 9
-"""Of each collective and size, of waits for each other, and of sums beside computation in a calibration."""
+"""Repeats in a calibration: of each collective and size, of the lockstep time, and of a collective during
+computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkResult:
-    """`curves` of the tiers, the share of sums of gradients that passes beside computation (`hidden`), and
-    how well curves explain what was `measured`."""
+    """`curves` of the tiers, the share of gradient reduction that computation overlaps (`hidden`), and the
+    errors of the fit (`measured`)."""
 
     curves: Sequence[TierCurve]
     hidden: float
@@ -341,16 +351,16 @@ class LinkResult:
         return accuracy.with_links(device, self.curves)
 
     def of_software(self, profile: Profile) -> Profile:
-        """`profile` with what passes beside computation here."""
+        """`profile` with the overlapped share of gradient reduction."""
         return replace(profile, data_overlap=self.hidden)
 
 
 class LinkMeasurement:
-    """What collectives take between the ranks of `cluster`.
+    """Times of collectives between the ranks of `cluster`.
 
-    A round is each of `measurements` once: one for each of the groups, and one for what passes beside
-    computation between the ranks that are furthest apart. A calibration of so many `rounds` has about as many
-    repeats as one that measures all of a piece at once: so many of each in a round, rounded up."""
+    A round is each of `measurements` once: one per group, and one of collectives during computation on the
+    outermost tier. The repeats of a calibration are split over its `rounds`, rounded up.
+    """
 
     def __init__(self, ranks: Ranks, cluster: Cluster, *, threads: int, rounds: int = 1) -> None:
         self._ranks, self._cluster, self._threads = ranks, cluster, threads
@@ -362,10 +372,11 @@ class LinkMeasurement:
 
     @property
     def measurements(self) -> int:
+        """Measurements per round."""
         return len(self._groups) + 1
 
     def measure(self, measurement: int) -> None:
-        """Measure the piece of this number; every rank calls this."""
+        """Run measurement number `measurement`; every rank calls this."""
         repeats, lockstep_repeats, overlap_repeats = self._repeats
         if measurement == len(self._groups):
             _, members = self._groups[-1]
@@ -380,7 +391,7 @@ class LinkMeasurement:
         self._lockstep_s[measurement].append(measured_values["lockstep_s"])
 
     def found(self) -> LinkResult:
-        """The curve of each tier, by medians over the rounds so far."""
+        """The curve of each tier, fitted to medians over the rounds so far."""
         curves, measured = [], {}
         for place, tier in enumerate(self._cluster.tiers):
             here = [number for number, (at, _) in enumerate(self._groups) if at == place]
@@ -403,8 +414,8 @@ def median_samples(samples: Sequence[LinkSample]) -> list[LinkSample]:
 
 
 def groups_of(cluster: Cluster) -> list[tuple[int, list[list[int]]]]:
-    """Tier, and disjoint groups of as many ranks each that cross it and no tier beyond: pairs, and the
-    largest."""
+    """Per tier, disjoint groups of ranks that communicate over it and no outer tier: pairs, and the largest
+    groups. The tier is its index."""
     groups: list[tuple[int, list[list[int]]]] = []
     inner = 1
     for place, tier in enumerate(cluster.tiers):

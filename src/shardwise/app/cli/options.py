@@ -1,4 +1,4 @@
-"""The options that several commands share, in the spelling that scripts rely on."""
+"""Arguments and options that commands share: names, metavars and help. Scripts rely on the names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ModelText = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A Hugging Face config.json (file or folder), a YAML of plain dimensions, or a catalogue name.",
+        help="Model: a Hugging Face config.json (file or folder), a YAML of dimensions, or a catalogue name.",
         show_default=False,
     ),
 ]
@@ -18,8 +18,8 @@ ModelOrGraphText = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A transformer: a config.json (file or folder), a YAML of plain dimensions, a catalogue name. "
-        "Or an operator graph: a YAML or JSON of operators, or graph:NAME of one that `graphs` lists.",
+        help="Transformer: a config.json (file or folder), a YAML of dimensions, or a catalogue name. "
+        "Operator graph: a YAML or JSON of operators, or graph:NAME (see `shardwise graphs`).",
         show_default=False,
     ),
 ]
@@ -28,8 +28,8 @@ ClusterText = Annotated[
     typer.Option(
         "--cluster",
         metavar="C",
-        help="A shorthand: 8x8xH100-SXM (nodes x per node x device), 4xRTX4090; a shipped cluster such as "
-        "two-classes; or a cluster YAML.",
+        help="Cluster: a shorthand such as 8x8xH100-SXM (nodes x devices per node x device) or 4xRTX4090, a "
+        "shipped cluster such as two-classes, or a cluster YAML.",
         show_default=False,
     ),
 ]
@@ -47,7 +47,7 @@ InterNode = Annotated[
     typer.Option(
         "--inter-node",
         metavar="RATE",
-        help="Bandwidth between nodes, of each network card: 200Gb/s; 4x200Gb/s has four cards a node.",
+        help="Bandwidth of each network card: 200Gb/s; 4x200Gb/s for four cards per node.",
         show_default=False,
     ),
 ]
@@ -56,7 +56,7 @@ CalibrationFile = Annotated[
     typer.Option(
         "--calibration",
         metavar="FILE",
-        help="Measured numbers of devices and software, from calibrate.",
+        help="Calibration file of measured devices and software, from `shardwise calibrate`.",
         show_default=False,
     ),
 ]
@@ -65,32 +65,36 @@ Dtype = Annotated[
     typer.Option(
         "--dtype",
         metavar="D",
-        help="Default: the best 16-bit type that all devices have.",
+        help="Training precision. Default: the best 16-bit type that all devices support.",
         show_default=False,
     ),
 ]
 OptimizerName = Annotated[
-    str, typer.Option("--optimizer", metavar="O", help="adamw, adafactor, sgd or muon.")
+    str, typer.Option("--optimizer", metavar="O", help="Optimizer: adamw, adafactor, sgd or muon.")
 ]
 Margin = Annotated[
-    str, typer.Option("--memory-margin", metavar="X", help="Fraction of device memory that stays free.")
+    str, typer.Option("--memory-margin", metavar="X", help="Fraction of device memory to leave free.")
 ]
 Imbalance = Annotated[
     str,
-    typer.Option("--expert-imbalance", metavar="X", help="Load of the busiest expert rank over the mean."),
+    typer.Option(
+        "--expert-imbalance",
+        metavar="X",
+        help="Load of the busiest expert-parallel rank, relative to the mean.",
+    ),
 ]
 Space = Annotated[
     str,
     typer.Option(
         "--space",
         metavar="NAME|FILE",
-        help="The space: default, core, or a file with a base and the values of some axes.",
+        help="Search space: default, core, or a YAML file with a base and the values of some axes.",
     ),
 ]
 Fixed = Annotated[
     str,
     typer.Option(
-        "--fix", metavar="K=V,...", help="Keep only candidates with these values: tp=8,zero_stage=1.",
+        "--fix", metavar="K=V,...", help="Fix fields of the strategy: tp=8,zero_stage=1.",
         show_default=False,
     ),
 ]  # fmt: skip
@@ -99,8 +103,8 @@ TargetName = Annotated[
     typer.Option(
         "--target",
         metavar="NAME",
-        help="Plan what this software can run: megatron-lm-0.19, shardwise (`shardwise train`), or any. "
-        "Default: shardwise on devices that it knows by name, else any.",
+        help="Restrict plans to those that a target runs: megatron-lm-0.19, shardwise (`shardwise train`), "
+        "or any. Default: shardwise on clusters of cpu devices, else any.",
         show_default=False,
     ),
 ]
@@ -109,7 +113,7 @@ Mtbf = Annotated[
     typer.Option(
         "--mtbf",
         metavar="T",
-        help="Goodput: mean time between failures of a device. Default: 50677h.",
+        help="Mean time between failures of a device, for goodput. Default: 50677h.",
         show_default=False,
     ),
 ]
@@ -118,7 +122,7 @@ CheckpointInterval = Annotated[
     typer.Option(
         "--checkpoint-interval",
         metavar="T",
-        help="Goodput: work between checkpoints, 30min. Default: the optimum.",
+        help="Training time between checkpoints, for goodput: 30min. Default: the optimum.",
         show_default=False,
     ),
 ]
@@ -127,7 +131,7 @@ CheckpointStall = Annotated[
     typer.Option(
         "--checkpoint-stall",
         metavar="T",
-        help="Goodput: time that training waits for a checkpoint. Default: 6.3s.",
+        help="Time that a checkpoint blocks training, for goodput. Default: 6.3s.",
         show_default=False,
     ),
 ]
@@ -136,7 +140,7 @@ Restart = Annotated[
     typer.Option(
         "--restart",
         metavar="T",
-        help="Goodput: time from a failure to the next step. Default: 10min.",
+        help="Time from a failure to the next step, for goodput. Default: 10min.",
         show_default=False,
     ),
 ]
@@ -145,52 +149,54 @@ Jitter = Annotated[
     typer.Option(
         "--jitter",
         metavar="X",
-        help="Goodput: standard deviation of a node's step time over its mean. Default: 0.007.",
+        help="Standard deviation of a node's step time over its mean, for goodput. Default: 0.007.",
         show_default=False,
     ),
 ]
-UseAll = Annotated[bool, typer.Option("--use-all", help="Use all devices, also where fewer are faster.")]
+UseAll = Annotated[bool, typer.Option("--use-all", help="Use all devices, even where fewer are faster.")]
 AllowIdle = Annotated[bool, typer.Option("--allow-idle", hidden=True)]
-IsJson = Annotated[
-    bool, typer.Option("--json", help="Answer with one JSON document (docs/reference/formats.md).")
-]
+IsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document (docs/reference/formats.md).")]
 
 
-Workers = Annotated[str, typer.Option("--workers", metavar="N", help="Processes that search.")]
+Workers = Annotated[str, typer.Option("--workers", metavar="N", help="Worker processes of the search.")]
 StageDp = Annotated[
     str,
     typer.Option(
         "--stage-dp",
         metavar="N",
-        help="Replicas that share a microbatch's rows inside a stage of an uneven plan, at most.",
+        help="Most replicas of a stage of an uneven plan that split the rows of a micro-batch.",
     ),
 ]
 MixedStageRows = Annotated[
     str,
     typer.Option(
-        "--braid",
+        "--mixed-pool-stages",
         metavar="N",
-        help="Rows of a microbatch that a stage of an uneven plan splits over two pools, at most.",
+        help="Allow stages of uneven plans on two device pools that split micro-batches of up to N rows; "
+        "1 allows none.",
     ),
 ]
+MixedStageRowsAlias = Annotated[str | None, typer.Option("--braid", metavar="N", hidden=True)]
+"""The former name of `--mixed-pool-stages`."""
+
 Budget = Annotated[
     str | None,
     typer.Option(
         "--budget",
         metavar="T",
-        help="End the search after 10s, with the best so far and its proven gap.",
+        help="Time limit of the search, such as 10s; the answer is then the incumbent with its gap.",
         show_default=False,
     ),
 ]
 PlanFile = Annotated[
-    str, typer.Argument(metavar="PLAN", help="A plan file, from plan --save.", show_default=False)
+    str, typer.Argument(metavar="PLAN", help="Plan file, from `shardwise plan --save`.", show_default=False)
 ]
 OptionalSeqLen = Annotated[
     str | None,
     typer.Option(
         "--seq-len",
         metavar="N",
-        help="Tokens per sequence. Default: the longest of the model, or 4096.",
+        help="Tokens per sequence. Default: the maximum of the model, else 4096.",
         show_default=False,
     ),
 ]
@@ -199,7 +205,8 @@ Mode = Annotated[
     typer.Option(
         "--mode",
         metavar="NAME",
-        help="time (the fastest), devices (the fewest) or profile (a table per device count).",
+        help="Choose the fastest point (time), the fewest devices (devices), or none and show a table per "
+        "device count (profile).",
     ),
 ]
 MemoryLimit = Annotated[
@@ -207,7 +214,7 @@ MemoryLimit = Annotated[
     typer.Option(
         "--memory-limit",
         metavar="SIZE",
-        help="Memory per device that the point picked may take: 40GiB.",
+        help="Most memory per device of the chosen point: 40GiB.",
         show_default=False,
     ),
 ]
@@ -216,26 +223,32 @@ DeviceCounts = Annotated[
     typer.Option(
         "--devices",
         metavar="N,...",
-        help="Device counts to look at: 1,2,4. Default: those that the mode asks about.",
+        help="Device counts to search: 1,2,4. Default: those of the mode.",
         show_default=False,
     ),
 ]
 Objectives = Annotated[
-    str, typer.Option("--objectives", metavar="NAMES", help="time,memory or time,memory,cost.")
+    str,
+    typer.Option(
+        "--objectives", metavar="NAMES", help="Objectives of the frontier: time,memory or time,memory,cost."
+    ),
 ]
 Epsilon = Annotated[
-    str, typer.Option("--epsilon", metavar="X", help="How far points may be from exact ones, relative.")
+    str,
+    typer.Option(
+        "--epsilon", metavar="X", help="Relative distance that points may have from the exact frontier."
+    ),
 ]
 StageCount = Annotated[
     str | None,
-    typer.Option("--stages", metavar="N", help="Pipeline stages to cut MODEL into.", show_default=False),
+    typer.Option("--stages", metavar="N", help="Number of pipeline stages.", show_default=False),
 ]
 MicrobatchCounts = Annotated[
     str | None,
     typer.Option(
         "--microbatches",
         metavar="LIST",
-        help="Micro-batches that a graph in stages goes through, such as 8,16.",
+        help="Numbers of micro-batches of an operator graph in stages, such as 8,16.",
         show_default=False,
     ),
 ]
@@ -244,19 +257,21 @@ Meshes = Annotated[
     typer.Option(
         "--meshes",
         metavar="tiers|all|LIST",
-        help="Meshes for the layouts of a graph: one axis for each tier, all, or some such as 8,2x4.",
+        help="Device meshes of an operator graph: tiers (one axis per tier), all, or a list such as 8,2x4.",
     ),
 ]
 SaveFolder = Annotated[
     str | None,
-    typer.Option("--save", metavar="DIR", help="Write a plan file for each point.", show_default=False),
+    typer.Option(
+        "--save", metavar="DIR", help="Write a plan file per point into this folder.", show_default=False
+    ),
 ]
 PlotFile = Annotated[
     str | None,
     typer.Option(
         "--plot",
         metavar="FILE",
-        help="Draw it: a .png, .svg, or .html that says on hover what each point is.",
+        help="Plot the frontier as .png, .svg, or .html with details on hover.",
         show_default=False,
     ),
 ]
@@ -266,24 +281,31 @@ Checkpoint = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="DIR",
-        help="Save the job here, at the end and on the way.",
+        help="Folder of checkpoints, saved every --checkpoint-every steps and at the end.",
         show_default=False,
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, under this plan.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint, under this plan.")]
 Adaptive = Annotated[
-    bool, typer.Option("--adaptive", help="Watch steps and links, and change plans where that pays.")
+    bool,
+    typer.Option("--adaptive", help="Monitor steps and links, and change the plan where that is faster."),
 ]
 Weights = Annotated[
     str | None,
     typer.Option(
-        "--weights", metavar="DIR", help="Start from safetensors, as Hugging Face's.", show_default=False
+        "--weights",
+        metavar="DIR",
+        help="Load initial weights from safetensors with Hugging Face's names.",
+        show_default=False,
     ),
 ]
 Export = Annotated[
     str | None,
     typer.Option(
-        "--export", metavar="DIR", help="Write safetensors at the end, as Hugging Face's.", show_default=False
+        "--export",
+        metavar="DIR",
+        help="Write the weights as safetensors with Hugging Face's names at the end.",
+        show_default=False,
     ),
 ]
 TokenData = Annotated[
@@ -291,7 +313,8 @@ TokenData = Annotated[
     typer.Option(
         "--data",
         metavar="FILE",
-        help="A file of token ids (docs/how-to/train.md), of a graph a folder of arrays; or synthetic.",
+        help="Training data: a file of token ids (docs/how-to/train.md), for a graph a folder of arrays, or "
+        "synthetic.",
     ),
 ]
 StepTraceFile = Annotated[
@@ -299,7 +322,7 @@ StepTraceFile = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Write a trace of the last step: in JSON, or for Perfetto alone where FILE ends in .pftrace.",
+        help="Write a trace of the last step: JSON, or Perfetto's format where FILE ends in .pftrace.",
         show_default=False,
     ),
 ]
@@ -308,7 +331,7 @@ PlannedEvents = Annotated[
     typer.Option(
         "--events",
         metavar="TRACE",
-        help="Plan for a trace of events, or for words: 'lost n3; slow n5 0.5'.",
+        help="Plan for these events: a trace file, or text such as 'lost n3; slow n5 0.5'.",
         show_default=False,
     ),
 ]
@@ -317,7 +340,7 @@ PlanPolicy = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME",
-        help="With --events: best now, expected (the default) or worst.",
+        help="Policy with --events: now, expected (the default) or worst.",
         show_default=False,
     ),
 ]

@@ -1,6 +1,8 @@
-"""Answers on their way to stdout: plain text, styled text on a terminal, or one JSON document.
+"""Output of commands: answers as plain text, styled text on a terminal or one JSON document; errors as one
+line.
 
-What a user reads when there is no answer: one line that says where, what was found and what is allowed.
+`Output` is an answer, `write_output` prints it. `Failure` is an error with its exit code: one line with
+place, found and allowed values.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TextIO
 from shardwise.errors import ConfigError, Infeasible, InternalError
 
 INTERRUPTED = 130
-"""Exit code where the user ended the search, or the command."""
+"""Exit code of an interrupted search or command."""
 
 Span = tuple[str, str]
 """Text and its style, a key of STYLES."""
@@ -39,10 +41,10 @@ STYLES: Mapping[str, str] = {
 }
 
 WIDTH = 100
-"""Columns of everything made for people."""
+"""Columns of text for people."""
 
 LABEL = 15
-"""Columns of the labels on the left of a card."""
+"""Columns of the labels at the left of a card."""
 
 _ASCII: dict[str, str | int | None] = {
     "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": "", "▎": "", "▏": "",
@@ -57,10 +59,8 @@ def row(label: str, *spans: Span) -> Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a command answers: lines for people, or a document for scripts; and talk about it for stderr.
-
-    `code` is what the process exits with.
-    """
+    """The answer of a command: lines for people, or a JSON document; `notes` go to stderr; `code` is the exit
+    code."""
 
     lines: Sequence[Line] = ()
     document: Mapping[str, object] | None = None
@@ -69,7 +69,8 @@ class Output:
 
 
 def write_output(output: Output) -> None:
-    """Write the answer to stdout and flush it, then the talk to stderr. OSError where stdout takes none."""
+    """Write the answer to stdout and flush it, then the notes to stderr. OSError where stdout cannot be
+    written."""
     stdout = _stdout()
     if output.document is not None:
         text = json.dumps(output.document, indent=2, ensure_ascii=True, allow_nan=False)
@@ -83,12 +84,12 @@ def write_output(output: Output) -> None:
 
 
 def flush_stdout() -> None:
-    """Send what was printed on its way. OSError where stdout takes nothing."""
+    """Flush stdout. OSError where it cannot be written."""
     _stdout().flush()
 
 
 def print_notes(lines: Iterable[str]) -> None:
-    """Lines for stderr, where it takes them: an answer does not fail for want of a listener."""
+    """Write lines to stderr. An stderr that cannot be written is no error."""
     if sys.stderr is None:
         return
     try:
@@ -100,9 +101,8 @@ def print_notes(lines: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None] | None]:
-    """A function that shows how far a long search is, on one line of stderr that is cleared at the end.
-
-    None where stderr is no terminal: nobody watches.
+    """A function that shows the progress of a search on one line of stderr, which is cleared at the end; None
+    where stderr is not a terminal.
     """
     stderr: TextIO | None = sys.stderr
     if stderr is None or not stderr.isatty():
@@ -121,14 +121,14 @@ def progress() -> Iterator[Callable[[str], None] | None]:
 
 
 def silence(stream: TextIO | None) -> None:
-    """Turn what `stream` still holds away, so that the interpreter's last flush does not fail either."""
+    """Redirect `stream` to the null device, so that the interpreter's last flush does not fail."""
     if stream is not None:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _stdout() -> TextIO:
-    """Standard output; a process that was started without one has None in its place."""
+    """Standard output. OSError where the process was started without one."""
     stdout: TextIO | None = sys.stdout
     if stdout is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -136,12 +136,12 @@ def _stdout() -> TextIO:
 
 
 def is_styled(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that wants colour: NO_COLOR and TERM=dumb say no."""
+    """Whether `stream` is a terminal with colour: not with NO_COLOR or TERM=dumb."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def plain_text(lines: Iterable[Line], encoding: str | None = "utf-8") -> str:
-    """The lines without styles, in characters that `encoding` has."""
+    """The lines without styles, in characters of `encoding`."""
     text = "".join("".join(span for span, _ in line).rstrip() + "\n" for line in lines)
     try:
         text.encode(encoding or "ascii")
@@ -159,6 +159,9 @@ def _write_styled(lines: Iterable[Line]) -> None:
         console.print(Text.assemble(*((text, STYLES[style]) for text, style in line)))
 
 
+# Errors
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """An error with its exit code. `kind` is one of usage, config, infeasible, internal, interrupted."""
@@ -171,14 +174,14 @@ class Failure:
     found: str | None = None
     allowed: str | None = None
     line: str | None = None
-    """The whole error on one line; `message` where it is None."""
+    """The error on one line; None stands for `message`."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     relaxations: tuple[str, ...] = ()
     point: Mapping[str, object] | None = None
 
     def lines(self) -> list[str]:
-        """For stderr: the error on one line; below an infeasible answer, why candidates fell and what would
-        fit."""
+        """Lines for stderr: the error on one line; of an infeasible question also why candidates were
+        rejected, and changes that fit."""
         head = "infeasible" if self.kind == "infeasible" else "error"
         lines = [f"shardwise: {head}: {one_line(self.line or self.message)}"]
         if self.reasons:
@@ -209,7 +212,7 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure:
-    """What to tell the user about `error`."""
+    """The failure that reports `error`."""
     if isinstance(error, ConfigError):
         return Failure(
             code=2,
@@ -247,7 +250,8 @@ def _printable(character: str) -> str:
 
 
 def _is_usage_error(error: Exception) -> bool:
-    """Whether the parser refused the arguments (its exceptions moved between releases of typer)."""
+    """Whether the parser refused the arguments; the class of its exceptions depends on the version of
+    typer."""
     return callable(getattr(error, "format_message", None)) and getattr(error, "exit_code", None) == 2
 
 

@@ -1,8 +1,8 @@
-"""What the commands about a model on a cluster answer: ask the planner, then a card or a document.
+"""The commands `plan`, `evaluate` and `space`: search, then a card or a JSON document.
 
-The space that is asked for: a name, or a file; counted by the checker.
-
-What `--target` means for a question, and what keeps `shardwise train` from a strategy.
+`space_choice` reads `--space` and `require_candidates` refuses spaces without a candidate; `counted_space`
+and `counted_uneven` count with the code of the checker. `requested_target` reads `--target`, and `not_run`
+lists the parts of a plan that `shardwise train` does not support.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from shardwise.app.cli import card, documents, tables
 from shardwise.app.cli.card import uneven_card
 from shardwise.app.cli.output import INTERRUPTED, Output, progress
 from shardwise.app.cli.request import (
+    MIXED_POOL_STAGES,
     OWN_TARGET,
     JobOptions,
     PlanOptions,
@@ -64,8 +65,11 @@ Axes = Mapping[str, tuple[Value, ...]]
 Fixed = Mapping[str, Value]
 
 
+# Spaces
+
+
 def space_choice(text: str) -> search.SpaceChoice:
-    """The space that `--space` names, or that is written in the file it names."""
+    """The space in `--space`: a name, or a file with a base and restricted axes."""
     if text in search.SPACES:
         return search.SpaceChoice(base=text)
     if text and (os.path.exists(text) or re.search(r"[/.\\]", text)):
@@ -81,8 +85,8 @@ def space_choice(text: str) -> search.SpaceChoice:
 
 
 def require_candidates(chosen: search.SpaceChoice, fixed: Fixed, request: Request) -> None:
-    """ConfigError, naming the first axis that leaves none, where values of a space file exclude each other or
-    what is fixed."""
+    """ConfigError with the first axis of a space file that leaves no candidate together with the axes before
+    it and the fixed fields."""
     restrictions: dict[str, tuple[Value, ...]] = {}
     for name, values in chosen.axes.items():
         before = dict(restrictions)
@@ -92,16 +96,16 @@ def require_candidates(chosen: search.SpaceChoice, fixed: Fixed, request: Reques
             allowed = ", ".join(possible[:20]) + (", ..." if len(possible) > 20 else "")
             raise ConfigError(
                 "leaves no candidate"
-                + (f" beside {', '.join((*before, *fixed))}" if before or fixed else ""),
+                + (f" together with {', '.join((*before, *fixed))}" if before or fixed else ""),
                 file=chosen.file,
                 key=f"axes.{name}",
                 found=", ".join(map(str, values)),
-                allowed=allowed or "none: what is fixed leaves no candidate",
+                allowed=allowed or "none: the fixed fields leave no candidate",
             )
 
 
 def counted_space(base: str, fixed: Fixed, axes: Axes, request: Request) -> SpaceCount:
-    """The space with its axes, by the checker's count."""
+    """The axes of a space and its number of candidates, counted by the checker."""
     experts = request.model.experts
     return count_space(
         model_layers=request.model.layers,
@@ -117,8 +121,9 @@ def counted_space(base: str, fixed: Fixed, axes: Axes, request: Request) -> Spac
 def counted_uneven(
     chosen: search.SpaceChoice, fixed: Fixed, request: Request, limits: Mapping[str, int]
 ) -> PipelineCount | None:
-    """The pipelines of uneven plans with up to `stage_dp` replicas in a stage, and up to `mixed_stage_rows`
-    rows split over two pools, by the checker's count; None where `plan` looks for none."""
+    """The pipelines of uneven plans with up to `stage_dp` replicas of a stage and mixed-pool stages that
+    split up to `mixed_stage_rows` rows, counted by the checker; None where `plan` searches no uneven
+    plans."""
     model, job = request.model, request.job
     is_restricted = bool(chosen.base != "default" or chosen.axes or fixed)
     is_plain = model.experts is None and len(model.kinds) == 1
@@ -134,15 +139,18 @@ def counted_uneven(
         splits=(of_model.heads, of_model.ffn_splits, of_model.seq_len),
         kv_heads=of_model.kv_heads,
         stage_dp=limits["stage_dp"],
-        mixed_stage_rows=limits["braid"],
+        mixed_stage_rows=limits["mixed_stage_rows"],
         global_batch_size=job.global_batch_size,
     )
 
 
-def requested_target(name: str | None, request: Request) -> Target | None:
-    """The target that `--target` names; None for any. ConfigError where it does not know the devices.
+# Targets
 
-    Where nothing is named it is our own runtime on devices that it knows.
+
+def requested_target(name: str | None, request: Request) -> Target | None:
+    """The target in `--target`; None for `any`. ConfigError where the target does not run on the cluster.
+
+    The default is our own runtime on devices that it knows, else `any`.
     """
     if name is not None:
         name = choice("--target", newest_target(name), (*target_names(), ANY))
@@ -158,8 +166,8 @@ def requested_target(name: str | None, request: Request) -> Target | None:
 
 
 def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] | None:
-    """What keeps `shardwise train` from this strategy or uneven plan, as text; None where it does not run on
-    these devices at all."""
+    """The parts of this strategy or uneven plan that `shardwise train` does not support, as texts; None where
+    it does not run on these devices at all."""
     target = target_of(OWN_TARGET)
     if not target.runs_on(request.cluster.vendors):
         return None
@@ -175,20 +183,20 @@ def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] 
 
 
 def require_job(target: Target, request: Request) -> None:
-    """ConfigError where the target runs no plan of the job, whatever it is."""
+    """ConfigError where the target runs no plan of the job."""
     for unsupported in _unknown(target, target.dtypes, request):
         raise ConfigError(
             f"{target.command} runs no plan of this job",
             key="--target",
             found=unsupported,
-            allowed="--target any, which plans it all the same",
+            allowed="--target any, to plan it without a target",
         )
     if target.name in EXPORTS:
         check_model(request.model, request.job.seq_len)
 
 
 def _unknown(target: Target, dtypes: Sequence[str], request: Request) -> Iterator[str]:
-    """What of a job and its model a target does not know, which knows these dtypes."""
+    """Properties of job and model that a target with these dtypes does not support, as texts."""
     for key, value, known in (
         ("dtype", request.job.dtype, dtypes),
         ("optimizer", request.job.optimizer, target.optimizers),
@@ -202,21 +210,23 @@ def _unknown(target: Target, dtypes: Sequence[str], request: Request) -> Iterato
 
 
 def train_warnings(unsupported: Sequence[str] | None, request: Request, save: str | None) -> list[str]:
-    """What is said where our own runtime does not run the plan: on devices that it knows by name, and of any
+    """A warning where our own runtime does not run the plan: on devices that it knows by name, and for any
     plan file."""
     is_shown = save is not None or target_of(OWN_TARGET).knows_devices(request.cluster.classes)
     return (
         [
             f"shardwise: `shardwise train` does not run this plan: {'; '.join(unsupported)}; "
-            f"--target {OWN_TARGET} keeps to what it runs"
+            f"--target {OWN_TARGET} restricts the search to plans that it runs"
         ]
         if unsupported and is_shown
         else []
     )
 
 
+# The commands
+
 SPLIT_BACKWARDS = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
-"""Schedules with up to three actions for each stage and microbatch instead of two."""
+"""Schedules that split the backward pass: up to three actions per stage and micro-batch instead of two."""
 
 Fields = Mapping[str, int | str | bool]
 
@@ -231,8 +241,8 @@ def planned(
 ) -> Output:
     """The answer of `plan`; writes the plan file where `save` names one.
 
-    Goodput is told on large clusters, and where `reliability` is given. A search that the user ended early
-    answers with the best so far, and the code of an interrupt.
+    Goodput is shown on large clusters, and where `reliability` is given. An interrupted search answers with
+    the incumbent and exit code 130.
     """
     fixed = parse_fields(plan_options.fix, key="--fix")
     chosen = space_choice(plan_options.space)
@@ -283,7 +293,7 @@ def planned(
 
 
 def _search(question: search.Question, target: Target | None, *, by_pools: bool) -> Answer | UnevenAnswer:
-    """What the planner answers, among what the target carries out."""
+    """The answer of the planner among the plans that the target runs."""
     with progress() as show:
         if by_pools:
             return search.plan_mixed_cluster(question, target=target, progress=show)
@@ -293,17 +303,21 @@ def _search(question: search.Question, target: Target | None, *, by_pools: bool)
 
 
 def _check_uneven_options(plan_options: PlanOptions, target: Target | None, *, by_pools: bool) -> None:
-    """ConfigError where options of uneven plans say nothing, or what the target does not run."""
-    for key, value in (("--stage-dp", plan_options.stage_dp), ("--braid", plan_options.mixed_stage_rows)):
+    """ConfigError where options of uneven plans do not apply, or allow stages that the target does not
+    run."""
+    for key, value in (
+        ("--stage-dp", plan_options.stage_dp),
+        (MIXED_POOL_STAGES, plan_options.mixed_stage_rows),
+    ):
         if value > 1 and not by_pools:
             raise ConfigError(
-                "is of uneven plans: those by time, on clusters of two to four pools",
+                "applies to uneven plans only: objective time, clusters of two to four pools",
                 key=key, found=str(value), allowed="1",
             )  # fmt: skip
     if plan_options.mixed_stage_rows > 1 and target is not None and not target.runs_mixed_pool_stages:
         raise ConfigError(
-            f"{target.command} runs no stage on two pools",
-            key="--braid", found=str(plan_options.mixed_stage_rows), allowed="1, or --target any",
+            f"{target.command} runs no mixed-pool stages",
+            key=MIXED_POOL_STAGES, found=str(plan_options.mixed_stage_rows), allowed="1, or --target any",
         )  # fmt: skip
 
 
@@ -317,7 +331,7 @@ def _uneven_output(
     is_json: bool,
     reliability: Reliability | None,
 ) -> Output:
-    """The card or document of an uneven plan; the plan file too."""
+    """Card or document of an uneven plan; writes the plan file too."""
     notes, code = _exit_status(answer.is_interrupted)
     goodput = _goodput_if_shown(answer.best, request, reliability)
     plan = UnevenFile(
@@ -340,7 +354,8 @@ def _uneven_output(
     command += f" --target {plan_options.target}" if plan_options.target is not None else ""
     command += " --use-all" if plan_options.use_all else ""
     command += f" --stage-dp {plan_options.stage_dp}" if plan_options.stage_dp > 1 else ""
-    command += f" --braid {plan_options.mixed_stage_rows}" if plan_options.mixed_stage_rows > 1 else ""
+    rows = plan_options.mixed_stage_rows
+    command += f" {MIXED_POOL_STAGES} {rows}" if rows > 1 else ""
     following = [f"{command} --save plan.yaml"] if save is None else []
     file = shlex.quote(save) if save is not None else "plan.yaml"
     following += [f"shardwise check {file}"] if save is not None else []
@@ -357,7 +372,7 @@ def _uneven_output(
 
 
 def _exit_status(is_interrupted: bool) -> tuple[list[str], int]:
-    """What is said of how a search ended, and the exit code."""
+    """A note where the search was interrupted, and the exit code."""
     if is_interrupted:
         return ["shardwise: interrupted; this is the best so far"], INTERRUPTED
     return [], 0
@@ -374,15 +389,15 @@ def _plan_output(
     is_json: bool,
     reliability: Reliability | None,
 ) -> Output:
-    """The card or document of an answer on the cluster of `used`; the plan file too."""
+    """Card or document of an answer on the cluster of `used`; writes the plan file too."""
     goodput = _goodput_if_shown(answer.best, used, reliability)
     notes, code = _exit_status(answer.is_interrupted)
     unsupported = not_run(answer.best.strategy, used)
     notes += train_warnings(unsupported, used, save) if target in (None, OWN_TARGET) else []
     if plan_options.objective != "time" and search.is_mixed(request.cluster):
         notes.append(
-            f"shardwise: uneven plans are looked for by time alone; for {plan_options.objective} only uniform"
-            " strategies are"
+            f"shardwise: uneven plans are searched for objective time only; for {plan_options.objective} only"
+            " uniform strategies are"
         )
     if save is not None or is_json:
         plan = plan_of(
@@ -428,8 +443,7 @@ def _goodput_if_shown(
 
 
 def evaluated(options: JobOptions, *, strategy: str, is_json: bool) -> Output:
-    """The answer of `evaluate`. Raises Infeasible, with reasons, for a strategy that is illegal or does not
-    fit."""
+    """The answer of `evaluate`. Infeasible with reasons for a strategy that is illegal or does not fit."""
     fields = parse_fields(strategy, key="--strategy")
     request = load_request(options)
     chosen = _completed(fields, request)
@@ -444,7 +458,7 @@ def evaluated(options: JobOptions, *, strategy: str, is_json: bool) -> Output:
 
 
 def counted(options: JobOptions, *, space: str, fix: str, limits: Mapping[str, int], is_json: bool) -> Output:
-    """The answer of `space`; `limits` are those of uneven plans (`stage_dp`, `mixed_stage_rows`)."""
+    """The answer of `space`; `limits` has `stage_dp` and `mixed_stage_rows` of uneven plans."""
     fixed = parse_fields(fix, key="--fix")
     chosen = space_choice(space)
     request = load_request(options)
@@ -465,14 +479,14 @@ def counted(options: JobOptions, *, space: str, fix: str, limits: Mapping[str, i
 
 
 def schedule_of(strategy: Strategy, job: Job) -> Schedule:
-    """The table of actions that one replica runs in a step. ConfigError for one too long for a plan file."""
+    """The action table of one replica for a step. ConfigError where it is too long for a plan file."""
     microbatches = job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
     per_microbatch = (3 if strategy.schedule in SPLIT_BACKWARDS else 2) * strategy.pp * strategy.vpp
     if microbatches * per_microbatch > MAX_ACTIONS:
         raise ConfigError(
-            "has too many microbatches for a plan file; without --save and --json it is answered",
+            "has too many micro-batches for a plan file and JSON; leave out --save and --json",
             key="--global-batch-size",
-            found=f"{microbatches} microbatches of {per_microbatch} actions",
+            found=f"{microbatches} micro-batches of {per_microbatch} actions",
             allowed=f"{MAX_ACTIONS} actions",
         )
     return generate(strategy.schedule, pp=strategy.pp, microbatches=microbatches, vpp=strategy.vpp)
@@ -498,7 +512,7 @@ def _after_plan(
     save: str | None,
     is_whole_cluster: bool,
 ) -> tuple[str, ...]:
-    """Commands that continue from a plan, ready to copy."""
+    """Follow-up commands of a plan, ready to copy."""
     question = question_arguments(request.options)
     given = (
         ("--objective", plan_options.objective, "time"),
@@ -533,7 +547,7 @@ def _after_plan(
 
 
 def question_arguments(options: JobOptions) -> list[str]:
-    """The options that repeat the question, those at their default left out."""
+    """The arguments that repeat the question, without those at their default."""
     words = [shlex.quote(options.model), "--cluster", shlex.quote(options.cluster)]
     given = (
         ("--inter-node", options.inter_node, None),
@@ -552,5 +566,5 @@ def question_arguments(options: JobOptions) -> list[str]:
 
 
 def _short_text(strategy: Strategy, request: Request) -> str:
-    """`strategy` with as few fields as name it, quoted for a shell."""
+    """The fewest fields that determine `strategy`, quoted for a shell."""
     return shlex.quote(search.shortest_text(request.model, request.cluster, request.job, strategy))

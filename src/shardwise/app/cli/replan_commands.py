@@ -1,7 +1,4 @@
-"""The commands about change, and their options.
-
-The commands `events generate` and `events convert`, and their options.
-"""
+"""The commands `replan`, `replay`, `events generate` and `events convert`, and their options."""
 
 from __future__ import annotations
 
@@ -22,11 +19,14 @@ from shardwise.app.cli.options import (
 from shardwise.app.cli.output import Output
 
 events_app = typer.Typer(
-    help="Traces of what happens to a cluster over time (docs/reference/formats.md).", rich_markup_mode=None
+    help="Generate or convert traces of cluster events. Format: docs/reference/formats.md.",
+    rich_markup_mode=None,
 )
 OutFile = Annotated[
     str | None,
-    typer.Option("--out", metavar="FILE", help="Write the trace there, not to stdout.", show_default=False),
+    typer.Option(
+        "--out", metavar="FILE", help="File to write the trace to. Default: stdout.", show_default=False
+    ),
 ]
 
 
@@ -35,17 +35,23 @@ def events_generate(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="diurnal, bursty, flapping, preemption or slowdown.", show_default=False
+            metavar="KIND",
+            help="Kind of events: diurnal, bursty, flapping, preemption or slowdown.",
+            show_default=False,
         ),
     ],
     cluster: ClusterText,
-    length: Annotated[str, typer.Option("--length", metavar="T", help="How long: 24h, 7d.")] = "24h",
-    seed: Annotated[str, typer.Option("--seed", metavar="N", help="The same seed, the same trace.")] = "0",
+    length: Annotated[
+        str, typer.Option("--length", metavar="T", help="Length of the trace: 24h, 7d.")
+    ] = "24h",
+    seed: Annotated[
+        str, typer.Option("--seed", metavar="N", help="Random seed; equal seeds give equal traces.")
+    ] = "0",
     out: OutFile = None,
     inter_node: InterNode = None,
     is_json: IsJson = False,
 ) -> Output:
-    """Make a trace of events for a cluster, from a seed."""
+    """Generate a trace of events for a cluster from a seed."""
     from shardwise.app.cli import eventing
 
     return eventing.generated(
@@ -58,30 +64,42 @@ def events_convert(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="CSV", help="Availability of devices, or links of regions.", show_default=False
+            metavar="CSV",
+            help="CSV of available devices or nodes over time, or of links between regions.",
+            show_default=False,
         ),
     ],
     per_node: Annotated[
-        str, typer.Option("--per-node", metavar="N", help="Devices of a node, where devices are counted.")
+        str, typer.Option("--per-node", metavar="N", help="Devices per node, where the CSV counts devices.")
     ] = "1",
     out: OutFile = None,
     is_json: IsJson = False,
 ) -> Output:
-    """Make a trace from a CSV of nodes that come and go, or of what lies between regions."""
+    """Convert a CSV of availability or of links into a trace."""
     from shardwise.app.cli import eventing
 
     return eventing.converted(file, per_node=per_node, out=out, is_json=is_json)
 
 
 Regroup = Annotated[
-    str, typer.Option("--regroup", metavar="T", help="Seconds that a patch stands still beside its bytes.")
+    str,
+    typer.Option(
+        "--regroup", metavar="T", help="Time that a patch stops training, in addition to its transfer."
+    ),
 ]
 MigrationRestart = Annotated[
-    str, typer.Option("--restart", metavar="T", help="Seconds that a move stands still beside its bytes.")
+    str,
+    typer.Option(
+        "--restart", metavar="T", help="Time that a migration stops training, in addition to its transfer."
+    ),
 ]
 LostInterval = Annotated[
     str,
-    typer.Option("--checkpoint-interval", metavar="T", help="Work between checkpoints, half of it is lost."),
+    typer.Option(
+        "--checkpoint-interval",
+        metavar="T",
+        help="Training time between checkpoints; half of it is lost after a failure.",
+    ),
 ]
 
 
@@ -92,12 +110,12 @@ def replan(
         str,
         typer.Option(
             metavar="F|TEXT",
-            help="A trace of events, or words: 'lost n3; slow n5 0.5; link n0>s1g0 5GB/s'.",
+            help="Trace of events, or text such as 'lost n3; slow n5 0.5; link n0>s1g0 5GB/s'.",
             show_default=False,
         ),
     ],
     horizon: Annotated[
-        str, typer.Option(metavar="T", help="How long training goes on in these conditions.")
+        str, typer.Option(metavar="T", help="Time that training continues under these conditions.")
     ] = "6h",
     regroup: Regroup = "10s",
     restart: MigrationRestart = "60s",
@@ -107,14 +125,14 @@ def replan(
         typer.Option(
             "--save",
             metavar="FILE",
-            help="Decide among what a plan file can say (equal shares), and write it.",
+            help="Write the decision as a plan file, and decide among plans with equal shares only.",
             show_default=False,
         ),
     ] = None,
     inter_node: InterNode = None,
     is_json: IsJson = False,
 ) -> Output:
-    """Decide what to do after events: keep the plan, patch it, or move to another."""
+    """Decide after events: keep the plan, patch it, or migrate."""
     from shardwise.app.cli import replanning, request
     from shardwise.replanning import Costs
 
@@ -140,25 +158,29 @@ def replay(
     subject: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL|PLAN", help="A model, or a plan file that runs at first.", show_default=False
+            metavar="MODEL|PLAN", help="Model, or plan file that runs at the start.", show_default=False
         ),
     ],
     cluster: ClusterText,
     events: Annotated[
-        str, typer.Option(metavar="TRACE", help="A trace of events, or words.", show_default=False)
+        str, typer.Option(metavar="TRACE", help="Trace of events, or text.", show_default=False)
     ],
     policy: Annotated[
         str,
-        typer.Option(metavar="NAMES", help="static, robust, expected, adaptive, oracle, or all of them."),
+        typer.Option(metavar="NAMES", help="Policies: static, robust, expected, adaptive, oracle, or all."),
     ] = "all",
     length: Annotated[
         str | None,
-        typer.Option(metavar="T", help="How long. Default: to the last event.", show_default=False),
+        typer.Option(
+            metavar="T", help="Length of the replay. Default: to the last event.", show_default=False
+        ),
     ] = None,
     seq_len: OptionalSeqLen = None,
     global_batch_size: Annotated[
         str,
-        typer.Option("--global-batch-size", metavar="N", help="Sequences per step, where a model is named."),
+        typer.Option(
+            "--global-batch-size", metavar="N", help="Sequences per optimizer step; only for a model."
+        ),
     ] = "",
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
@@ -170,20 +192,20 @@ def replay(
         typer.Option(
             "--checkpoint-interval",
             metavar="T",
-            help="Work between checkpoints. Default: what loses least on this trace.",
+            help="Training time between checkpoints. Default: the optimum on this trace.",
             show_default=False,
         ),
     ] = None,
     plot: Annotated[
         str | None,
         typer.Option(
-            "--plot", metavar="FILE", help="Draw tokens over time: a .png, .svg or .html.", show_default=False
+            "--plot", metavar="FILE", help="Plot tokens over time as .png, .svg or .html.", show_default=False
         ),
     ] = None,
     inter_node: InterNode = None,
     is_json: IsJson = False,
 ) -> Output:
-    """Simulate training through a trace of events, under several policies."""
+    """Simulate training through a trace of events, by policy."""
     from shardwise.app.cli import replaying, request
 
     options = request.JobOptions(
@@ -213,7 +235,7 @@ def replay(
 
 
 def add_change_commands(app: typer.Typer) -> None:
-    """`replan`, `replay` and `events` among the commands of `app`."""
+    """Add `replan`, `replay` and `events` to `app`."""
     app.command()(replan)
     app.command()(replay)
     app.add_typer(events_app, name="events")

@@ -1,6 +1,7 @@
-"""What `replan` answers: keep, patch or move, with what it brings and what it costs.
+"""The command `replan`: keep, patch or migrate after events, with the gain and the transition cost.
 
-What a policy or a decision picks as a plan: on its nodes, as the cluster has them.
+`replanned` answers. `uniform_plan` and `uneven_plan` turn an arrangement into a plan for a plan file;
+`trace_for` reads `--events`.
 """
 
 from __future__ import annotations
@@ -72,9 +73,11 @@ from shardwise.replanning import (
 from shardwise.strategy import Job, Strategy, layer_counts, target_of
 from shardwise.units import format_bytes, format_seconds
 
+# Arrangements as plans
+
 
 def trace_source(trace: EventTrace) -> str:
-    """Where a trace is from, for the plan file."""
+    """The source of a trace, for the plan file."""
     return trace.source or "events"
 
 
@@ -84,7 +87,7 @@ def trace_hash(trace: EventTrace) -> str:
 
 
 def on_nodes(found: TraceChoice, cluster: Cluster) -> Cluster:
-    """The nodes of the plan as the cluster has them."""
+    """The cluster of the plan's nodes, in their state without events."""
     return cluster_of_nodes(cluster, [int(name[1:]) for name in found.nodes])
 
 
@@ -98,8 +101,8 @@ def uniform_plan(
     space: str,
     priced_as: Sequence[str],
 ) -> tuple[Plan, Answer]:
-    """A uniform arrangement whose pipelines have equal shares: priced on its nodes, and proven for itself
-    where events were not `priced_as` something else."""
+    """The plan and answer of a uniform arrangement with equal shares, estimated on its nodes. `priced_as` are
+    the approximations of events; with any, nothing is proven."""
     strategy, own = arrangement.strategy, on_nodes(found, cluster)
     fixed = asdict(strategy)
     question = search.Question(
@@ -114,7 +117,7 @@ def uniform_plan(
 
 
 def _with_events(certificate: Certificate, priced_as: Sequence[str]) -> Certificate:
-    """With what is said of the events that the plan was chosen for."""
+    """The certificate with the approximations of the events."""
     return replace(certificate, priced_as=(*certificate.priced_as, *priced_as))
 
 
@@ -125,14 +128,14 @@ def uneven_plan(
     uniform: Arrangement | UnevenArrangement | None,
     priced_as: Sequence[str],
 ) -> tuple[UnevenFile, UnevenAnswer]:
-    """An uneven arrangement, beside a uniform one where there is any; the certificate is of this plan
-    alone."""
+    """The plan and answer of an uneven arrangement, with the step time of a uniform one for comparison. The
+    certificate covers this plan only."""
     prices = planner.prices
     no_events = EventTrace(nodes=len(prices.cluster.nodes), events=())
     nominal = situation_of(NodeView(prices.cluster), Conditions.at_start(no_events))
     predicted = planner.uneven.predicted(arrangement, nominal)
     if predicted is None:
-        raise InternalError("a plan that runs does so on nodes as the cluster has them")
+        raise InternalError("an arrangement of a trace does not run on nominal nodes")
     step_s = predicted.result.step_time_s
     own = on_nodes(found, prices.cluster)
     certificate = Certificate(
@@ -161,13 +164,15 @@ def uneven_plan(
     return plan, answer
 
 
+# The command
+
 SCHEMA, VERSION = "shardwise.replan", 1
 
 MAX_NAMED_LINKS = 4
-"""Links that the card names."""
+"""Most links that the card lists, those with most bytes."""
 
 MAX_NAMED_NODES = 8
-"""Nodes that a line names."""
+"""Most nodes that a note lists."""
 
 
 def replanned(
@@ -181,8 +186,8 @@ def replanned(
     save: str | None,
     is_json: bool,
 ) -> Output:
-    """The answer of `replan` for the plan file at `path`, after all events of a trace (a file or words);
-    where `save` names a file, the best that a plan file can say, which is written there."""
+    """The answer of `replan` for the plan file at `path` after all events of a trace (a file or text). With
+    `save`, decides among plans that a plan file can represent, and writes the decision there."""
     if save is not None:
         check_output_path("--save", save, inputs=(path, cluster, events))
     plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
@@ -234,27 +239,27 @@ def replanned(
 
 
 def _idle(arrangement: AnyArrangement, situation: Situation, cluster: Cluster) -> Idle:
-    """The devices of nodes that can be used, and are not."""
+    """The idle devices of nodes that can be used."""
     used = set(search.ranks_of_nodes(cluster, [int(name[1:]) for name in arrangement.nodes]))
     cannot = [place for place in range(len(cluster.nodes)) if f"n{place}" not in situation.states]
     return search.idle_in(cluster, used.union(search.ranks_of_nodes(cluster, cannot)))
 
 
 def _horizon_reason(decision: Decision[AnyArrangement], requested_s: float, costs: Costs) -> str | None:
-    """Why the decision is for a longer horizon than the requested one; None where it is for that."""
+    """Why the decision has a longer horizon than requested; None where it has the requested one."""
     if decision.horizon_s == requested_s:
         return None
     return (
         f"{format_seconds(requested_s)} requested; {format_seconds(decision.horizon_s)} used, since the plan "
-        f"cannot go on and a restart alone takes {format_seconds(costs.restart_s)}"
+        f"cannot continue and a restart alone takes {format_seconds(costs.restart_s)}"
     )
 
 
 def _planner_of_files(
     plan: Plan | UnevenFile, cluster: Cluster, costs: Costs, allowed_space: AllowedSpace
 ) -> Planner:
-    """A planner that changes to what a plan file can say, and on devices that our own runtime knows, to what
-    it runs."""
+    """A planner of plans that a plan file can represent and, on devices that our own runtime knows, that it
+    runs."""
     prices = Prices(plan.model, cluster, plan.job)
     target = target_of(OWN_TARGET).for_job(plan.model, plan.job)
     if not target.knows_devices(cluster.classes):
@@ -270,12 +275,13 @@ def _planner_of_files(
 
 
 def _is_of_files(arrangement: Arrangement) -> bool:
-    """Whether a plan file can say it, as a strategy: all nodes are there, pipelines have equal shares."""
+    """Whether a plan file can represent the arrangement as a strategy: no re-routing, equal shares of
+    pipelines."""
     return not arrangement.is_rerouted and len(set(arrangement.microbatches)) == 1
 
 
 def _written(path: str, decision: Decision[AnyArrangement], planner: MixedPlanner, given: GivenEvents) -> str:
-    """Writes what was decided on, and tells the hash of the file."""
+    """Write the decision as a plan file; returns its hash."""
     arrangement, prices = decision.arrangement, planner.prices
     found = TraceChoice(
         policy=DECISION,
@@ -301,7 +307,7 @@ def _written(path: str, decision: Decision[AnyArrangement], planner: MixedPlanne
 
 
 def unreachable_lines(label: str, names: Iterable[str]) -> Iterator[str]:
-    """A line that names the nodes, where there are any."""
+    """A note with the names of the nodes; none without nodes."""
     ordered = sorted(names, key=lambda name: int(name[1:]))
     if ordered:
         more = " ..." if len(ordered) > MAX_NAMED_NODES else ""
@@ -310,8 +316,8 @@ def unreachable_lines(label: str, names: Iterable[str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenEvents:
-    """The events of a trace: as they were `given`, and of nodes alone (`trace`), with what of them is priced
-    as something else; and the `notes` about reading them."""
+    """The events of a trace: as `given`, and approximated by node (`trace`), with these approximations
+    (`priced_as`); and `notes` about reading them."""
 
     given: EventTrace
     trace: EventTrace
@@ -320,7 +326,7 @@ class GivenEvents:
 
 
 def trace_for(events: str, cluster: Cluster) -> GivenEvents:
-    """The trace in a file, or in words. ConfigError where it does not belong to the cluster."""
+    """The trace in a file, or in text. ConfigError where it does not match the cluster."""
     dropped: str | None = None
     file: str | None = None
     if os.path.exists(events):
@@ -336,8 +342,11 @@ def trace_for(events: str, cluster: Cluster) -> GivenEvents:
     return GivenEvents(given=trace, trace=found.trace, priced_as=found.priced_as, notes=notes)
 
 
+# Output
+
+
 def arrangement_document(arrangement: Arrangement, cluster: Cluster, step_s: float) -> dict[str, object]:
-    """`plan` of the answers: the strategy, the node in each place, the microbatches of each pipeline."""
+    """`plan` of the answer: the strategy, the node in each slot, the micro-batches of each pipeline."""
     return {
         "strategy": asdict(arrangement.strategy),
         "nodes": [name or None for name in arrangement.slots],
@@ -349,7 +358,8 @@ def arrangement_document(arrangement: Arrangement, cluster: Cluster, step_s: flo
 
 
 def uneven_document(arrangement: UnevenArrangement, cluster: Cluster, step_s: float) -> dict[str, object]:
-    """The same of an uneven plan: `uneven` has its pipelines, whose ranks count the devices of `nodes`."""
+    """`plan` of the answer for an uneven plan: `uneven` has its pipelines, whose ranks number the devices of
+    `nodes`."""
     result = arrangement.result
     return {
         "strategy": None,
@@ -363,7 +373,7 @@ def uneven_document(arrangement: UnevenArrangement, cluster: Cluster, step_s: fl
 
 
 def uneven_layout(result: UnevenResult) -> dict[str, object]:
-    """`uneven` of the answers."""
+    """`uneven` of the answer."""
     return {
         "layout": layout_document(result.layout),
         "micro_batch_size": result.micro_batch_size,
@@ -373,7 +383,7 @@ def uneven_layout(result: UnevenResult) -> dict[str, object]:
 
 
 def arrangement_text(arrangement: AnyArrangement) -> str:
-    """What runs, in a few words."""
+    """An arrangement in a few words."""
     if isinstance(arrangement, Arrangement):
         return words.degrees_text(arrangement.strategy)
     pipelines = arrangement.result.layout.pipelines
@@ -381,7 +391,7 @@ def arrangement_text(arrangement: AnyArrangement) -> str:
 
 
 def document_of(decision: Decision[AnyArrangement], cluster: Cluster) -> dict[str, object]:
-    """`replan --json` but for the horizon."""
+    """`replan --json` without the horizon."""
     arrangement, rerouted = decision.arrangement, decision.rerouted
     if isinstance(arrangement, UnevenArrangement):
         plan = uneven_document(arrangement, cluster, decision.step_s)
@@ -426,14 +436,16 @@ def _arrangement_lines(arrangement: Arrangement, plan: Plan | UnevenFile) -> Ite
     strategy = arrangement.strategy
     yield row("plan", (words.degrees_text(strategy), ""))
     shares = sorted(set(arrangement.microbatches))
-    few = f"{shares[0]:,}" if len(shares) == 1 else f"{shares[0]:,} to {shares[-1]:,}"
-    yield row("", (f"micro-batch {strategy.micro_batch_size} × {few} · {strategy.schedule}", ""))
+    batch = words.microbatches_text(strategy.micro_batch_size, shares[-1])
+    if len(shares) > 1:
+        batch = f"micro-batch size {strategy.micro_batch_size}, {shares[0]:,} to {shares[-1]:,} micro-batches"
+    yield row("", (f"{batch} · {strategy.schedule}", ""))
     layers = _layers(strategy, plan.model.layers)
     before = _layers(plan.best.strategy, plan.model.layers) if isinstance(plan, Plan) else None
     if layers != before and strategy.pp > 1:
-        yield row("layers", (" / ".join(map(str, layers)), ""), ("   by stage", "dim"))
+        yield row("layers", (" / ".join(map(str, layers)), ""), ("   per stage", "dim"))
     if arrangement.is_rerouted:
-        text = "microbatches of nodes that are gone go to their peers in other pipelines"
+        text = "micro-batches of lost nodes go to their peers in other pipelines"
         yield row("re-routed", (text, ""))
 
 
@@ -447,15 +459,17 @@ def _card(decision: Decision[AnyArrangement], plan: Plan | UnevenFile, cluster: 
     used = len(arrangement.nodes)
     idle = len(cluster.nodes) - used
     nodes = f"{used:,} of {len(cluster.nodes):,} nodes"
-    lines.append(row("nodes", (nodes, ""), (f"   {idle:,} idle or gone" if idle else "", "dim")))
+    lines.append(row("nodes", (nodes, ""), (f"   {idle:,} idle or lost" if idle else "", "dim")))
     unchanged = (
-        "cannot run" if decision.keep_step_s is None else f"{format_seconds(decision.keep_step_s)} kept"
+        "the current plan cannot run"
+        if decision.keep_step_s is None
+        else f"{format_seconds(decision.keep_step_s)} if kept"
     )
     lines.append(row("step time", (format_seconds(decision.step_s), "time"), (f"   {unchanged}", "dim")))
     rerouted = decision.rerouted
     if rerouted is not None and rerouted.arrangement != arrangement:
         steps = f"   {rerouted.steps:,.0f} steps in {format_seconds(decision.horizon_s)}"
-        instead = f"{format_seconds(rerouted.step_s)} a step instead"
+        instead = f"{format_seconds(rerouted.step_s)} per step instead"
         lines.append(row("re-routed", (instead, ""), (steps, "dim")))
     if decision.decision == "keep":
         return lines
@@ -472,6 +486,6 @@ def _card(decision: Decision[AnyArrangement], plan: Plan | UnevenFile, cluster: 
     ]
     if decision.pays_after_s is not None:
         lines.append(row("pays after", (format_seconds(decision.pays_after_s), "time")))
-    more = f"{decision.steps:,.0f} steps; {decision.keep_steps:,.0f} kept"
+    more = f"{decision.steps:,.0f} steps; {decision.keep_steps:,.0f} if kept"
     lines.append(row("in " + format_seconds(decision.horizon_s), (more, "")))
     return lines

@@ -1,4 +1,4 @@
-"""What `replay` answers: tokens, goodput and decisions of every policy through a trace."""
+"""The command `replay`: tokens, goodput and decisions of several policies through a trace of events."""
 
 from __future__ import annotations
 
@@ -48,11 +48,13 @@ SCHEMA, VERSION = "shardwise.replay", 1
 
 PLAN_SCHEMA_PREFIX = "shardwise.plan"
 MAX_PLAN_BYTES = 8 << 20
+"""Largest plan file, bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """What `replay` is told beside the job; times in seconds, None where they were left out."""
+    """The options of `replay` other than those of the job; times in seconds, None where they were left
+    out."""
 
     events: str
     policies: str
@@ -65,6 +67,8 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
+    """Model, cluster, job, and the plan that runs at the start (empty where the planner chooses it)."""
+
     model: Model
     cluster: Cluster
     job: Job
@@ -73,8 +77,8 @@ class _Subject:
 
 
 def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: bool) -> Output:
-    """The answer of `replay`. Raises ConfigError for what does not belong together, Infeasible where nothing
-    ever runs."""
+    """The answer of `replay`. ConfigError for options that do not match, Infeasible where no plan runs at any
+    time."""
     policies = _policies(replay_options.policies)
     if replay_options.plot is not None:
         check_plot_file(replay_options.plot, key="--plot")
@@ -117,12 +121,12 @@ def _policies(text: str) -> tuple[str, ...]:
 
 
 def _is_plan(path: str) -> bool:
-    """Whether it is a file that says that it is a plan; a model's name or file is none."""
+    """Whether `path` is a file with the schema of a plan, not the name or file of a model."""
     return os.path.isfile(path) and PLAN_SCHEMA_PREFIX in read_text(path, max_bytes=MAX_PLAN_BYTES)[:4096]
 
 
 def _subject(options: JobOptions) -> _Subject:
-    """A plan file says what is trained; a model needs the batch."""
+    """The subject: a plan file, which has its job, or a model, which needs the options of the job."""
     is_uneven = os.path.isfile(options.model) and is_uneven_plan(options.model)
     if is_uneven or _is_plan(options.model):
         job_arguments = {
@@ -134,7 +138,7 @@ def _subject(options: JobOptions) -> _Subject:
         }
         for key, value in job_arguments.items():
             if value:
-                raise ConfigError("is for a model: a plan file has its own", key=key, found=str(value))
+                raise ConfigError("applies to models; a plan file has its own", key=key, found=str(value))
         plan = read_uneven_plan(options.model) if is_uneven else read_plan(options.model)
         named = load_cluster(options.cluster, inter_node=options.inter_node)
         cluster = with_devices_of(plan.cluster, named)
@@ -148,14 +152,14 @@ def _subject(options: JobOptions) -> _Subject:
         )
     if not options.global_batch_size:
         raise ConfigError(
-            "is missing: a model needs it, a plan file has it", key="--global-batch-size", allowed="1 or more"
+            "is missing; it is required for a model", key="--global-batch-size", allowed="1 or more"
         )
     request = load_request(options)
     return _Subject(model=request.model, cluster=request.cluster, job=request.job, start=())
 
 
 def _changes(found: Replay, run: PolicyRun) -> Iterator[tuple[int, EpochChoice]]:
-    """Where something is decided: the first epoch, changes, and where waiting begins."""
+    """Decisions with their epochs: the first one, changes, and the starts of waiting."""
     for place, one in enumerate(run.choices):
         starts_waiting = one.decision == WAIT and (place == 0 or run.choices[place - 1].decision != WAIT)
         if place == 0 or starts_waiting or one.decision not in (KEEP, WAIT) or (one.change_s > 0.0):
@@ -163,7 +167,7 @@ def _changes(found: Replay, run: PolicyRun) -> Iterator[tuple[int, EpochChoice]]
 
 
 def _document(found: Replay, costs: Costs) -> dict[str, object]:
-    """`replay --json` of the contract."""
+    """`replay --json`."""
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -194,7 +198,7 @@ def _document(found: Replay, costs: Costs) -> dict[str, object]:
 
 
 def _what_runs(arrangement: AnyArrangement | None) -> dict[str, object]:
-    """`strategy`, or of an uneven plan `uneven`."""
+    """`strategy` of a uniform plan, or `uneven` of an uneven one."""
     if isinstance(arrangement, UnevenArrangement):
         return {"strategy": None, "uneven": uneven_layout(arrangement.result)}
     return {"strategy": None if arrangement is None else asdict(arrangement.strategy)}
@@ -214,7 +218,7 @@ def _card(found: Replay, costs: Costs) -> Iterator[Line]:
         (f" in {words.counted(len(found.epochs), 'epoch')} · {min(nodes):,} to {max(nodes):,} nodes", ""),
     )  # fmt: skip
     saved = f"every {format_seconds(costs.checkpoint_interval_s)}, leaving {found.working_share * 100:.0f} %"
-    yield row("checkpoints", (saved if found.working_share < 1.0 else "none counted", ""))
+    yield row("checkpoints", (saved if found.working_share < 1.0 else "not counted", ""))
     yield ()
     yield row("policy", (f"{'tokens':>10}  {'of oracle':>9}  {'goodput':>8}  {'changes':>8}", "label"))
     for run in found.runs:
@@ -226,7 +230,7 @@ def _card(found: Replay, costs: Costs) -> Iterator[Line]:
 
 
 def _by_kind(found: Replay, run: PolicyRun) -> dict[str, tuple[float, ...]]:
-    """When each kind of change begins; what is begun with is none."""
+    """Start times in seconds of each kind of change; the first plan is no change."""
     times_s: dict[str, list[float]] = {}
     for place, one in _changes(found, run):
         if place > 0 and one.decision != KEEP:
@@ -269,7 +273,7 @@ def _plot(found: Replay, subject: _Subject, trace: EventTrace) -> ReplayPlot:
 
 
 MAX_ROWS = 5000
-"""Decisions that the page lists at most."""
+"""Most decisions that the page lists."""
 
 
 def _decision_rows(found: Replay, run: PolicyRun) -> Sequence[tuple[str, ...]]:

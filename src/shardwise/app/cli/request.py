@@ -1,4 +1,4 @@
-"""From the texts of the options to the records that the planner takes."""
+"""Parses the texts of options into the records that the planner takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from shardwise.units import parse_quantity
 MAX_COUNT = 10_000_000
 _EXPONENT = r"([eE][+-]?[0-9]{1,3})?"
 OWN_TARGET = "shardwise"
-"""Our own runtime, which is planned for where it knows the devices and nothing else is asked for."""
+"""The target of our own runtime, `shardwise train`: the default on devices that it knows."""
+
+MIXED_POOL_STAGES = "--mixed-pool-stages"
 
 OPTIMIZERS = ("adamw", "adafactor", "sgd", "muon")
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
@@ -28,7 +30,7 @@ DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp8-current", "fp8-block", "mxfp8", "n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """The options that say what is trained, as given; None where an option was left out."""
+    """The options about model, cluster and job, as given; None where an option was left out."""
 
     model: str
     cluster: str
@@ -44,7 +46,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """The options of `plan` that say what to look for; `space`, `fix` and `target` are texts."""
+    """The options of `plan` about the search; `space`, `fix` and `target` are texts."""
 
     objective: str
     frontier: bool
@@ -62,8 +64,8 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked about, loaded; `options` are the texts it came from. `own_profile` is how our own runtime
-    would carry it out, which is the job's software only where it is asked for."""
+    """Model, cluster and job of a question; `options` are the texts they were loaded from. `own_profile` is
+    the software profile of our own runtime, which the job has only where that runtime is the target."""
 
     model: Model
     cluster: Cluster
@@ -72,17 +74,16 @@ class Request:
     own_profile: Profile
 
     def for_target(self, target: Target) -> Request:
-        """The same with the profile of this software: our own runtime has its own, other software that of
+        """The same with the software profile of `target`: our own runtime has its own, other targets that of
         the job."""
         profile = self.own_profile if target.name == OWN_TARGET else target.run_by(self.job.profile)
         return replace(self, job=replace(self.job, profile=profile))
 
 
 def load_request(options: JobOptions) -> Request:
-    """The request that `options` describe. Raises ConfigError with the option, file and key of the first
-    fault.
+    """The request that `options` describe. ConfigError with option, file and key of the first error.
 
-    The cheap options are checked before any file is opened.
+    Options that need no file are checked before any file is opened.
     """
     seq_len = None if options.seq_len is None else count("--seq-len", options.seq_len)
     batch = count("--global-batch-size", options.global_batch_size)
@@ -114,8 +115,8 @@ def load_request(options: JobOptions) -> Request:
 
 
 def measured_cluster(options: JobOptions) -> tuple[Cluster, Calibration | None]:
-    """The cluster of `options`, its devices as their calibration measured them, and that calibration.
-    ConfigError where it measured none of them."""
+    """The cluster of `options` with devices as their calibration measured them, and that calibration.
+    ConfigError where the calibration has none of the cluster's devices."""
     if options.calibration is None:
         return load_cluster(options.cluster, inter_node=options.inter_node), None
     calibration = read_calibration(options.calibration)
@@ -125,7 +126,7 @@ def measured_cluster(options: JobOptions) -> tuple[Cluster, Calibration | None]:
         device.name in calibration.devices or device.efficiency.measured_on for device in own
     ):
         raise ConfigError(
-            "measured no device of this cluster",
+            "has no device of this cluster",
             key="--calibration",
             found=", ".join(calibration.devices),
             allowed=f"a calibration of {', '.join(cluster.classes)}, or none",
@@ -134,8 +135,8 @@ def measured_cluster(options: JobOptions) -> tuple[Cluster, Calibration | None]:
 
 
 def measured_software(profile: Profile | None, cluster: Cluster) -> Profile | None:
-    """The software of a calibration where it is what runs on `cluster` if nothing else is asked for: our own
-    on processors alone, as that of others runs on accelerators too."""
+    """The software profile of a calibration where it applies to `cluster` by default: that of our own runtime
+    on CPUs only, that of other software everywhere."""
     if profile is None or profile.name != OWN_PROFILE or target_of(OWN_TARGET).knows_devices(cluster.classes):
         return profile
     return None
@@ -143,7 +144,7 @@ def measured_software(profile: Profile | None, cluster: Cluster) -> Profile | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainNumbers:
-    """The numbers that `train` is asked for."""
+    """The numeric options of `train`."""
 
     steps: int
     lr: float
@@ -153,7 +154,7 @@ class TrainNumbers:
 
 
 def train_numbers(*, steps: str, lr: str, seed: str, checkpoint_every: str, restarts: str) -> TrainNumbers:
-    """What these texts of options of `train` say; ConfigError for the first that is not in range."""
+    """The numeric options of `train`, parsed; ConfigError for the first that is out of range."""
     return TrainNumbers(
         steps=count("--steps", steps),
         lr=fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
@@ -164,7 +165,7 @@ def train_numbers(*, steps: str, lr: str, seed: str, checkpoint_every: str, rest
 
 
 def count(option: str, text: str, *, low: int = 1, high: int = MAX_COUNT) -> int:
-    """The whole number that `text` of `option` is, written with plain digits."""
+    """The integer in `text`, the value of `option`, written with plain digits."""
     if re.fullmatch(r"[0-9]{1,9}", text) is None or not low <= int(text) <= high:
         raise ConfigError(
             "is not a whole number in range", key=option, found=short_repr(text), allowed=f"{low} to {high}"
@@ -173,7 +174,7 @@ def count(option: str, text: str, *, low: int = 1, high: int = MAX_COUNT) -> int
 
 
 def fraction(option: str, text: str | None, *, default: float, low: float, high: float) -> float:
-    """The decimal number (3e-5 too) that `text` of `option` is; `default` where the option was left out."""
+    """The decimal number in `text`, the value of `option` (3e-5 too); `default` where it was left out."""
     if text is None:
         return default
     if (
@@ -187,7 +188,7 @@ def fraction(option: str, text: str | None, *, default: float, low: float, high:
 
 
 def duration(option: str, text: str, *, low: str, high: str, bare: bool = False) -> float:
-    """The seconds that `text` of `option` says, such as 30min; plain digits are seconds where `bare`."""
+    """Seconds in `text`, the value of `option`, such as 30min; with `bare`, plain digits are seconds."""
     allowed = f"{low} to {high}, in s, min, h or d"
     is_bare = bare and re.fullmatch(rf"[0-9]{{1,9}}(\.[0-9]{{0,9}})?{_EXPONENT}", text) is not None
     try:
@@ -202,7 +203,7 @@ def duration(option: str, text: str, *, low: str, high: str, bare: bool = False)
 def reliability(
     *, mtbf: str | None, interval: str | None, stall: str | None, restart: str | None, jitter: str | None
 ) -> Reliability | None:
-    """What the options about goodput say, the rest at its default; None where none of them is given."""
+    """The options about goodput, others at their default; None where none of them is given."""
     given: dict[str, float] = {}
     if mtbf is not None:
         given["device_mtbf_s"] = duration("--mtbf", mtbf, low="1h", high="1e8h")
@@ -218,7 +219,7 @@ def reliability(
 
 
 def check_output_path(option: str, path: str, *, inputs: Sequence[str]) -> None:
-    """Refuse a `path` of `option` that cannot be written, or where one of the `inputs` lies."""
+    """ConfigError where `path`, the value of `option`, cannot be written or is one of the `inputs`."""
     try:
         check_writable(path)
     except ConfigError as error:
@@ -228,7 +229,7 @@ def check_output_path(option: str, path: str, *, inputs: Sequence[str]) -> None:
         for source in (given, os.path.join(given, "config.json")):
             if _is_same_file(path, source):
                 raise ConfigError(
-                    "is an input, which would be lost",
+                    "is an input file, which would be overwritten",
                     file=printable(path),
                     key=option,
                     allowed="the name of another file",
@@ -254,30 +255,34 @@ def choice(option: str, text: str, choices: Sequence[str]) -> str:
 
 
 def workers(text: str) -> int:
-    """The number of processes that `--workers` says: no more than there are cores."""
+    """The number of processes in `--workers`: at most the number of cores."""
     return count("--workers", text, low=1, high=os.cpu_count() or 1)
 
 
 def stage_dp(text: str) -> int:
-    """The replicas that `--stage-dp` says, a power of two."""
+    """The replicas in `--stage-dp`, a power of two."""
     found = count("--stage-dp", text, low=1, high=64)
     if found & (found - 1):
-        raise ConfigError("is no power of two", key="--stage-dp", found=text, allowed="1, 2, 4, ... 64")
+        raise ConfigError("is not a power of two", key="--stage-dp", found=text, allowed="1, 2, 4, ... 64")
     return found
 
 
 def all_devices(*, use_all: bool, allow_idle: bool) -> bool:
-    """Whether `--use-all` asks for all devices; `--allow-idle` says the default aloud."""
+    """Whether `--use-all` is given; the hidden `--allow-idle` states the default."""
     if use_all and allow_idle:
-        raise ConfigError("does not go with --allow-idle", key="--use-all", allowed="one of the two")
+        raise ConfigError("cannot be combined with --allow-idle", key="--use-all", allowed="one of the two")
     return use_all
 
 
-def mixed_stage_rows(text: str) -> int:
-    """The rows that `--braid` says."""
-    return count("--braid", text, low=1, high=8)
+def mixed_stage_rows(text: str, alias_text: str | None) -> int:
+    """The rows in `--mixed-pool-stages`, or in its hidden alias `--braid`; 1 allows no mixed-pool stages."""
+    if alias_text is None:
+        return count(MIXED_POOL_STAGES, text, low=1, high=8)
+    if text != "1":
+        raise ConfigError("is the same option", key="--braid", allowed=f"{MIXED_POOL_STAGES} alone")
+    return count("--braid", alias_text, low=1, high=8)
 
 
 def budget(text: str | None) -> float | None:
-    """The seconds that `--budget` says, None where it was left out."""
+    """Seconds in `--budget`; None where it was left out."""
     return None if text is None else duration("--budget", text, low="1ms", high="30d")

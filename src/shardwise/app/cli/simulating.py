@@ -1,8 +1,8 @@
-"""What `simulate` answers: the timeline of one step of a plan, drawn in the terminal and as a trace file.
+"""The command `simulate`: the timeline of one step of a plan, as a Gantt chart in the terminal and as a
+trace.
 
-What `simulate` answers for the plan of an operator graph: actions, and the operators that take most.
-
-What `simulate` answers for an uneven plan: each pipeline's own step.
+`simulated_graph` adds the slowest operators of a graph plan; `simulated_uneven` has a chart per kind of
+pipeline.
 """
 
 from __future__ import annotations
@@ -57,12 +57,14 @@ Floats = NDArray[np.float64]
 
 VERSION = 1
 CHART_COLUMNS = 82
+"""Columns of a Gantt chart without its labels."""
 
 
 def simulated(path: str, *, trace: str | None, is_json: bool) -> Output:
-    """The step of the plan file at `path`, its durations computed again; writes the trace where one is named.
+    """The answer of `simulate` for the plan file at `path`, whose durations are estimated again; writes
+    `trace`.
 
-    Raises ConfigError for a file that is no plan, or whose schedule is not that of its strategy.
+    ConfigError for a file that is no plan, or whose schedule is not that of its strategy.
     """
     if trace is not None:
         check_output_path("--trace", trace, inputs=(path,))
@@ -81,7 +83,7 @@ def simulated(path: str, *, trace: str | None, is_json: bool) -> Output:
 
 
 def timeline_of(plan: Plan, path: str) -> Timeline:
-    """One step of `plan`: a pipeline's ranks, each of which stands for the devices of its stage."""
+    """One step of `plan`: the ranks of a pipeline, each of which represents the devices of its stage."""
     schedule, durations = search.step_durations(plan.model, plan.cluster, plan.job, plan.best.strategy)
     if schedule != plan.schedule:
         raise ConfigError("is not the schedule of the strategy", file=path, key="schedule")
@@ -89,7 +91,7 @@ def timeline_of(plan: Plan, path: str) -> Timeline:
 
 
 def _activation_bytes(plan: Plan, timeline: Timeline) -> list[tuple[Floats, Floats]]:
-    """Activations that each rank holds, over time."""
+    """Bytes of saved activations of each rank over time."""
     nbytes = search.stage_activation_bytes(plan.model, plan.cluster, plan.job, plan.best.strategy)
     return activation_bytes(plan.schedule, timeline, nbytes)
 
@@ -117,7 +119,8 @@ def _lines(plan: Plan, timeline: Timeline) -> list[Line]:
 
 
 def _document(plan: Plan, timeline: Timeline, trace: str | None) -> dict[str, object]:
-    """`timeline_s` is the pipeline's part of the step, `busy_s` what a rank computes in it."""
+    """`simulate --json`. `timeline_s` is the makespan of the pipeline, `busy_s` the compute time of a rank in
+    it."""
     return {
         "schema": "shardwise.timeline",
         "version": VERSION,
@@ -137,21 +140,23 @@ def _document(plan: Plan, timeline: Timeline, trace: str | None) -> dict[str, ob
 
 
 def busy_s(timeline: Timeline, ranks: int) -> list[float]:
-    """Seconds that each of so many ranks computes."""
+    """Seconds of compute of each rank."""
     graph = timeline.graph
     lengths = timeline.finish_s - timeline.start_s
     is_compute = np.array([stream == COMPUTE for stream in graph.streams])
     return [float(lengths[is_compute & (graph.ranks == rank)].sum()) for rank in range(ranks)]
 
 
+# Graph plans
+
 MAX_OPERATORS = 8
-"""So many operators are shown, those that take most of a step."""
+"""Most operators that are shown, those with the longest times."""
 
 
 def simulated_graph(path: str, *, trace: str | None, is_json: bool) -> Output:
-    """The step of the graph plan at `path`, priced again; writes the trace where one is named.
+    """The answer of `simulate` for the graph plan at `path`, estimated again; writes `trace`.
 
-    Raises ConfigError for a file that is no such plan, or whose step time is not what this version finds.
+    ConfigError for a file that is no such plan, or whose step time differs from the estimate of this version.
     """
     plan = read_graph_plan(path)
     try:
@@ -187,7 +192,7 @@ def _graph_lines(plan: GraphPlan, found: GraphTimeline) -> list[Line]:
 
 
 def _operator_lines(plan: GraphPlan, found: GraphTimeline) -> list[Line]:
-    """The operators that take most of a step, in all repetitions and stages together."""
+    """The operators with the longest times, summed over repetitions and stages."""
     blocks = [block.name for block in plan.graph.blocks for _ in range(block.repeat)]
     spent: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for stage in found.stages:
@@ -201,11 +206,11 @@ def _operator_lines(plan: GraphPlan, found: GraphTimeline) -> list[Line]:
         (name, words.seconds(times["forward"]), words.seconds(times["backward"]))
         for name, times in most[:MAX_OPERATORS]
     ]
-    return table(("takes most, with its traffic", "forward", "backward"), rows, left=1)
+    return table(("slowest operators, with communication", "forward", "backward"), rows, left=1)
 
 
 def _graph_document(plan: GraphPlan, found: GraphTimeline, trace: str | None) -> dict[str, object]:
-    """As of other plans; a rank stands for the devices of a stage."""
+    """`simulate --json` of a graph plan; a rank represents the devices of a stage."""
     timeline = found.timeline
     return {
         "schema": "shardwise.timeline",
@@ -225,14 +230,16 @@ def _graph_document(plan: GraphPlan, found: GraphTimeline, trace: str | None) ->
     }
 
 
+# Uneven plans
+
 _FIRST_RANK = re.compile("[-,]")
-"""What parts the first rank of a stage from the others: 0-3, or 0,4-7 of one on two pools."""
+"""Separators after the first rank of a stage: 0-3, or 0,4-7 of a mixed-pool stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pipeline:
-    """One pipeline: its stages as text, the first rank of each, its microbatches, its timeline, and what
-    comes behind."""
+    """One pipeline: its stages as text, the first rank of each, its micro-batches, its timeline, and the
+    seconds after it (gradient norm, optimizer, host)."""
 
     stages: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -242,10 +249,9 @@ class _Pipeline:
 
 
 def simulated_uneven(path: str, *, trace: str | None, is_json: bool) -> Output:
-    """The step of the uneven plan at `path`, all pipelines side by side; writes the trace where one is named.
+    """The answer of `simulate` for the uneven plan at `path`, all pipelines in parallel; writes `trace`.
 
-    Raises ConfigError for a file that is no such plan, or tells of devices, layers or microbatches that do
-    not add up.
+    ConfigError for a file that is no such plan, or whose devices, layers or micro-batches do not add up.
     """
     plan = read_uneven_plan(path)
     pipelines = _pipelines(plan, path)
@@ -278,7 +284,7 @@ def _pipelines(plan: UnevenFile, path: str) -> list[_Pipeline]:
 
 
 def _trace(pipelines: Sequence[_Pipeline]) -> Trace:
-    """All in one, a stage by its first rank."""
+    """One trace of all pipelines; a stage appears as its first rank."""
     spans: list[Span] = []
     arrows: list[Arrow] = []
     for pipeline in pipelines:
@@ -289,11 +295,11 @@ def _trace(pipelines: Sequence[_Pipeline]) -> Trace:
 
 
 def _uneven_lines(plan: UnevenFile, pipelines: Sequence[_Pipeline]) -> Iterator[Line]:
-    """A chart for each kind of pipeline, the one with most microbatches first."""
+    """A chart per group of identical pipelines, that with most micro-batches first."""
     best = plan.best
     facts = (
         words.counted(len(pipelines), "pipeline"), "1f1b",
-        f"micro-batch {best.micro_batch_size} × {sum(best.microbatches):,}",
+        words.microbatches_text(best.micro_batch_size, sum(best.microbatches)),
         f"step {words.seconds(best.step_time_s)}",
     )  # fmt: skip
     yield ((f"{plan.model.name} on {plan.cluster.name}", "title"),)
@@ -304,7 +310,7 @@ def _uneven_lines(plan: UnevenFile, pipelines: Sequence[_Pipeline]) -> Iterator[
         identical.setdefault((pipeline.microbatches, pipeline.stages), []).append(pipeline)
     for (count, stages), those in list(identical.items())[:PIPELINES]:
         first = those[0]
-        many = words.counted(count, "microbatch").replace("microbatchs", "microbatches")
+        many = words.counted(count, "micro-batch")
         yield ()
         stage_names = (f"{len(those)} × {many}: {stages[0]}", *stages[1:])
         for at, line in enumerate(words.wrapped(stage_names, " → ", CHART_COLUMNS)):
@@ -320,7 +326,7 @@ def _uneven_lines(plan: UnevenFile, pipelines: Sequence[_Pipeline]) -> Iterator[
 def _uneven_document(
     plan: UnevenFile, pipelines: Sequence[_Pipeline], trace: str | None
 ) -> dict[str, object]:
-    """As of other plans; a rank is the first of a stage, and its pipeline is told."""
+    """`simulate --json` of an uneven plan; a rank is the first of a stage and has its `pipeline`."""
     best = plan.best
     return {
         "schema": "shardwise.timeline",

@@ -1,7 +1,4 @@
-"""Lists: the catalogue of models, the devices, the axes of a space.
-
-The list of shipped operator graphs.
-"""
+"""Lists: `models`, `devices`, `graphs`, and the axes of `space`. `table` aligns rows under a header."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from shardwise.model import Model, active_parameters, catalogue, model_from_conf
 from shardwise.units import format_count, format_rate
 
 if TYPE_CHECKING:
-    from shardwise.verification import PipelineCount, SpaceCount  # its rooms are not needed for lists
+    from shardwise.verification import PipelineCount, SpaceCount  # slow to import
 
 
 VERSION = 1
 
 
 def models(*, is_json: bool) -> Output:
-    """The catalogue, smallest model first."""
+    """The answer of `models`: the catalogue, smallest model first."""
     entries = catalogue()
     built = (model_from_config(entry.config, name=name) for name, entry in entries.items())
     found = sorted(built, key=lambda model: (parameters(model), model.name))
@@ -67,7 +64,7 @@ def _model_row(model: Model) -> dict[str, object]:
 
 
 def devices(*, is_json: bool) -> Output:
-    """All devices that a shorthand can name, in the order of the catalogue."""
+    """The answer of `devices`: all devices that a shorthand can name, in the order of the catalogue."""
     found = list(known_devices().values())
     if is_json:
         rows = [_device_row(device) for device in found]
@@ -90,7 +87,7 @@ def devices(*, is_json: bool) -> Output:
 
 
 def _sixteen_bit_peak(device: Device) -> float:
-    """The dense matrix peak of the best 16-bit type, of fp32 where there is none."""
+    """The dense matmul peak (FLOP/s) of the best 16-bit type, or of fp32."""
     peaks = device.peak_flop_per_s
     return next((peaks[dtype] for dtype in ("bf16", "fp16", "fp32") if dtype in peaks), 0.0)
 
@@ -115,7 +112,7 @@ def _device_row(device: Device) -> dict[str, object]:
 
 
 def space(name: str, size: SpaceCount, *, model: str, devices: int, batch: int) -> list[Line]:
-    """Every axis of a space with its values, and the count."""
+    """Every axis of a space with its values, and the number of candidates."""
     lines: list[Line] = [
         ((f"the space '{name}' of {model} on {devices:,} devices, global batch {batch:,}", "title"),),
         (),
@@ -131,17 +128,17 @@ def space(name: str, size: SpaceCount, *, model: str, devices: int, batch: int) 
 
 
 def pipelines(size: PipelineCount) -> list[Line]:
-    """Every axis of uneven plans with its values, and the count of their pipelines."""
+    """Every axis of uneven plans with its values, and the number of pipelines."""
     lines: list[Line] = [
         (),
-        (("uneven plans, which `plan` compares (docs/concepts/mixed-clusters.md)", "title"),),
+        (("uneven plans, which `plan` searches too (docs/concepts/mixed-clusters.md)", "title"),),
         (),
     ]
     for axis, values in size.axes.items():
         for index, text in enumerate(textwrap.wrap(" ".join(values), WIDTH - 22)):
             lines.append(((f"{axis if index == 0 else '':<22}", "label"), (text, "")))
     counted = (("pipelines, counted exactly  ", "label"), (f"{size.count:,}", "value"))
-    note = "a plan is a set of them that share the batch; sets are not counted"
+    note = "a plan is a set of pipelines that share the batch; sets are not counted"
     return [*lines, (), counted, ((note, "dim"),)]
 
 
@@ -160,7 +157,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) ->
 
 
 def graphs(*, is_json: bool) -> Output:
-    """The shipped graphs at the batch and sequence length of their files, that of fewest parameters first."""
+    """The answer of `graphs`: the shipped graphs at the batch and sequence length of their files, smallest
+    first."""
     found = sorted(shipped_graphs().values(), key=lambda graph: (parameter_count(graph), graph.name))
     if is_json:
         rows = [_row(graph) for graph in found]

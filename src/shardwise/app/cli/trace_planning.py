@@ -1,4 +1,4 @@
-"""What `plan --events` answers: one plan for a whole trace, best now, in expectation or in the worst case."""
+"""`plan --events`: one plan for a whole trace of events, by policy: now, expected or worst."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from shardwise.app.cli.replanning import (
     unreachable_lines,
 )
 from shardwise.app.cli.request import (
+    MIXED_POOL_STAGES,
     JobOptions,
     PlanOptions,
     Request,
@@ -55,13 +56,13 @@ from shardwise.strategy import parse_fields
 from shardwise.units import format_seconds
 
 DEFAULT_TOP = 3
-"""Runners-up that `plan` tells where none are asked for."""
+"""The default of `--top`, which a plan for a trace does not have."""
 
 
 def is_requested(events: str | None, policy: str | None) -> bool:
-    """Whether a plan for a trace is asked for. ConfigError for a policy without a trace."""
+    """Whether a plan for a trace is requested. ConfigError for a policy without a trace."""
     if events is None and policy is not None:
-        raise ConfigError("belongs to --events", key="--policy", allowed="--events TRACE beside it")
+        raise ConfigError("requires --events", key="--policy", allowed="with --events TRACE")
     return events is not None
 
 
@@ -74,8 +75,8 @@ def planned(
     save: str | None,
     is_json: bool,
 ) -> Output:
-    """The answer of `plan --events`; writes the plan file where `save` names one. Raises Infeasible where
-    nothing runs at any time, or, for policy `now`, at first."""
+    """The answer of `plan --events`; writes the plan file where `save` names one. Infeasible where no plan
+    runs at any time or, for policy `now`, at the start."""
     policy = choice("--policy", policy or "expected", TRACE_POLICIES)
     fixed = parse_fields(plan_options.fix, key="--fix")
     chosen = space_choice(plan_options.space)
@@ -105,7 +106,7 @@ def planned(
         uneven = replace(uneven, target=name)
         written = None if save is None else write_uneven_plan(save, uneven)
         on = replace(request, cluster=uneven.cluster)
-        # What is proven is told of the trace, not of one plan by itself.
+        # The gap is that of the trace, not of this plan alone.
         unsupported = not_run(answer.best, on)
         uneven_document = documents.uneven_answer(uneven, answer, on, not_run=unsupported)
         document = {**uneven_document, "is_proven": False, "uneven_gap": None}
@@ -141,24 +142,24 @@ def planned(
 
 
 def check_plan_options(plan_options: PlanOptions, reliability: Reliability | None) -> None:
-    """ConfigError where something is asked for that belongs to one cluster which stays as it is."""
+    """ConfigError for options that apply to a cluster without events only."""
     for option, is_requested in (
         ("--objective", plan_options.objective != "time"),
         ("--frontier", plan_options.frontier),
         ("--exhaustive", plan_options.exhaustive),
         ("--budget", plan_options.budget_s is not None),
-        ("--braid", plan_options.mixed_stage_rows > 1),
+        (MIXED_POOL_STAGES, plan_options.mixed_stage_rows > 1),
         ("--use-all", plan_options.use_all),
         ("--top", plan_options.top != DEFAULT_TOP),
         ("--mtbf, --checkpoint-interval, --checkpoint-stall, --restart, --jitter", reliability is not None),
     ):
         if is_requested:
-            raise ConfigError("does not go with --events", key=option, allowed="one of the two")
+            raise ConfigError("cannot be combined with --events", key=option, allowed="one of the two")
 
 
 def _record(picks: TracePicks, policy: str, given: GivenEvents, *, is_proven: bool) -> TraceChoice:
-    """What the plan file says of how it was chosen: no gap where something else was priced than what was
-    given. Raises Infeasible where the policy picks nothing."""
+    """The trace choice of the plan file; without a gap where the input is approximated. Infeasible where the
+    policy picks no plan."""
     pick = picks.pick(policy)
     return TraceChoice(
         policy=policy,
@@ -176,14 +177,14 @@ def _record(picks: TracePicks, policy: str, given: GivenEvents, *, is_proven: bo
 
 
 def _what_runs(arrangement: AnyArrangement) -> dict[str, object]:
-    """`strategy`, or of an uneven plan `uneven`."""
+    """`strategy` of a uniform plan, or `uneven` of an uneven one."""
     if isinstance(arrangement, UnevenArrangement):
         return {"strategy": None, "uneven": uneven_layout(arrangement.result)}
     return {"strategy": asdict(arrangement.strategy)}
 
 
 def _document(picks: TracePicks, found: TraceChoice) -> dict[str, object]:
-    """`for_trace` of the plan file, and what each policy picks."""
+    """`for_trace` of the answer: that of the plan file, and the pick of each policy."""
     return {
         **asdict(found),
         "nodes": list(found.nodes),
@@ -207,7 +208,7 @@ def _pick_document(pick: TracePick, found: TraceChoice) -> dict[str, object]:
 def _card(
     picks: TracePicks, found: TraceChoice, request: Request, save: str | None, priced_as: Sequence[str]
 ) -> Iterator[Line]:
-    """The policies side by side, and the uniform picks where others are better."""
+    """A table of the picks of all policies, and of the uniform pick where an uneven one is better."""
     yield ()
     length = f"{format_seconds(picks.length_s)} · {words.counted(picks.situations, 'distinct situation')}"
     yield row("trace", (length, ""))
@@ -221,8 +222,8 @@ def _card(
     if idle:
         yield row("", (f"{words.counted(idle, 'node')} of {len(request.cluster.nodes):,} left idle", "warn"))
     kind = "any plan" if picks.uniform else "any uniform strategy"
-    yield row("", (f"{picks.considered:,} arrangements; gap: how much more {kind}", "dim"))
-    yield row("", ("on the sets of nodes looked at can make at most, of what the policy counts", "dim"))
+    yield row("", (f"{picks.considered:,} arrangements evaluated; gap: how much higher the score", "dim"))
+    yield row("", (f"of {kind} on the searched sets of nodes can be at most", "dim"))
     yield from priced_as_lines(priced_as)
     evaluator = "max-plus, in every situation of the trace"
     yield from card.assumption_lines(on_nodes(found, request.cluster), request.job, evaluator)
@@ -244,4 +245,4 @@ def _pick_line(name: str, pick: TracePick, found: TraceChoice, *, is_chosen: boo
 
 
 def _time(step_s: float | None) -> str:
-    return "stands still" if step_s is None else words.seconds(step_s)
+    return "cannot run" if step_s is None else words.seconds(step_s)

@@ -1,9 +1,8 @@
-"""What `train` does: checks what is asked for, starts the processes where none were started, says how it
-went.
+"""The command `train`: validates a run, trains on own or launched processes, and prints a summary.
 
-How a run that has ended goes on: the command that does it.
-
-What `train` does in a process that a launcher started: all meet first, and one speaks for all.
+`trained` starts processes on this machine; under torchrun, `trained_by_launcher` is the part of one launched
+process: ranks agree on errors before the run, and rank 0 reports. `resume_lines` prints the command that
+resumes a run that ended.
 """
 
 from __future__ import annotations
@@ -43,8 +42,11 @@ if TYPE_CHECKING:
     from shardwise.runtime import RankLost, Rendezvous, TrainOptions
 
 
+# Reports of a run that ended early
+
+
 def lost(error: RankLost, run: TrainingRun, options: TrainOptions) -> list[str]:
-    """What to say where a rank is lost."""
+    """The report of a lost rank."""
     lines = [f"shardwise: error: {error} {run.progress()}; the other ranks were ended"]
     lines += resume_lines(run, options)
     if os.environ.get("SHARDWISE_DEBUG") and error.details:
@@ -53,13 +55,13 @@ def lost(error: RankLost, run: TrainingRun, options: TrainOptions) -> list[str]:
 
 
 def interrupted(run: TrainingRun, options: TrainOptions) -> list[str]:
-    """What to say where the user, or who started this process, ends it."""
+    """The report of a run that the user or the launcher ended."""
     return [f"shardwise: error: interrupted {run.progress()}", *resume_lines(run, options)]
 
 
 def resume_lines(run: TrainingRun, options: TrainOptions) -> list[str]:
-    """The command that goes on with `run`, and from where; nothing where it saves nothing, or what it has
-    saved cannot be gone on from."""
+    """The command that resumes `run`; empty without `--checkpoint`, and a reason where the checkpoint cannot
+    be resumed from."""
     from shardwise.runtime import restart_options
 
     if options.checkpoint is None:
@@ -67,19 +69,19 @@ def resume_lines(run: TrainingRun, options: TrainOptions) -> list[str]:
     try:
         is_saved = restart_options(options, run.plan).resumed is not None
     except ConfigError as error:
-        return [f"  it cannot go on: {error}"]
+        return [f"  it cannot be resumed: {error}"]
     where = "the last checkpoint" if is_saved else "the beginning"
     launcher = os.environ.get(COMMAND_VARIABLE)
     words = resume_arguments(run.arguments, options, is_saved=is_saved)
     if launcher:
-        return [f"  to go on from {where}: {launcher} -- {shlex.join(words)}"]
+        return [f"  to resume from {where}: {launcher} -- {shlex.join(words)}"]
     if TORCHRUN_VARIABLE in os.environ:
         where += ", under the same launcher"
-    return [f"  to go on from {where}: {shlex.join(['shardwise', 'train', run.arguments.path, *words])}"]
+    return [f"  to resume from {where}: {shlex.join(['shardwise', 'train', run.arguments.path, *words])}"]
 
 
 def resume_arguments(arguments: TrainArguments, options: TrainOptions, *, is_saved: bool) -> list[str]:
-    """The options of `train` that go on with a run, from its last checkpoint where there `is_saved` one."""
+    """The options of `train` that resume a run, from its last checkpoint where `is_saved`."""
     words = ["--data", arguments.data, "--steps", str(arguments.steps), "--lr", repr(arguments.lr)]
     words += ["--checkpoint-every", str(arguments.checkpoint_every), "--restarts", str(arguments.restarts)]
     given = {"--checkpoint": arguments.checkpoint, "--log": arguments.log, "--trace": arguments.trace,
@@ -97,27 +99,32 @@ def resume_arguments(arguments: TrainArguments, options: TrainOptions, *, is_sav
     return words
 
 
+# Training on processes of this machine
+
 FAILED = 1
+"""Exit code after a lost rank."""
+
 REFUSED = 2
+"""Exit code for bad input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that may begin: nothing was written for it yet."""
+    """A validated run; nothing is written yet."""
 
     run: TrainingRun
     options: TrainOptions
 
 
 _PROFILER_LEVEL = "6"
-"""Above all that PyTorch's profiler says by itself amid what is said of steps, a line whenever it starts or
-stops. It is read when PyTorch is loaded, here and in the processes that are started."""
+"""Log level that silences PyTorch's profiler, which otherwise prints a line whenever it starts or stops.
+PyTorch reads it when it is loaded, here and in the processes that are started."""
 
 
 def trained(arguments: TrainArguments) -> Output:
-    """Train as `arguments`, on processes of this machine or on those that a launcher started.
+    """The answer of `train`, on processes of this machine or on those of a launcher.
 
-    ConfigError where the plan cannot be run here; exit code 1 where a rank is lost.
+    ConfigError where the plan cannot run here; exit code 1 where a rank is lost.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", _PROFILER_LEVEL)
     with signals_as_interrupts():
@@ -152,12 +159,12 @@ def _trained_here(ready: Prepared) -> Output:
 
 
 def check_files(arguments: TrainArguments) -> None:
-    """ConfigError where the log or the trace cannot be written, or would be lost."""
+    """ConfigError where the log or the trace cannot be written, or would be overwritten."""
     paths = [os.path.realpath(path) for path in (arguments.log, arguments.trace) if path is not None]
     if len(set(paths)) < len(paths):
         raise ConfigError(
-            "is the log too, which would be lost", file=printable(str(arguments.trace)), key="--trace",
-            allowed="the name of another file",
+            "is also the log, which would be overwritten",
+            file=printable(str(arguments.trace)), key="--trace", allowed="the name of another file",
         )  # fmt: skip
     for option, written in (("--log", arguments.log), ("--trace", arguments.trace)):
         if written is not None:
@@ -165,7 +172,7 @@ def check_files(arguments: TrainArguments) -> None:
 
 
 def prepared(arguments: TrainArguments) -> Prepared:
-    """The run that is asked for, once all that it needs was looked at. ConfigError where it cannot begin."""
+    """The requested run, validated. ConfigError where it cannot start."""
     plan = read_any_plan(arguments.path)
     from shardwise.runtime import (
         TrainOptions,
@@ -192,13 +199,13 @@ def prepared(arguments: TrainArguments) -> Prepared:
         options = replace(options, advisor=advisor_for(plan))
     if arguments.resume and arguments.weights is not None:
         raise ConfigError(
-            "is not used where a run goes on from a checkpoint, which has its own", key="--weights",
-            found=arguments.weights, allowed="--resume without it, or another --checkpoint without --resume",
+            "cannot be combined with --resume: the checkpoint has its own weights", key="--weights",
+            found=arguments.weights, allowed="--resume alone, or --weights with a new --checkpoint",
         )  # fmt: skip
     if not isinstance(plan, GraphPlan) and (arguments.weights is not None or arguments.export is not None):
         check_weight_names(plan.model)
     if arguments.export is not None and arguments.checkpoint is None:
-        raise ConfigError("needs --checkpoint, from which it is made", key="--export", found=arguments.export)
+        raise ConfigError("requires --checkpoint", key="--export", found=arguments.export)
     samples_of(plan, options).batch(0)
     if arguments.resume:
         options = resumed_options(options, plan)
@@ -228,12 +235,12 @@ def _check_runs(plan: AnyPlan) -> None:
 
 
 def refused(error: ConfigError, run: TrainingRun, options: TrainOptions) -> list[str]:
-    """What to say of a run that `error` ended: where it had begun, how it goes on too."""
+    """The report of a run that `error` ended, with the command that resumes it where it had started."""
     return [*failure_of(error).lines(), *(resume_lines(run, options) if run.records else ())]
 
 
 def answer(run: TrainingRun, options: TrainOptions) -> Output:
-    """The summary; the parameters too, where a folder is named for them."""
+    """The summary; exports the weights where `--export` is given."""
     from shardwise.runtime import export
 
     if run.arguments.export is not None and options.checkpoint is not None:
@@ -242,8 +249,8 @@ def answer(run: TrainingRun, options: TrainOptions) -> Output:
 
 
 def write_trace_of(run: TrainingRun, spans: Sequence[Span]) -> None:
-    """The trace that was asked for: the spans of all ranks, from the first on, in the form that `simulate
-    --trace` writes, with the hash of the plan that they ran."""
+    """Write the spans of all ranks in the format of `simulate --trace`, with times from the first span on and
+    the hash of the plan."""
     origin_s = min(span.start_s for span in spans)
     shifted = (
         replace(span, start_s=span.start_s - origin_s, finish_s=span.finish_s - origin_s) for span in spans
@@ -252,7 +259,7 @@ def write_trace_of(run: TrainingRun, spans: Sequence[Span]) -> None:
 
 
 def make_folders(arguments: TrainArguments) -> None:
-    """The folders that the run writes into; last of all, so that what is refused leaves none."""
+    """Create the folders of the run; after validation, so that a refused run leaves none."""
     for option, folder in (("--checkpoint", arguments.checkpoint), ("--export", arguments.export)):
         if folder is not None:
             _make_folder(option, folder)
@@ -263,13 +270,13 @@ def _make_folder(option: str, path: str) -> None:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot be made: {why}", file=printable(path), key=option) from None
+        raise ConfigError(f"cannot be created: {why}", file=printable(path), key=option) from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError("cannot be written to", file=printable(path), key=option)
 
 
 def _changed(run: TrainingRun, changes: Sequence[int]) -> list[Line]:
-    """That the run has changed its strategy after the steps `changes`, and what it began with."""
+    """A line about the changes of strategy after the steps `changes`, with the initial strategy."""
     first, last = run.records[0].strategy, run.records[-1].strategy
     if not changes or first is None or last is None:
         return []
@@ -277,11 +284,11 @@ def _changed(run: TrainingRun, changes: Sequence[int]) -> list[Line]:
     if first != last and began == words.degrees_text(last):
         began += f" ({words.changed_fields(first, last, but='')})"
     times = "" if len(changes) == 1 else f"{words.counted(len(changes), 'time')}, last "
-    return [row("changed", (f"{times}after step {changes[-1]:,}; it began with {began}", ""))]
+    return [row("changed", (f"{times}after step {changes[-1]:,}; initially {began}", ""))]
 
 
 def _summary(run: TrainingRun) -> Output:
-    """What the run was under its last strategy, and whether that is the one of the plan."""
+    """Loss and median step time under the last strategy, with its prediction."""
     workload, records = run.workload, run.records
     first, last = records[0], records[-1]
     changes = run.changes()
@@ -301,9 +308,12 @@ def _summary(run: TrainingRun) -> Output:
     )  # fmt: skip
 
 
+# Training in a launched process
+
+
 def trained_by_launcher(arguments: TrainArguments) -> Output:
-    """This process's part of a run: rank 0 speaks and writes for all while it lives, else the lowest rank
-    that does. What is refused on any rank ends all of them, before anything is written."""
+    """The part of this launched process in a run. Rank 0 reports and writes for all; once it is lost, the
+    lowest rank that is left reports. An error on any rank ends all ranks before anything is written."""
     launched_rank = launched_rank_of(os.environ)
     try:
         return _run_rank(arguments, launched_rank)
@@ -328,9 +338,9 @@ def _run_rank(arguments: TrainArguments, launched_rank: LaunchedRank) -> Output:
 
 
 def _prepare(arguments: TrainArguments, rank: int) -> Prepared | ConfigError:
-    """The run, or why this rank refuses it."""
+    """The run, or the error for which this rank refuses it."""
     try:
-        if rank == 0:  # which alone writes them
+        if rank == 0:  # the only rank that writes files
             check_files(arguments)
         return prepared(arguments)
     except ConfigError as error:
@@ -370,7 +380,7 @@ def _train_rank(run: TrainingRun, options: TrainOptions, rendezvous: Rendezvous)
 
 
 def _steps(run: TrainingRun, options: TrainOptions, *, is_first: bool) -> Sequence[Span]:
-    """Take the steps; on rank 0 what the last one did on all ranks, where that is traced."""
+    """Train; returns on rank 0 the spans of the last step on all ranks, where it is traced."""
     from shardwise.runtime import gather_spans, peer_failures, train
 
     with peer_failures():
@@ -385,7 +395,7 @@ def _steps(run: TrainingRun, options: TrainOptions, *, is_first: bool) -> Sequen
 def _report_end(
     error: RankLost | None, run: TrainingRun, options: TrainOptions, rendezvous: Rendezvous
 ) -> Output:
-    """A rank is lost, or this one is to end: by the user, or by a launcher that has seen another end."""
+    """The end of a run by a lost rank (`error`), or by the user or the launcher (None)."""
     is_reporter = rendezvous.is_reporter()
     reported_error = rendezvous.reported_error() if is_reporter else None
     if reported_error is not None:
@@ -398,7 +408,7 @@ def _report_end(
 
 
 def _report(lines: Sequence[str], code: int, rendezvous: Rendezvous, *, is_reporter: bool) -> Output:
-    """Say it before any process ends, as a launcher ends all others then: which those do not say too."""
+    """Report before any process ends, since the launcher then ends all others; the others do not report."""
     ignore_termination()
     if is_reporter:
         print_notes(lines)

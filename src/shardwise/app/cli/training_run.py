@@ -1,6 +1,7 @@
-"""A run of `train` as it goes: its records, the log, and what is shown.
+"""A run of `train` in progress: its workload, records, log, and progress lines.
 
-What a run trains, in the words and numbers of its kind of plan.
+`TrainingRun` has the records; `StepReporter` writes them to the log and to stderr. A resumed run keeps the
+lines of the log up to its checkpoint (`resumed_log_bytes`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedWorkload:
-    """`per_step` of `unit` (tokens, or samples of a graph) are in a step, told with so many `decimals`; the
-    devices' peaks would do its model flop in `peak_s`."""
+    """The workload of a run: `per_step` of `unit` (tokens, or samples of a graph) per step, rates printed
+    with `decimals`. `peak_s` is the time of the model FLOPs of a step at the peak of all devices."""
 
     name: str
     unit: str
@@ -37,12 +38,12 @@ class TrainedWorkload:
     peak_s: float
 
     def rate(self, step_s: float) -> str:
-        """How much a second at this step time, in words."""
+        """The rate at this step time, such as `1,024 tokens/s`."""
         return f"{self.per_step / step_s:,.{self.decimals}f} {self.unit}/s"
 
 
 def workload_of(plan: AnyPlan) -> TrainedWorkload:
-    """What `plan` trains."""
+    """The workload of `plan`."""
     if isinstance(plan, GraphPlan):
         return TrainedWorkload(
             name=f"graph:{plan.graph.name}", unit="samples", per_step=plan.graph.batch, decimals=1,
@@ -56,18 +57,18 @@ def workload_of(plan: AnyPlan) -> TrainedWorkload:
 
 
 def plan_label(plan: AnyPlan) -> tuple[str, str] | None:
-    """What a plan is called, and the plan in a few words; nothing of a graph."""
+    """Label and short text of a plan; None for a graph plan."""
     if isinstance(plan, GraphPlan):
         return None
     if isinstance(plan, Plan):
         return "strategy", words.degrees_text(plan.best.strategy)
     pipelines = words.counted(len(plan.best.layout.pipelines), "pipeline")
     shares = " + ".join(map(str, plan.best.microbatches))
-    return "plan", f"uneven: {pipelines}, {shares} microbatches"
+    return "plan", f"uneven: {pipelines}, {shares} micro-batches"
 
 
 def _peak_flop_per_s(plan: GraphPlan) -> float:
-    """Of all devices that the plan is on."""
+    """The peak FLOP/s of all devices of the plan."""
     classes = plan.cluster.classes
     return sum(
         classes[node.device_class].peak_flop_per_s[plan.job.dtype] * node.speed * node.devices
@@ -77,7 +78,7 @@ def _peak_flop_per_s(plan: GraphPlan) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainArguments:
-    """The options of `train`, read: `path` is that of the plan file."""
+    """The options of `train`, parsed; `path` is the plan file."""
 
     path: str
     data: str = "synthetic"
@@ -108,11 +109,11 @@ class TrainingRun:
         self.workload = workload_of(self.plan)
 
     def progress(self) -> str:
-        """How far it has come, in words."""
+        """The last step that was completed, as text."""
         return f"after step {self.records[-1].step}" if self.records else "before the first step"
 
     def line(self) -> str:
-        """How the last step went, in one line."""
+        """One line about the last step."""
         last = self.records[-1]
         return (
             f"step {last.step:,}/{self.arguments.steps:,} · loss {last.loss:.4f}"
@@ -122,7 +123,7 @@ class TrainingRun:
         )
 
     def change_line(self) -> str:
-        """What was measured after the last step, and what was done."""
+        """One line about the measurement and the decision after the last step; empty without one."""
         last = self.records[-1]
         change = last.change
         if change is None:
@@ -130,25 +131,25 @@ class TrainingRun:
         advice = change.advice
         slowest = min(change.rates, key=lambda name: change.rates[name])
         line = (
-            f"after step {last.step:,} ({change.reason}): {slowest} carries"
+            f"after step {last.step:,} ({change.reason}): {slowest} has"
             f" {format_rate(change.rates[slowest], 'B/s')} · {advice.decision}"
         )
         if not change.moved_s:
             return line
         unchanged = "nothing" if advice.keep_step_s is None else words.seconds(advice.keep_step_s)
         return (
-            f"{line} to {words.degrees_text(advice.strategy)}, predicted {words.seconds(advice.step_s)} a"
+            f"{line} to {words.degrees_text(advice.strategy)}, predicted {words.seconds(advice.step_s)} per"
             f" step instead of {unchanged}"
             f" · {format_bytes(change.moved_bytes)} between nodes, {words.seconds(change.moved_s)}"
         )
 
     def changes(self) -> list[int]:
-        """The steps after which the run went on under another strategy."""
+        """The steps after which the strategy changed."""
         steps = zip(self.records, self.records[1:], strict=False)
         return [before.step for before, after in steps if before.strategy != after.strategy]
 
     def last_plan(self) -> AnyPlan:
-        """The plan that the last step ran under: where the run has moved, that of its strategy."""
+        """The plan of the last step: after a change, that of the new strategy."""
         plan, strategy = self.plan, self.records[-1].strategy
         if not isinstance(plan, Plan) or strategy is None or strategy == plan.best.strategy:
             return plan
@@ -176,8 +177,8 @@ class TrainingRun:
 
 @dataclass(slots=True, kw_only=True)
 class StepReporter:
-    """Takes records: into the log as they come, behind the `kept` bytes of a run that this one goes on with,
-    and on stderr (a terminal has one line that is renewed, all else gets ten lines in all)."""
+    """Writes records to the log, after the `resumed_bytes` of a resumed run, and to stderr: one updated line
+    on a terminal, else ten lines per run."""
 
     run: TrainingRun
     file: TextIO | None
@@ -185,6 +186,7 @@ class StepReporter:
     show: Callable[[str], None] | None
 
     def report(self, record: StepRecord) -> None:
+        """Add the record of a step."""
         run = self.run
         run.records.append(record)
         self._log([record])
@@ -196,11 +198,10 @@ class StepReporter:
             print_notes([run.line()])
 
     def roll_back(self, error: RankLost, step: int) -> None:
-        """The run goes on behind `step`: what was done after it did not count, in the log neither."""
+        """Roll back to `step` after a lost rank: drop later records, also from the log."""
         run = self.run
-        print_notes(
-            [f"{error} {run.progress()}; all start again from {f'step {step}' if step else 'the beginning'}"]
-        )
+        where = f"step {step}" if step else "the beginning"
+        print_notes([f"{error} {run.progress()}; all ranks restart from {where}"])
         run.records = [record for record in run.records if record.step <= step]
         if self.file is not None:
             self.file.seek(self.resumed_bytes)
@@ -215,7 +216,7 @@ class StepReporter:
 
 @contextlib.contextmanager
 def step_reporter(run: TrainingRun, start: int) -> Iterator[StepReporter]:
-    """What takes the records of `run`, which goes on behind step `start`, with its log open."""
+    """The reporter of `run`, which starts after step `start`, with its log open."""
     log = run.arguments.log
     with contextlib.ExitStack() as stack:
         resumed_bytes = 0 if log is None or not run.arguments.resume else resumed_log_bytes(log, start)
@@ -226,13 +227,13 @@ def step_reporter(run: TrainingRun, start: int) -> Iterator[StepReporter]:
 
 
 def time_text(step_s: float, exposed_s: float | None) -> str:
-    """What a step took, and what of it was waiting for other ranks."""
+    """The step time, and the share of exposed communication in it."""
     exposed = "" if exposed_s is None else f" ({words.percent(exposed_s / step_s)} exposed communication)"
     return words.seconds(step_s) + exposed
 
 
 def opened(path: str, resumed_bytes: int = 0) -> contextlib.AbstractContextManager[TextIO]:
-    """The file at `path`, to be written behind its first `kept` bytes."""
+    """The file at `path`, open for writing after its first `resumed_bytes` bytes."""
     try:
         if resumed_bytes:
             os.truncate(path, resumed_bytes)
@@ -243,14 +244,14 @@ def opened(path: str, resumed_bytes: int = 0) -> contextlib.AbstractContextManag
 
 
 def resumed_log_bytes(path: str, start: int) -> int:
-    """How much of the log at `path` a run keeps that goes on behind step `start`: its lines up to that step,
-    since those behind it are taken again. ConfigError where it is no log."""
+    """Bytes of the log at `path` that a run resumed after step `start` keeps: the lines up to that step,
+    since later steps are repeated. ConfigError where the file is no log."""
     resumed_bytes = 0
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n") or _step_of(line, path, number) > start:
-                    break  # it was ended while it wrote, or behind the checkpoint
+                    break  # an incomplete line, or a step after the checkpoint
                 resumed_bytes += len(line)
     except FileNotFoundError:
         return 0
@@ -268,7 +269,7 @@ def _step_of(line: bytes, path: str, number: int) -> int:
         step = None
     if not isinstance(step, int):
         raise ConfigError(
-            "is no log of train, which --resume would go on with", file=printable(path), key="--log",
+            "is not a log of train that --resume can continue", file=printable(path), key="--log",
             found=f"line {number} without a step", allowed="the log of this run, or a new file",
         )  # fmt: skip
     return step

@@ -1,4 +1,4 @@
-"""Short texts for strategies, layouts and quantities, as the card and the tables show them."""
+"""Short texts for strategies, layouts and quantities, as cards and tables show them."""
 
 from __future__ import annotations
 
@@ -11,40 +11,51 @@ from shardwise.strategy import AXES, FIELDS, Job, Strategy, even_ends
 GIB = 2.0**30
 AXIS_ORDER = "-".join(AXES)
 
+TERM_LABELS = {"memory_bound": "memory-bound operators"}
+"""Labels of terms whose key, with spaces for underscores, does not name the thing."""
+
 
 def degrees_text(strategy: Strategy) -> str:
-    """The degrees larger than 1: `tp 8 · pp 4 · dp 2`; on one device `1 device`."""
+    """The degrees larger than 1: `tp 8 · pp 4 · dp 2`; `no parallelism` where all are 1."""
     names = ("tp", "cp", "ep", "etp", "pp", "dp")
     shown = [f"{name} {value}" for name in names if (value := getattr(strategy, name)) > 1]
     return " · ".join(shown) or "no parallelism"
 
 
 def sharding_text(strategy: Strategy) -> str:
-    """What is sharded over how many data-parallel ranks, in the words of ZeRO where they fit."""
+    """The ZeRO stage with its sharding degree, or the three sharding degrees where no stage has them; empty
+    on one data-parallel rank."""
     degrees = (strategy.param_shard, strategy.grad_shard, strategy.optim_shard)
     ranks = strategy.dp * strategy.cp
     if max(degrees) == 1:
         return "states replicated" if ranks > 1 else ""
     stages = {(1, 1, ranks): 1, (1, ranks, ranks): 2, (ranks, ranks, ranks): 3}
     if degrees in stages:
-        return f"ZeRO-{stages[degrees]} over {ranks}"
-    return "parameters / gradients / optimizer over {} / {} / {}".format(*degrees)
+        return f"ZeRO-{stages[degrees]} over {ranks} ranks"
+    return "ZeRO: parameters / gradients / optimizer sharded over {} / {} / {}".format(*degrees)
 
 
 def schedule_text(strategy: Strategy) -> str:
-    """The pipeline schedule with its chunks per rank; empty without a pipeline."""
+    """The pipeline schedule with its virtual stages per rank; empty without pipeline parallelism."""
     if strategy.pp == 1:
         return ""
     return strategy.schedule + (f" × {strategy.vpp}" if strategy.vpp > 1 else "")
 
 
 def batch_text(strategy: Strategy, job: Job) -> str:
+    """Micro-batch size, and micro-batches per replica."""
     microbatches = job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
-    return f"micro-batch {strategy.micro_batch_size} × {microbatches:,}"
+    return microbatches_text(strategy.micro_batch_size, microbatches)
+
+
+def microbatches_text(micro_batch_size: int, microbatches: int) -> str:
+    """`micro-batch size 2, 16 micro-batches`."""
+    return f"micro-batch size {micro_batch_size}, {counted(microbatches, 'micro-batch')}"
 
 
 def option_texts(strategy: Strategy) -> list[str]:
-    """Every other choice of a strategy (not degrees, shards, schedule, batch), unless it is off."""
+    """Recomputation, sequence parallelism, kind of context parallelism, offload; what is off is left out,
+    except for recomputation."""
     recompute = {
         "none": "no recompute",
         "selective": "recompute selective",
@@ -61,12 +72,19 @@ def option_texts(strategy: Strategy) -> list[str]:
 
 
 def value_text(value: object) -> str:
-    """A field's value: yes and no for flags."""
+    """A field's value; `yes` and `no` for flags."""
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
+def term_text(name: str) -> str:
+    """The label of a term of the step time or of memory: its key with spaces for underscores."""
+    return TERM_LABELS.get(name, name.replace("_", " "))
+
+
 def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """`1 stage`, `2 stages`, `3 micro-batches`."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def stages_text(layout: Layout) -> list[str]:
@@ -85,7 +103,7 @@ def _runs(stages: Iterable[object]) -> Iterable[str]:
 
 
 def detail_texts(strategy: Strategy, job: Job, layers: int) -> list[str]:
-    """Everything about a strategy that its degrees do not say, in words; `layers` are the model's."""
+    """All choices of a strategy except its degrees, a few words each; `layers` are the model's."""
     texts = [
         batch_text(strategy, job),
         schedule_text(strategy),
@@ -102,7 +120,7 @@ def _axes_text(strategy: Strategy) -> str:
 
 
 def end_stages_text(strategy: Strategy, layers: int) -> str:
-    """How many layers the first and last stages have, where that is not the even split."""
+    """Layers of the first and last stage; empty where the split is even."""
     end_layers = (strategy.first_stage_layers, strategy.last_stage_layers)
     if end_layers == tuple(map(int, even_ends(layers, strategy.pp * strategy.vpp))):
         return ""
@@ -110,7 +128,7 @@ def end_stages_text(strategy: Strategy, layers: int) -> str:
 
 
 def difference_text(strategy: Strategy, best: Strategy, layers: int) -> str:
-    """What `strategy` chooses otherwise than `best`, beside the degrees and what follows from them."""
+    """The choices in which `strategy` differs from `best`, except degrees and sharding degrees."""
     known = _choices(best, layers)
     return ", ".join(text for text in _choices(strategy, layers) if text not in known)
 
@@ -124,9 +142,9 @@ def changed_fields(strategy: Strategy, best: Strategy, *, but: str) -> str:
 
 def _choices(strategy: Strategy, layers: int) -> list[str]:
     texts = [
-        f"micro-batch {strategy.micro_batch_size}",
+        f"micro-batch size {strategy.micro_batch_size}",
         schedule_text(strategy),
-        sharding_text(strategy).partition(" over ")[0],
+        sharding_text(strategy).partition(" over ")[0].removesuffix(" sharded"),
         *option_texts(strategy),
         end_stages_text(strategy, layers),
         _axes_text(strategy),
@@ -140,7 +158,8 @@ def gib(nbytes: float) -> str:
 
 
 def memory(nbytes: float, largest: float = 0.0) -> str:
-    """Bytes in GiB with a tenth; in MiB where neither they nor the most shown `largest` them make one."""
+    """Bytes in GiB with one decimal; in MiB where both they and `largest`, the largest value shown with them,
+    are below 1 GiB."""
     if max(nbytes, largest) >= GIB:
         return f"{gib(nbytes)} GiB"
     mib = nbytes / 2**20
@@ -148,14 +167,14 @@ def memory(nbytes: float, largest: float = 0.0) -> str:
 
 
 def seconds(value: float) -> str:
-    """A step or part of it, in seconds or milliseconds of four digits; less than 1 ps is rounding."""
+    """A step time or a part of it, in s or ms with four digits; below 1 ps, which is rounding, 0."""
     if value >= 1.0:
         return f"{value:,.3f} s" if value < 100 else f"{value:,.1f} s"
     return f"{value * 1e3 if abs(value) >= 1e-12 else 0.0:.4g} ms"
 
 
 def pair(predicted_s: float | None, measured_s: float) -> tuple[str, str, str]:
-    """Predicted and measured seconds, and their ratio where there is one."""
+    """Predicted and measured seconds, and their ratio; a dash where one does not exist."""
     if predicted_s is None:
         return "-", seconds(measured_s), "-"
     ratio = f"{predicted_s / measured_s:.2f}" if measured_s > 0 else "-"
@@ -163,12 +182,12 @@ def pair(predicted_s: float | None, measured_s: float) -> tuple[str, str, str]:
 
 
 def digits(value: float, number: int) -> str:
-    """A positive number with so many digits, and never fewer than stand before the point."""
+    """A positive number with `number` significant digits, and all digits before the decimal point."""
     return f"{value:,.0f}" if value >= 10 ** (number - 1) else f"{value:#.{number}g}"
 
 
 def hours(value_s: float) -> str:
-    """A long time in whole hours, a short one with three digits."""
+    """Whole hours from 100 h on, three digits below."""
     value = value_s / 3600.0
     return f"{value:,.0f} h" if value >= 100 else f"{value:.3g} h"
 
@@ -189,7 +208,8 @@ def shortened(text: str, width: int) -> str:
 
 
 def wrapped(words: Sequence[str], separator: str, width: int) -> list[str]:
-    """The words joined by `separator` into lines of at most `width` columns, where words allow it."""
+    """The words joined by `separator` into lines of at most `width` columns; a longer word gets its own
+    line."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(separator) + len(word) <= width:

@@ -1,4 +1,4 @@
-"""Plots: time against memory, and tokens over time; small records, drawn as PNG, SVG or a page."""
+"""Plots as PNG, SVG or HTML: Pareto frontiers (`write_plot`), and tokens over time (`write_replay_plot`)."""
 
 from shardwise.app.plot.file import check_plot_file, write_plot
 from shardwise.app.plot.record import Dot, Mark, Plot, PlotLine

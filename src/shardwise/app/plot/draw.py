@@ -1,6 +1,7 @@
-"""A plot drawn by matplotlib (the extra `plot`): a figure, and where its dots lie in it.
+"""Draws a frontier with matplotlib (extra `plot`): `render` gives the figure and the positions of its points.
 
-Ticks and limits of logarithmic axes, in the numbers that people read.
+The first part chooses ticks and limits of logarithmic axes; the second draws lines, marks and labels. Labels
+of marks go where they overlap least.
 """
 
 from __future__ import annotations
@@ -18,24 +19,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# Axes
+
 MIN_TICKS, MAX_TICKS = 4, 10
-"""Ticks that an axis has at least and at most."""
+"""Fewest and most ticks of an axis."""
 
 TIME_STEPS = ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
-"""Multiples of powers of ten, coarsest first."""
+"""Multiples of powers of ten for ticks of time, coarsest first."""
 
 MEMORY_STEPS = ((1.0,), (1.0, 1.5))
-"""Multiples of powers of two."""
+"""Multiples of powers of two for ticks of memory, coarsest first."""
 
 EVEN_STEPS = (1.0, 2.0, 2.5, 5.0)
-"""Distances of even ticks, times powers of ten, where an axis is too short for multiples."""
+"""Distances of evenly spaced ticks, times powers of ten, where an axis is too short for multiples."""
 
 GIB = 2.0**30
 
 
 def range_of(values: Iterable[float], *, padding: float) -> tuple[float, float]:
-    """The least and the largest of positive values, with a share `padding` of their range (as logarithms) on
-    either side; a single value gets a factor of 1.5."""
+    """Limits of a logarithmic axis for positive values: their range, padded on both sides by the share
+    `padding` of it; a single value gets a factor of 1.5."""
     found = list(values)
     low, high = min(found), max(found)
     factor = (high / low) ** padding if high > low * 1.01 else 1.5
@@ -43,8 +46,8 @@ def range_of(values: Iterable[float], *, padding: float) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, steps: Sequence[Sequence[float]], base: float) -> list[float]:
-    """Multiples of powers of `base` within `low` and `high`, the coarsest of `steps` that has FEWEST of them;
-    even ticks where none has. Every second is left out where there are more than MOST."""
+    """Ticks between `low` and `high`: multiples of powers of `base`, the coarsest of `steps` with at least
+    MIN_TICKS; evenly spaced ticks where none has. Above MAX_TICKS every second tick is dropped."""
     powers = range(floor(log(low, base)) - 1, ceil(log(high, base)) + 1)
     for multiples in steps:
         found = [m * base**k for k in powers for m in multiples if low <= m * base**k <= high]
@@ -58,7 +61,8 @@ def ticks(low: float, high: float, steps: Sequence[Sequence[float]], base: float
 
 
 def even_ticks(low: float, high: float) -> list[float]:
-    """Multiples of one distance within `low` and `high`, the largest that has FEWEST of them."""
+    """Evenly spaced ticks between `low` and `high`, with the largest distance that gives at least
+    MIN_TICKS."""
     power = floor(log10(high - low))
     for step in (step * 10.0**k for k in (power, power - 1) for step in reversed(EVEN_STEPS)):
         found = [step * number for number in range(ceil(low / step), floor(high / step) + 1)]
@@ -68,13 +72,13 @@ def even_ticks(low: float, high: float) -> list[float]:
 
 
 def time_ticks(low_s: float, high_s: float) -> tuple[list[float], list[str]]:
-    """Ticks in seconds, in ms where the axis ends below one second, with their labels."""
+    """Ticks in seconds with labels in s, or in ms where the axis ends below 1 s."""
     unit_s, name = (1e-3, "ms") if high_s < 1.0 else (1.0, "s")
     return _labelled(low_s, high_s, TIME_STEPS, 10.0, lambda value: f"{value / unit_s:.6g} {name}")
 
 
 def memory_ticks(low_bytes: float, high_bytes: float) -> tuple[list[float], list[str]]:
-    """Ticks in bytes, labelled in GiB."""
+    """Ticks in bytes with labels in GiB."""
     low, high = low_bytes / GIB, high_bytes / GIB
     places, labels = _labelled(low, high, MEMORY_STEPS, 2.0, lambda value: f"{value:.6g} GiB")
     return [place * GIB for place in places], labels
@@ -87,7 +91,11 @@ def _labelled(
     return places, [text(place) for place in places]
 
 
+# The figure
+
 WIDTH_IN, HEIGHT_IN = 10.0, 6.25
+"""Size of the figure, inches."""
+
 DPI = 160
 POINTS_PER_IN = 72.0
 
@@ -95,8 +103,9 @@ INK, FAINT, GRID = "#1d2733", "#6b7785", "#e6e9ed"
 ALONE = "#1f6f8b"
 
 LEFT, EDGE = 0.095, 0.01
-"""Where the axes begin unless their labels need more, and where these begin at the soonest: shares of the
+"""Left edge of the axes unless their labels need more, and smallest left edge of these labels; shares of the
 width."""
+
 SHAPES = ("*", "s", "^", "P", "v", "X", "p")
 
 STYLE: Any = {
@@ -108,24 +117,24 @@ STYLE: Any = {
     "ytick.color": FAINT,
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
-    # Letters as outlines: no font of the reader's moves a label.
+    # Letters as outlines, so that labels do not depend on the reader's fonts.
     "svg.fonttype": "path",
     "svg.hashsalt": "shardwise",
-    "text.parse_math": False,  # names and sources are what they are, dollars included
+    "text.parse_math": False,  # names may contain dollar signs
 }
 
 DISTANCES = (11.0, 20.0, 32.0, 46.0, 62.0)
 DIRECTIONS = ((1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))
-"""Where the label of a mark may stand: so many points from it, to the right and up."""
+"""Candidate positions of the label of a mark: distances in points, and directions (right, up)."""
 
 OUTSIDE_COST, OVERLAP_COST = 1000, 30
-"""How much worse a label is outside the axes, and upon another label or mark, than upon a dot."""
+"""Penalties of a label outside the axes, and on another label or mark; a label on a dot costs 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedFigure:
-    """A finished figure; colours of its lines; and for every dot of the plot, in its order, the place in
-    points from the left and the top."""
+    """A finished figure, the colours of its lines, and per dot of the plot, in order, its position in points
+    from the left and the top."""
 
     figure: Figure
     colours: tuple[str, ...]
@@ -169,7 +178,7 @@ def render(plot: Plot) -> RenderedFigure:
 
 
 def _colours(count: int) -> tuple[str, ...]:
-    """Dark for the first line, light for the last: an order that is seen without a legend, and in grey."""
+    """From dark for the first line to light for the last: the order is visible in grey too."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -192,7 +201,7 @@ def _frame(axes: Axes, plot: Plot) -> None:
     axes.set_yticks(*memory_ticks(low_bytes, high_bytes))
     axes.minorticks_off()
     axes.set_xlabel("step time (logarithmic)", labelpad=6)
-    axes.set_ylabel("memory on the fullest device (logarithmic)", labelpad=6)
+    axes.set_ylabel("peak memory per device (logarithmic)", labelpad=6)
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=5)
@@ -201,15 +210,15 @@ def _frame(axes: Axes, plot: Plot) -> None:
 
 
 def _left(axes: Axes, canvas: Any) -> float:
-    """Where the axes begin, as a share of the width, so that all labels to the left of them are seen."""
+    """Left edge of the axes, as a share of the width, at which all labels are visible."""
     labels = axes.yaxis.get_tightbbox(canvas.get_renderer())
     lost = 0.0 if labels is None else EDGE - labels.x0 / axes.figure.bbox.width
     return LEFT + max(lost, 0.0)
 
 
 def _line(axes: Axes, line: PlotLine, colour: str) -> None:
-    """Steps, since between two points of a frontier nothing better is to be had than the slower's memory and
-    the faster's time; a dot for each point; a diamond at the knee."""
+    """A frontier as a step function, since between two points the faster one is the best; a dot per point,
+    and a diamond at the knee."""
     times = [dot.time_s for dot in line.dots]
     nbytes = [dot.memory_bytes for dot in line.dots]
     axes.step(times, nbytes, where="post", color=colour, linewidth=1.4, alpha=0.75, zorder=2)
@@ -234,8 +243,8 @@ def _limit(axes: Axes, plot: Plot) -> None:
 
 
 def _marks(axes: Axes, plot: Plot, canvas: Any) -> None:
-    """Named points, each label where it meets no other label, no mark, few dots and not the edge. Marks in
-    one place share a label."""
+    """Named points with labels where they overlap no label, no mark, few dots and not the edge. Marks at one
+    point share a label."""
     names: dict[tuple[float, float], list[str]] = {}
     for mark in plot.marks:
         names.setdefault((mark.dot.time_s, mark.dot.memory_bytes), []).append(mark.name)
@@ -246,22 +255,22 @@ def _marks(axes: Axes, plot: Plot, canvas: Any) -> None:
     dots = axes.transData.transform([(dot.time_s, dot.memory_bytes) for _, dot in plot.dots()])
     occupied = _OccupiedArea([box_of(text, canvas.get_renderer()) for text in axes.texts])
     occupied.boxes += [_square(axes, place) for place in names]
-    # From the top, so that lines to labels do not cross.
+    # From the top, so that leaders do not cross.
     for place, own in sorted(names.items(), key=lambda item: -item[0][1]):
         _label(axes, " · ".join(own), place, occupied, dots, canvas)
 
 
 @dataclass(slots=True)
 class _OccupiedArea:
-    """Where something is drawn, in pixels: boxes of marks and other texts, those of labels so far, and the
-    lines that lead to these."""
+    """Occupied areas in pixels: boxes of marks and other texts, of the labels so far, and the leaders of
+    these labels."""
 
     boxes: list[Any]
     labels: list[Any] = field(default_factory=list)
     leads: list[Any] = field(default_factory=list)
 
     def overlap_count(self, box: Any, lead: Any) -> int:
-        """How many of them a label at `box` meets, with the line that leads to it."""
+        """The number of overlaps of a label at `box` and of its leader `lead`."""
         overlap_count = [box.overlaps(other) for other in (*self.boxes, *self.labels)]
         overlap_count += [lead.intersects_bbox(other) for other in self.labels]
         overlap_count += [other.intersects_bbox(box) for other in self.leads]
@@ -271,7 +280,7 @@ class _OccupiedArea:
 def _label(
     axes: Axes, name: str, place: tuple[float, float], occupied: _OccupiedArea, dots: Any, canvas: Any
 ) -> None:
-    """Writes the name of a mark beside it, where that is least in the way."""
+    """Write the name of a mark at the candidate position with the least penalty."""
     renderer, frame = canvas.get_renderer(), axes.get_window_extent()
     text = axes.annotate(
         name, place, xytext=(0, 0), textcoords="offset points", fontsize=10, fontweight="bold",
@@ -301,7 +310,7 @@ def _label(
 
 
 def box_of(text: Any, renderer: Any) -> Any:
-    """The box of an annotation's letters in pixels, without the line that leads to its mark."""
+    """The box of an annotation's text in pixels, without its leader."""
     from matplotlib.text import Text
 
     text.update_positions(renderer)
@@ -309,7 +318,7 @@ def box_of(text: Any, renderer: Any) -> Any:
 
 
 def leader_of(axes: Axes, place: tuple[float, float], box: Any) -> Any:
-    """The line in pixels from a mark to the middle of its label."""
+    """The leader in pixels: from a mark to the middle of its label."""
     from matplotlib.path import Path
 
     x, y = axes.transData.transform(place)
@@ -317,7 +326,7 @@ def leader_of(axes: Axes, place: tuple[float, float], box: Any) -> Any:
 
 
 def _square(axes: Axes, place: tuple[float, float]) -> Any:
-    """The box that the shape of a mark takes."""
+    """The box of the shape of a mark."""
     from matplotlib.transforms import Bbox
 
     x, y = axes.transData.transform(place)
@@ -326,7 +335,7 @@ def _square(axes: Axes, place: tuple[float, float]) -> Any:
 
 
 def _legend(axes: Axes, plot: Plot, colours: Sequence[str]) -> None:
-    """Several lines beside the axes, in their order; one above them. What a diamond is comes last."""
+    """The legend: next to the axes for several lines, above them for one; the knee is the last entry."""
     from matplotlib.lines import Line2D
 
     entries: list[Any] = [
@@ -356,7 +365,7 @@ def _repeated(shapes: Sequence[str], count: int) -> list[str]:
 
 
 def _places(axes: Axes, dots: Iterable[Dot]) -> Iterable[tuple[float, float]]:
-    """Where dots lie in the figure, in points from its left and its top."""
+    """Positions of dots in the figure, in points from the left and the top."""
     scale = POINTS_PER_IN / axes.figure.dpi
     for dot in dots:
         x, y = axes.transData.transform((dot.time_s, dot.memory_bytes))

@@ -1,7 +1,7 @@
-"""From a plot to a file: PNG, SVG or a page, by the suffix of its name.
+"""Writes a plot to a file: PNG, SVG or HTML by its suffix.
 
-A plot as one page for the browser that needs nothing from anywhere: the drawing, what is said of each dot
-on hover, and all dots as a table.
+`page_of` makes a self-contained HTML page: the drawing, details of each dot on hover, and all dots as a
+table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEMPLATE = "page.html"
 
 
 def page_of(plot: Plot, figure: RenderedFigure) -> bytes:
-    """The page, in UTF-8."""
+    """The HTML page, in UTF-8."""
     svg = figure.as_bytes("svg").decode("utf-8")
     template = Template(files(__package__).joinpath(TEMPLATE).read_text("utf-8"))
     return template.substitute(
@@ -38,8 +38,8 @@ def page_of(plot: Plot, figure: RenderedFigure) -> bytes:
 
 
 def _dots(plot: Plot, figure: RenderedFigure) -> list[dict[str, object]]:
-    """Every dot with its place in the drawing, the colour of its line (ink for marks), its texts, and the
-    places of what more is said of it among `_details`."""
+    """Every dot with its position, the colour of its line (ink for marks), its texts, and the indices of its
+    further texts in `_details`."""
     colours = [colour for line, colour in zip(plot.lines, figure.colours, strict=True) for _ in line.dots] + [
         "#1d2733"
     ] * len(plot.marks)
@@ -58,7 +58,7 @@ def _dots(plot: Plot, figure: RenderedFigure) -> list[dict[str, object]]:
 
 
 def _details(plot: Plot) -> list[str]:
-    """What more is said of dots, each text once: layouts of neighbours are alike but for a few lines."""
+    """The distinct further texts of dots: layouts of neighbouring points share most lines."""
     return list(dict.fromkeys(text for _, dot in plot.dots() for text in dot.more))
 
 
@@ -71,7 +71,7 @@ def _rows(plot: Plot) -> list[str]:
 
 
 def _script_json(value: object) -> str:
-    """JSON that may stand within a script element: nothing in it ends the element or opens a comment."""
+    """JSON for a script element: escaped so that it cannot end the element or open a comment."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -80,10 +80,13 @@ SUFFIXES = (".png", ".svg", ".html")
 
 
 def check_plot_file(path: str, *, key: str) -> None:
-    """Refuse, before any work is done, a name without a known suffix, and any where nothing can be drawn."""
+    """ConfigError, before the search, for a name without a known suffix, and without matplotlib."""
     if _suffix(path) not in SUFFIXES:
         raise ConfigError(
-            "has no suffix of a plot", key=key, found=printable(path) or "''", allowed=", ".join(SUFFIXES)
+            "has no suffix of a plot file",
+            key=key,
+            found=printable(path) or "''",
+            allowed=", ".join(SUFFIXES),
         )
     if find_spec("matplotlib") is None:
         raise ConfigError(
@@ -95,7 +98,7 @@ def check_plot_file(path: str, *, key: str) -> None:
 
 
 def write_plot(path: str, plot: Plot) -> None:
-    """Draws `plot` into the file at `path`, whole or not at all."""
+    """Write `plot` to the file at `path` atomically."""
     found = render(plot)
     form = _suffix(path).removeprefix(".")
     write_file(path, page_of(plot, found) if form == "html" else found.as_bytes(form))

@@ -1,4 +1,4 @@
-"""What is drawn, independent of what produced it."""
+"""The contents of a plot, independent of their source."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """A point: seconds per step, bytes per device, what is said of it, a line each, and what `more` is said
-    on hover alone."""
+    """A point: seconds per step, bytes per device, its description in `lines`, and further lines `more` that
+    only hovering shows."""
 
     time_s: float
     memory_bytes: float
@@ -19,7 +19,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotLine:
-    """A frontier: dots, fastest first, and the place of its knee, where it has one."""
+    """A frontier: dots, fastest first, and the index of its knee, or None."""
 
     name: str
     dots: tuple[Dot, ...]
@@ -28,7 +28,7 @@ class PlotLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A point with a name, on a line or off it."""
+    """A named point, on a line or not."""
 
     name: str
     dot: Dot
@@ -36,8 +36,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Time against memory: lines in their order, one at least with a dot; marks; a limit of memory, or
-    None."""
+    """A plot of step time and memory: lines in order, at least one with a dot; marks; a memory limit in
+    bytes, or None."""
 
     title: str
     subtitle: str

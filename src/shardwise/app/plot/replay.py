@@ -1,4 +1,4 @@
-"""Tokens over time of several policies, with the nodes that were there below: PNG, SVG or a page."""
+"""The plot of `replay`: tokens over time of several policies, above the number of nodes; PNG, SVG or HTML."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLOURS = {
     "adaptive": "#1f6f8b",
     "oracle": "#1d2733",
 }
-"""One for each policy, told apart in grey too by `DASHES`."""
+"""Colours of the policies; `DASHES` distinguish them in grey."""
 
 DASHES = {
     "static": (0, (1, 1.5)),
@@ -40,15 +40,15 @@ DASHES = {
 }
 
 MARKERS = {"patch": "|", "move": "D", "wait": "x"}
-"""Of the kinds of change."""
+"""Markers of the kinds of change."""
 
 HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCurve:
-    """Tokens of one policy: at the borders of epochs, in seconds; `figures` that stand beside its name; and
-    what it changed to, and when, by the kind of change."""
+    """Tokens of one policy at the ends of epochs (`times_s`); `figures` follow its name in the legend;
+    `changes_s` are the times of its changes by kind."""
 
     name: str
     figures: str
@@ -59,8 +59,8 @@ class TokenCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlot:
-    """What is drawn. `nodes` are there from each of `times_s` on. `policies` and `decisions` are tables of
-    the page: rows of texts below their heads."""
+    """The contents of the plot. `nodes` are the available nodes from each of `times_s` on. `policies` and
+    `decisions` are rows of the tables of the page."""
 
     title: str
     subtitle: str
@@ -73,7 +73,7 @@ class ReplayPlot:
 
 
 def write_replay_plot(path: str, plot: ReplayPlot) -> None:
-    """Draws `plot` into the file at `path`, whole or not at all."""
+    """Write `plot` to the file at `path` atomically."""
     form = os.path.splitext(path)[1].lower().removeprefix(".")
     write_file(path, _page(plot) if form == "html" else _bytes(plot, form))
 
@@ -110,8 +110,8 @@ def _render(plot: ReplayPlot) -> Figure:
 
 
 def _tokens(axes: Axes, plot: ReplayPlot) -> None:
-    """A line for each policy, named with its figures, as curves may hide each other; and marks where the
-    adaptive one changed."""
+    """A line per policy, with its figures in the legend since curves may overlap; and marks at the changes of
+    the adaptive policy."""
     from matplotlib.ticker import FuncFormatter
 
     for curve in plot.curves:

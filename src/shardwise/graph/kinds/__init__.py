@@ -1,4 +1,4 @@
-"""Kinds of operators: what each computes and every way to lay it out."""
+"""Operator kinds: the tensors, work, saved tensors and sharding rules of each (`KINDS`)."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ KINDS: Mapping[str, OperatorKind] = {
         CROSS_ENTROPY, MEAN_SQUARE, BINARY_CROSS_ENTROPY,
     )
 }  # fmt: skip
-"""By name."""
+"""Operator kinds by name."""

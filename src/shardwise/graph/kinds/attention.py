@@ -1,4 +1,4 @@
-"""Fused scaled dot-product attention, its dims told apart by the tensors that have them."""
+"""Fused scaled dot-product attention; each dim's role follows from the tensors that have it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ from shardwise.graph.rules import (
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
-    """`batch` is in all tensors (heads too, where keys have as many), `heads` only of queries and output,
-    `kv_heads` of keys and values; `width` is that of scores' products, `value_width` that of values."""
+    """The roles of dims.
+
+    `batch` is in all tensors (also heads, where keys have equally many). `heads` are in queries and output
+    only, `kv_heads` in keys and values only. `width` is summed in the scores, `value_width` is that of
+    values.
+    """
 
     batch: tuple[str, ...]
     queries: tuple[str, ...]
@@ -40,7 +44,7 @@ class _Roles:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The dims of a statistic of scores: one for each query and head."""
+        """The dims of a statistic of scores: one value for each query and head."""
         return (*self.batch, *self.heads, *self.queries)
 
 
@@ -73,7 +77,7 @@ def _check(op: OpNode) -> None:
         if set(dims) != set(expected):
             raise refuse(
                 op,
-                "does not know a dim",
+                "has a dim without a role",
                 key=key,
                 found=dims_text(without(dims, expected) or without(expected, dims)),
                 allowed="queries [b, s, h, d], keys [b, t, h, d], values [b, t, h, e], output [b, s, h, e]; "
@@ -110,16 +114,17 @@ def _check_heads(op: OpNode, roles: _Roles) -> None:
     if op.attributes.get("causal") and op.dims[roles.queries[0]] != op.dims[roles.keys[0]]:
         raise refuse(
             op,
-            "is causal, so that queries and keys must be as many",
+            "is causal and needs equally many queries and keys",
             key="attributes.causal",
             found=f"{op.dims[roles.queries[0]]} queries, {op.dims[roles.keys[0]]} keys",
-            allowed="as many",
+            allowed="equal numbers",
         )
 
 
 def _rules(op: OpNode) -> tuple[ShardingRule, ...]:
-    """Split keys leave partial sums of values, once their ranks agree on the maximum and the sum of each row
-    of scores; the backward needs the product of output and gradient of each row."""
+    """Sharding rules. With sharded keys, values become partial sums: ranks all-reduce the maximum and the
+    sum of each row of scores first; the backward pass all-reduces the product of output and gradient of
+    each row."""
     roles = _roles(op)
     statistics = CollectiveCall(
         collective="all_reduce", dims=roles.rows, forward_calls=2, element_bytes=STATISTIC_BYTES
@@ -157,7 +162,7 @@ def _work(op: OpNode) -> tuple[KernelWork, ...]:
 
 
 def _saved(op: OpNode) -> SavedTensors:
-    """Queries, keys, values, output and the log-sum-exp of every row of scores (Dao 2023, arXiv
+    """Queries, keys, values, output, and the log-sum-exp of every row of scores (Dao 2023, arXiv
     2307.08691)."""
     roles = _roles(op)
     return SavedTensors(

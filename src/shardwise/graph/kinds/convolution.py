@@ -1,9 +1,5 @@
-"""Convolution: windows of the input times filters.
-
-Windows over the last dims of a tensor, whose rows at the edges of a part are the neighbours'.
-
-Pooling: one number of each window.
-"""
+"""Convolution and pooling: windows over the last dims of a tensor, with halo rows where those dims are
+sharded."""
 
 from __future__ import annotations
 
@@ -29,15 +25,17 @@ from shardwise.graph.rules import (
     split_rules,
 )
 
+# Windows
+
 PADDING = Attribute(name="padding", type="integer", meaning="rows of padding on either side; default 0")
 
 
 def halo_rows(rows: int, windows: int, *, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """The most rows that a rank needs of a neighbour, where `rows` and `windows` are both split evenly.
+    """The most halo rows that a rank needs of a neighbour, where `rows` and `windows` are both split evenly.
 
-    Windows begin at row `stride` w - `padding` and are `dilation` (`kernel` - 1) + 1 long. The part of a rank
-    begins at rows * f and its windows at windows * f for a share f of the ranks before it, so that it needs
-    stride * windows * f - padding >= rows * f - halo, and likewise at its end.
+    Windows begin at row `stride` w - `padding` and are `dilation` (`kernel` - 1) + 1 long. With a share f of
+    rows and windows on earlier ranks, a rank's rows begin at rows * f and its windows at windows * f. It
+    needs stride * windows * f - padding >= rows * f - halo, and likewise at its end.
     """
     shift = rows - stride * windows
     before = padding + max(shift, 0)
@@ -46,7 +44,8 @@ def halo_rows(rows: int, windows: int, *, kernel: int, stride: int, padding: int
 
 
 def spatial_rules(op: OpNode, spatial: int, halos: Sequence[int]) -> tuple[ShardingRule, ...]:
-    """Each of the last `spatial` dims, with its rows of neighbours forward and their gradients backward."""
+    """Rules that split each of the last `spatial` dims, with halo rows forward and their gradients
+    backward."""
     before, after = op.inputs[0].dims, op.output
     rules = []
     for read, made, halo in zip(before[-spatial:], after[-spatial:], halos, strict=True):
@@ -55,18 +54,19 @@ def spatial_rules(op: OpNode, spatial: int, halos: Sequence[int]) -> tuple[Shard
     return tuple(rules)
 
 
+# Convolution
+
 Dims = tuple[str, ...]
 
 
 def _kernel_dims(op: OpNode) -> Dims:
-    """The dims of the weight that are neither the input's nor the output's, but for those of channels of a
-    group."""
+    """The kernel dims: those of the weight only, without the dim of channels within a group."""
     own = without(op.parameters[0].dims, (*op.inputs[0].dims, *op.output))
     return own[1:] if integer_of(op, "groups", 1) > 1 else own
 
 
 def _channels(op: OpNode) -> tuple[str, str]:
-    """The dims of channels of input and output: those before the spatial ones."""
+    """The channel dims of input and output: those before the spatial ones."""
     at = -len(_kernel_dims(op)) - 1
     return op.inputs[0].dims[at], op.output[at]
 
@@ -88,7 +88,11 @@ def _check_convolution(op: OpNode) -> None:
     for bias in op.parameters[1:]:
         if bias.dims != (made,):
             raise refuse(
-                op, "adds a bias per channel", key="parameters", found=dims_text(bias.dims), allowed=made
+                op,
+                "needs a bias with the channel dim",
+                key="parameters",
+                found=dims_text(bias.dims),
+                allowed=made,
             )
     for rows, windows, size in zip(before[-len(kernel) :], after[-len(kernel) :], kernel, strict=True):
         _check_windows(op, rows, windows, op.dims[size])
@@ -109,7 +113,7 @@ def _check_groups(op: OpNode, groups: int, read: str, made: str, within: str) ->
 def _no_convolution(op: OpNode) -> ConfigError:
     return refuse(
         op,
-        "cannot tell channels from rows",
+        "does not have the dims of a convolution",
         found=f"input [{dims_text(op.inputs[0].dims)}], weight [{dims_text(op.parameters[0].dims)}], "
         f"output [{dims_text(op.output)}]",
         allowed="input [b, c, y, x], weight [o, c, i, j], output [b, o, h, w]; with `groups` a weight "
@@ -118,7 +122,7 @@ def _no_convolution(op: OpNode) -> ConfigError:
 
 
 def _check_windows(op: OpNode, rows: str, windows: str, kernel: int) -> None:
-    """Refuses an output with another number of windows than fit."""
+    """ConfigError where the output does not have as many windows as fit."""
     stride, padding = integer_of(op, "stride", 1), integer_of(op, "padding", 0)
     length = integer_of(op, "dilation", 1) * (kernel - 1) + 1
     extent = op.dims[rows] + 2 * padding - length
@@ -134,7 +138,8 @@ def _check_windows(op: OpNode, rows: str, windows: str, kernel: int) -> None:
 
 
 def _convolution_rules(op: OpNode) -> tuple[ShardingRule, ...]:
-    """Groups of channels are split together; within them outputs of a whole input."""
+    """Sharding rules. Groups of channels are split together; within a group, output channels of a whole
+    input."""
     kernel, groups = _kernel_dims(op), integer_of(op, "groups", 1)
     spatial = len(kernel)
     read, made = _channels(op)
@@ -161,7 +166,7 @@ def _convolution_rules(op: OpNode) -> tuple[ShardingRule, ...]:
 
 
 def _convolution_work(op: OpNode) -> tuple[KernelWork, ...]:
-    """A matmul of windows and filters; depthwise one for each channel."""
+    """A matmul of windows and filters; for a depthwise convolution one per channel."""
     kernel = _kernel_dims(op)
     read, made = _channels(op)
     after, weight = op.output, op.parameters[0].dims
@@ -195,8 +200,10 @@ CONVOLUTION = OperatorKind(
 )
 
 
+# Pooling
+
 INDEX_BYTES = 8.0
-"""Maximum pooling keeps the place of each maximum."""
+"""Bytes of the index of each maximum, which maximum pooling saves."""
 
 
 def _pool_spatial(op: OpNode) -> int:
@@ -204,7 +211,8 @@ def _pool_spatial(op: OpNode) -> int:
 
 
 def _pool_window(op: OpNode, rows: int, windows: int) -> tuple[int, int]:
-    """Kernel and stride; adaptive windows, where no kernel is given, share the rows as evenly as they go."""
+    """Kernel and stride. Without a kernel windows are adaptive: they divide the rows as evenly as
+    possible."""
     if "kernel" in op.attributes:
         kernel = integer_of(op, "kernel", 1)
         return kernel, integer_of(op, "stride", kernel)
@@ -217,7 +225,7 @@ def _check_pool(op: OpNode) -> None:
     if len(before) != len(after) or len(before) < spatial or before[:-spatial] != after[:-spatial]:
         raise refuse(
             op,
-            f"changes its last {spatial} dims",
+            f"can change its last {spatial} dims only",
             key="output",
             found=f"[{dims_text(after)}] from [{dims_text(before)}]",
             allowed="[b, c, h, w] from [b, c, y, x]",
@@ -232,7 +240,7 @@ def _check_pool(op: OpNode) -> None:
         if not fits:
             raise refuse(
                 op,
-                f"has another number of windows in {op.dims[read]} rows of {read}",
+                f"has a wrong number of windows in {op.dims[read]} rows of {read}",
                 key="output",
                 found=f"{made} = {op.dims[made]}",
                 allowed=f"{made} = ({read} + 2 padding - kernel) / stride + 1; with no kernel at most {read}",

@@ -1,4 +1,4 @@
-"""What a kind of operator says of itself, and how it reads and refuses operators."""
+"""`OperatorKind`, the record that defines an operator kind, and helpers to read and refuse operators."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shardwise.inputs import short_repr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribute:
-    """A setting that a kind reads. A `dim` is the name of one dim, `dims` are names of dims with spaces
-    between them, a `number` is any finite one."""
+    """An attribute of a kind. A `dim` is the name of one dim, `dims` are names separated by spaces, a
+    `number` is any finite one."""
 
     name: str
     type: Literal["integer", "number", "flag", "text", "dim", "dims"]
@@ -27,12 +27,12 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorKind:
-    """A kind of operator: what its tensors are and how its work is laid out.
+    """An operator kind: its tensors, its work and its sharding rules.
 
-    `operands` says for the documentation which inputs and parameters it reads, and what it makes of them.
-    `inputs` and `parameters` are the fewest and the most it takes. `check` raises ConfigError by `refuse`
-    where its tensors do not fit together; `splits` are its rules but for replication. `work` and `saved` as
-    in `work_of` and `saved_of`."""
+    `operands` describes inputs, parameters and output for the documentation. `inputs` and `parameters` are
+    the fewest and the most of them. `check` raises the ConfigError of `refuse` where tensors do not match.
+    `splits` returns all rules except replication. `work` and `saved` are as in `work_of` and `saved_of`.
+    """
 
     name: str
     summary: str
@@ -47,42 +47,42 @@ class OperatorKind:
 
 
 def refuse(op: OpNode, message: str, *, key: str = "", found: str | None = None, allowed: str) -> ConfigError:
-    """An error at an operator, by its name, located at `key` of it."""
+    """The error at an operator, with its name, located at `key` of it."""
     return ConfigError(
         f"{op.kind} operator {short_repr(op.name)} {message}", key=key or None, found=found, allowed=allowed
     )
 
 
 def integer_of(op: OpNode, name: str, default: int) -> int:
-    """A whole number among the attributes."""
+    """An integer among the attributes."""
     return int(op.attributes.get(name, default))
 
 
 def text_of(op: OpNode, name: str, default: str) -> str:
-    """A word among the attributes."""
+    """A text among the attributes."""
     return str(op.attributes.get(name, default))
 
 
 def dims_of(op: OpNode, name: str, default: Sequence[str]) -> tuple[str, ...]:
-    """Dims named by an attribute."""
+    """Dims that an attribute names."""
     return tuple(str(op.attributes[name]).split()) if name in op.attributes else tuple(default)
 
 
 def without(dims: Sequence[str], left_out: Sequence[str]) -> tuple[str, ...]:
-    """`dims` in their order but for those left out."""
+    """`dims` in order, without those in `left_out`."""
     return tuple(dim for dim in dims if dim not in left_out)
 
 
 def dims_text(dims: Sequence[str]) -> str:
-    """Dims as a message shows them."""
+    """Dims as text for messages."""
     return ", ".join(dims) or "none"
 
 
 def no_work(op: OpNode) -> tuple[KernelWork, ...]:
-    """The work of an operator that only looks at its input in another way."""
+    """The work of an operator that only changes the view of its input."""
     return ()
 
 
 def nothing_saved(op: OpNode) -> SavedTensors:
-    """What is kept of an operator whose backward needs its gradient alone."""
+    """The saved tensors of an operator whose backward pass needs only the gradient."""
     return SavedTensors()

@@ -1,4 +1,4 @@
-"""Losses: the mean over what the output has not, so that parts of a batch give partial sums."""
+"""Losses: means over the dims that the output does not have; a part of the batch gives a partial sum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwise.graph.rules import (
 )
 
 LOGIT_BYTES = 4.0
-"""Cross entropy works in fp32."""
+"""Bytes of a logit: cross entropy works in fp32."""
 
 
 def _classes(op: OpNode) -> tuple[str, ...]:
@@ -37,7 +37,8 @@ def _check_cross_entropy(op: OpNode) -> None:
 
 
 def _cross_entropy_rules(op: OpNode) -> tuple[ShardingRule, ...]:
-    """Where classes are split, ranks agree on the maximum, the sum and the target's logit of each row."""
+    """Sharding rules. With sharded classes, ranks all-reduce the maximum, the sum and the target's logit of
+    each row."""
     rows = operands_of(op)[1]
     call = CollectiveCall(
         collective="all_reduce", dims=rows, forward_calls=3, backward_calls=0, element_bytes=STATISTIC_BYTES
@@ -49,8 +50,8 @@ def _cross_entropy_rules(op: OpNode) -> tuple[ShardingRule, ...]:
 
 
 def _cross_entropy_work(op: OpNode) -> tuple[KernelWork, ...]:
-    """Passes over the logits: read and written for the maximum and sum, read for the loss; read and written
-    for the gradient."""
+    """Passes over the logits: read and written for maximum and sum, read for the loss; read and written for
+    the gradient."""
     return (
         KernelWork(kind="memory", moved=(Moved(op.inputs[0].dims, 3.0, 2.0, element_bytes=LOGIT_BYTES),)),
     )
@@ -90,7 +91,7 @@ def _difference_rules(op: OpNode) -> tuple[ShardingRule, ...]:
 
 
 def _difference_work(op: OpNode) -> tuple[KernelWork, ...]:
-    """Forward reads both; backward reads both and writes the gradients."""
+    """The forward pass reads both; the backward pass reads both and writes the gradients."""
     return (KernelWork(kind="memory", moved=tuple(Moved(operand, 1.0, 2.0) for operand in operands_of(op))),)
 
 

@@ -1,7 +1,5 @@
-"""Sum, mean, maximum and minimum over dims that the output has not.
-
-Normalisations and softmax: every element depends on statistics over some dims.
-"""
+"""Reductions, norms and softmax: each needs statistics over some dims, all-reduced where those are
+sharded."""
 
 from __future__ import annotations
 
@@ -28,6 +26,8 @@ from shardwise.graph.rules import (
     split_rules,
 )
 
+# Reductions
+
 _LINEAR = ("sum", "mean")
 
 
@@ -36,7 +36,7 @@ def _check(op: OpNode) -> None:
     if not without(dims, op.output) or without(op.output, dims):
         raise refuse(
             op,
-            "reduces dims of its input",
+            "needs an output with some of the dims of its input",
             key="output",
             found=dims_text(op.output),
             allowed=f"some, but not all, of [{dims_text(dims)}]",
@@ -48,7 +48,7 @@ def _is_linear(op: OpNode) -> bool:
 
 
 def _rules(op: OpNode) -> tuple[ShardingRule, ...]:
-    """Sums of parts are partial sums; of maxima of parts every rank needs the whole at once."""
+    """Sharding rules. Sums of shards are partial sums; maxima of shards are all-reduced at once."""
     over = without(op.inputs[0].dims, op.output)
     if _is_linear(op):
         return (*split_rules(op, (*op.output, *over)), partial_rule(op, (0,)))
@@ -91,14 +91,16 @@ REDUCE = OperatorKind(
 )
 
 
+# Norms and softmax
+
 STATISTIC_BYTES = 4.0
-"""Statistics are kept and exchanged in fp32, whatever the activations are."""
+"""Bytes of a statistic: saved and all-reduced in fp32, whatever the dtype of the activations."""
 
 _OVER = Attribute(name="over", type="dims", meaning="the dims of each statistic")
 
 
 def _channel_dims(op: OpNode) -> tuple[str, ...]:
-    """The dims of the scales; where there are none, the second."""
+    """The dims of the scale; without a scale, the second dim."""
     return op.parameters[0].dims if op.parameters else op.output[1:2]
 
 
@@ -127,11 +129,11 @@ def _check_over(over: Callable[[OpNode], tuple[str, ...]]) -> Callable[[OpNode],
 
 
 def check_same(op: OpNode) -> None:
-    """Refuses an output with other dims than those of the first input."""
+    """ConfigError where the output does not have the dims of the first input."""
     if op.output != op.inputs[0].dims:
         raise refuse(
             op,
-            "makes what it reads of the same dims",
+            "needs an output with the dims of its input",
             key="output",
             found=dims_text(op.output),
             allowed=dims_text(op.inputs[0].dims),
@@ -141,7 +143,8 @@ def check_same(op: OpNode) -> None:
 def _norm(
     name: str, summary: str, statistics: int, over: Callable[[OpNode], tuple[str, ...]]
 ) -> OperatorKind:
-    """A normalisation by so many statistics over `over`, which its backward needs of the gradient again."""
+    """A norm with `statistics` statistics over the dims `over`; its backward pass needs as many of the
+    gradient."""
 
     def rules(op: OpNode) -> tuple[ShardingRule, ...]:
         rest = without(op.output, over(op))
@@ -172,7 +175,8 @@ def _norm(
 
 
 def _norm_work(op: OpNode) -> tuple[KernelWork, ...]:
-    """Forward reads and writes; backward reads the input and the gradient and writes the gradient."""
+    """The forward pass reads and writes; the backward pass reads input and gradient and writes the
+    gradient."""
     return (KernelWork(kind="memory", moved=(Moved(op.inputs[0].dims, 1.0, 2.0), Moved(op.output))),)
 
 
@@ -198,12 +202,12 @@ BATCH_NORM = _norm(
 
 
 def _channel(op: OpNode) -> str:
-    """The dim of channels; empty where none is named and neither the scale nor the output has one."""
+    """The channel dim; empty where none is named and neither the scale nor the output has one."""
     return "".join(dims_of(op, "channel", _channel_dims(op))[:1])
 
 
 def _group_stat_dims(op: OpNode) -> tuple[str, ...]:
-    """The dims of the statistics beside the groups: the first, unless it is said what is normalised over."""
+    """The dims of the statistics other than the groups: by default the first."""
     over = dims_of(op, "over", without(op.output[1:], (_channel(op),)))
     return without(op.output, (*over, _channel(op)))
 
@@ -278,7 +282,8 @@ def _softmax_over(op: OpNode) -> tuple[str, ...]:
 
 
 def _softmax_rules(op: OpNode) -> tuple[ShardingRule, ...]:
-    """A split distribution needs its maximum and its sum, and the sum of its gradient."""
+    """Sharding rules. A sharded distribution all-reduces its maximum and its sum, and the sum of its
+    gradient."""
     rest = without(op.output, _softmax_over(op))
     call = CollectiveCall(
         collective="all_reduce", dims=rest, forward_calls=2, backward_calls=1, element_bytes=STATISTIC_BYTES
@@ -304,7 +309,9 @@ SOFTMAX = OperatorKind(
     inputs=(1, 1),
     attributes=(
         Attribute(name="over", type="dims", meaning="the dims of each distribution; default: the last"),
-        Attribute(name="function", type="text", meaning="else softmax", choices=("softmax", "log_softmax")),
+        Attribute(
+            name="function", type="text", meaning="default softmax", choices=("softmax", "log_softmax")
+        ),
     ),
     check=_check_over(_softmax_over),
     splits=_softmax_rules,

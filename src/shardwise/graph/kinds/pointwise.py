@@ -1,4 +1,4 @@
-"""Functions of one element of each operand, broadcast to the dims of the output; rotary embedding."""
+"""Elementwise functions, broadcast to the dims of the output; rotary position embedding."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ MOST_OPERANDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of elements: how many operands it takes, in which groups of them it is linear (None: in all
-    of them together), which operands its backward reads again, whether its output, and whether a mask;
-    whether its gradient is handed on as it is, and whether a `number` belongs to it."""
+    """An elementwise function.
+
+    It takes `least` to `most` operands and is linear in each group of `linear` (None: in all together). Its
+    backward pass reads the operands `saves`, the output if `saves_output`, a mask if `saves_mask`.
+    `passes_gradient` says that the gradient is passed on unchanged. `has_number` functions have an attribute
+    `number`.
+    """
 
     least: int
     most: int
@@ -64,8 +68,8 @@ FUNCTIONS: Mapping[str, Function] = {
     "clamp": _OF_INPUT,
     "nonlinear": Function(1, MOST_OPERANDS, saves=tuple(range(MOST_OPERANDS))),
 }
-"""By name; `nonlinear` stands for any other. A `shift` adds a number to its operand, or takes its operand
-from one: not linear, as a number added on every rank would be added as often as there are ranks."""
+"""Functions by name; `nonlinear` is any other. A `shift` adds a number to its operand, or subtracts the
+operand from a number. It is not linear: each rank would add the number to its partial sum."""
 
 
 def _function(op: OpNode) -> Function:
@@ -98,7 +102,7 @@ def _check_elementwise(op: OpNode) -> None:
 
 
 def check_broadcast(op: OpNode) -> None:
-    """Refuses an operand with dims that the output has not."""
+    """ConfigError for an operand with dims that the output does not have."""
     for operand in operands_of(op):
         lost = without(operand, op.output)
         if lost:
@@ -120,8 +124,8 @@ def _elementwise_rules(op: OpNode) -> tuple[ShardingRule, ...]:
 
 
 def _elementwise_work(op: OpNode) -> tuple[KernelWork, ...]:
-    """Forward reads the operands and writes the output. Backward reads the gradient and what is kept, and
-    writes the gradients; a sum hands its gradient on, added up where it was broadcast."""
+    """The forward pass reads the operands and writes the output. The backward pass reads the gradient and the
+    saved tensors and writes the gradients; a sum passes its gradient on, summed where it was broadcast."""
     function, operands = _function(op), operands_of(op)
     if text_of(op, "function", "") == "identity" and operands[0] == op.output:
         return ()

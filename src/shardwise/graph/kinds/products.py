@@ -1,7 +1,4 @@
-"""Sums of products: matmul, linear, and any contraction.
-
-Embedding: rows of a table, by index.
-"""
+"""Sums of products (einsum, matmul, linear), and embedding (rows of a table by index)."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from itertools import combinations
 from shardwise.graph.kinds.kind import OperatorKind, dims_text, refuse, without
 from shardwise.graph.record import KernelWork, Moved, OpNode, SavedTensors
 from shardwise.graph.rules import ShardingRule, operands_of, product_rules
+
+# Sums of products
 
 Dims = tuple[str, ...]
 
@@ -71,8 +70,8 @@ def _linear_rules(op: OpNode) -> tuple[ShardingRule, ...]:
 
 
 def _contraction(left: Dims, right: Dims, needed: set[str]) -> tuple[KernelWork, Dims]:
-    """The product of two tensors, and the dims of its result: those that are `needed` afterwards. Where it
-    sums over nothing it is bound by memory."""
+    """The product of two tensors, and the dims of its result: those `needed` afterwards. Without a summed dim
+    it is memory-bound."""
     both = [dim for dim in left if dim in right]
     every = tuple(dict.fromkeys((*left, *right)))
     result = tuple(dim for dim in every if dim in needed)
@@ -92,7 +91,8 @@ def _contraction(left: Dims, right: Dims, needed: set[str]) -> tuple[KernelWork,
 
 
 def _einsum_work(op: OpNode) -> tuple[KernelWork, ...]:
-    """Two operands at a time, the pair with the fewest products first; one alone is read and summed."""
+    """Two operands at a time, the pair with the fewest products first; a single operand is read and
+    summed."""
     rest = list(operands_of(op))
     if len(rest) == 1:
         return (KernelWork(kind="memory", moved=(Moved(rest[0]), Moved(op.output))),)
@@ -115,7 +115,7 @@ def _linear_work(op: OpNode) -> tuple[KernelWork, ...]:
 
 
 def _einsum_saved(op: OpNode) -> SavedTensors:
-    """Every input: the gradient of each other operand needs it."""
+    """Every input: the gradients of the other operands need it."""
     return SavedTensors(inputs=tuple(range(len(op.inputs))) if len(operands_of(op)) > 1 else ())
 
 
@@ -160,6 +160,9 @@ LINEAR = OperatorKind(
 )
 
 
+# Embedding
+
+
 def _check(op: OpNode) -> None:
     indices, table = operands_of(op)
     rows = without(table, (*indices, *op.output))
@@ -175,12 +178,13 @@ def _check(op: OpNode) -> None:
 
 
 def _rules(op: OpNode) -> tuple[ShardingRule, ...]:
-    """Every dim may be split: a rank that holds other rows of the table makes zeros, a partial sum."""
+    """Sharding rules. Every dim may be split: a rank makes zeros for rows of other ranks, which gives partial
+    sums."""
     return product_rules(op, linear=())
 
 
 def _work(op: OpNode) -> tuple[KernelWork, ...]:
-    """Reads and writes each row once; the backward reads the gradient and adds into fp32 rows."""
+    """Reads and writes each row once; the backward pass reads the gradient and adds it to fp32 rows."""
     rows = tuple(dict.fromkeys((*op.inputs[0].dims, *op.output)))
     return (
         KernelWork(kind="memory", moved=(Moved(rows, 2.0, 1.0), Moved(rows, 0.0, 2.0, element_bytes=4.0))),

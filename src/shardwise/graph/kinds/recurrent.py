@@ -1,6 +1,6 @@
-"""LSTM and GRU layers over time: one step after the other, each with the whole state of the one before.
+"""LSTM and GRU layers over time, and cells for a single step with a given state.
 
-LSTM and GRU cells: a single step of a given state.
+A step needs the whole state of the previous one, which is gathered before each step where units are sharded.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from shardwise.graph.kinds.kind import Attribute, OperatorKind, dims_of, dims_te
 from shardwise.graph.record import KernelWork, Moved, OpNode, SavedTensors
 from shardwise.graph.rules import REPLICATE, CollectiveCall, ShardingRule, split_rule, split_rules
 
+# Layers
+
 Dims = tuple[str, ...]
 
 
 def recurrent_dims(op: OpNode) -> tuple[str, str, str, str]:
-    """Gates, units, input width and recurrent width, by their places in the weights."""
+    """Gates, units, input width and recurrent width, by their positions in the weights."""
     gates, units, width = op.parameters[0].dims
     return gates, units, width, op.parameters[1].dims[2]
 
 
 def _time(op: OpNode) -> str:
-    """The dim of steps."""
+    """The time dim."""
     return dims_of(op, "time", ())[0]
 
 
@@ -45,9 +47,13 @@ def _check(op: OpNode, gates: int) -> None:
     if not sizes_fit or not own or op.output != output or width not in op.inputs[0].dims:
         raise refuse(op, "has weights of other dims than its state", found=found, allowed=allowed)
     if any(dims != (gate, units) for dims in weights[2:]):
-        raise refuse(op, "adds biases of its gates", key="parameters", found=found, allowed=allowed)
+        raise refuse(
+            op, "needs biases with the dims of its gates", key="parameters", found=found, allowed=allowed
+        )
     if _time(op) not in _without_width(op):
-        raise refuse(op, "needs steps in its input", key="attributes.time", found=_time(op), allowed=allowed)
+        raise refuse(
+            op, "needs its time dim in the input", key="attributes.time", found=_time(op), allowed=allowed
+        )
 
 
 def _without_width(op: OpNode) -> Dims:
@@ -55,8 +61,9 @@ def _without_width(op: OpNode) -> Dims:
 
 
 def _rules(op: OpNode) -> tuple[ShardingRule, ...]:
-    """Split units gather the state before each step but the first, which begins with zeros, and scatter the
-    sum of its gradients; a split input or state sums the gates' arguments."""
+    """Sharding rules. With sharded units, the state is all-gathered before each step but the first (which has
+    a zero state), and its gradients are reduce-scattered. With a sharded input or state, the gates' arguments
+    are all-reduced."""
     gates, units, width, recurrent = recurrent_dims(op)
     batch, time = _batch(op), _time(op)
     steps = op.dims[time] - 1
@@ -82,8 +89,8 @@ def _rules(op: OpNode) -> tuple[ShardingRule, ...]:
 
 
 def _work(op: OpNode) -> tuple[KernelWork, ...]:
-    """The input's product for all steps at once, then step by step the state's, and what lies between: gates
-    read twice and written, and what a step carries on read and written."""
+    """The input's product for all steps at once; then, per step, the state's product and the memory-bound
+    rest: gates read twice and written, the state read and written."""
     gates, units, width, recurrent = recurrent_dims(op)
     batch, time = _batch(op), _time(op)
     return (
@@ -98,8 +105,8 @@ def _work(op: OpNode) -> tuple[KernelWork, ...]:
 
 
 def _saved(op: OpNode) -> SavedTensors:
-    """The input, every gate, of an LSTM every cell (of a GRU what its reset gate scales), and every state as
-    the next step read it, which may be more of it than what this rank made."""
+    """The input; every gate; every cell state (for a GRU the operand of its reset gate); and every state as
+    the next step reads it, which may be more than this rank's shard."""
     gates, units, _, recurrent = recurrent_dims(op)
     rows = (*_batch(op), _time(op))
     own = ((*rows, gates, units), (*rows, units), (*rows, recurrent))
@@ -117,7 +124,7 @@ def _recurrent(name: str, summary: str, gates: int) -> OperatorKind:
         "[g, h]; output [b, t, h]",
         inputs=(1, 1),
         parameters=(2, 4),
-        attributes=(Attribute(name="time", type="dim", meaning="the dim of steps", required=True),),
+        attributes=(Attribute(name="time", type="dim", meaning="the time dim", required=True),),
         check=check,
         splits=_rules,
         work=_work,
@@ -127,6 +134,9 @@ def _recurrent(name: str, summary: str, gates: int) -> OperatorKind:
 
 LSTM = _recurrent("lstm", "A layer of long short-term memory over time, from a state of zeros: 4 gates.", 4)
 GRU = _recurrent("gru", "A layer of gated recurrent units over time, from a state of zeros: 3 gates.", 3)
+
+
+# Cells
 
 
 def _check_cell(op: OpNode, gates: int, state: tuple[str, ...]) -> None:
@@ -165,7 +175,8 @@ def _has_weights(op: OpNode) -> bool:
 
 
 def _cell_rules(op: OpNode) -> tuple[ShardingRule, ...]:
-    """Units need the whole state and take their own part of it; a split input sums the gates' arguments."""
+    """Sharding rules. Units need the whole state and slice their part; with a sharded input, the gates'
+    arguments are all-reduced."""
     gates, units, width, _ = recurrent_dims(op)
     batch = without(op.inputs[0].dims, (width,))
     arguments = CollectiveCall(collective="all_reduce", dims=(*batch, gates, units), backward_calls=0)

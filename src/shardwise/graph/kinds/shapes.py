@@ -1,4 +1,4 @@
-"""The same elements in another shape: reshape, transpose, concat, slice."""
+"""Reshape, transpose, concat and slice."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Dims = tuple[str, ...]
 
 
 def _groups(op: OpNode) -> Iterator[tuple[Dims, Dims]]:
-    """The finest runs of neighbouring dims of input and output that hold as many elements.
+    """The shortest runs of adjacent dims of input and output with equally many elements.
 
-    Dims of size 1 at the end of the runs are left out.
+    Trailing dims of size 1 are left out.
     """
     before, after = op.inputs[0].dims, op.output
     left = right = 0
@@ -46,7 +46,7 @@ def _groups(op: OpNode) -> Iterator[tuple[Dims, Dims]]:
 
 
 def _outermost(op: OpNode, dims: Dims) -> str:
-    """The first dim of more than one element."""
+    """The first dim with more than one element."""
     return next((dim for dim in dims if op.dims[dim] > 1), dims[0])
 
 
@@ -55,7 +55,7 @@ def _check_reshape(op: OpNode) -> None:
     if read != made:
         raise refuse(
             op,
-            "makes as many elements as it reads",
+            "needs an output with as many elements as its input",
             key="output",
             found=f"{made} from {read}",
             allowed=f"dims of {read} elements",
@@ -63,7 +63,8 @@ def _check_reshape(op: OpNode) -> None:
 
 
 def _reshape_rules(op: OpNode) -> tuple[ShardingRule, ...]:
-    """A run of dims is split along its outermost dim, where parts of the input are parts of the output."""
+    """Sharding rules. A run of dims is split along its outermost dim, where parts of the input are parts of
+    the output."""
     rules = []
     for before, after in _groups(op):
         read, made = _outermost(op, before), _outermost(op, after)
@@ -88,7 +89,7 @@ def _check_transpose(op: OpNode) -> None:
     if sorted(op.output) != sorted(op.inputs[0].dims):
         raise refuse(
             op,
-            "makes the dims of its input in another order",
+            "needs an output with the dims of its input in another order",
             key="output",
             found=dims_text(op.output),
             allowed=f"an order of [{dims_text(op.inputs[0].dims)}]",
@@ -118,7 +119,7 @@ TRANSPOSE = OperatorKind(
 
 
 def _joined(op: OpNode) -> str:
-    """The dim of the output along which inputs follow each other: that which an input has not, or `over`.
+    """The output dim along which inputs are joined: one that an input does not have, or `over`.
 
     The output has at least one dim.
     """
@@ -137,7 +138,7 @@ def _check_concat(op: OpNode) -> None:
             op,
             "needs a dim along which its inputs follow each other",
             key="output",
-            found="[], one number",
+            found="[], a scalar",
             allowed="the dims of the inputs, with the joined one by a name of its own",
         )
     joined = _joined(op)
@@ -164,7 +165,7 @@ def _concat_rules(op: OpNode) -> tuple[ShardingRule, ...]:
 
 
 def _concat_work(op: OpNode) -> tuple[KernelWork, ...]:
-    """Forward copies; gradients are views."""
+    """The forward pass copies; gradients are views."""
     moved = tuple(Moved(dims, 1.0, 0.0) for dims in (*operands_of(op), op.output))
     return (KernelWork(kind="memory", moved=moved),)
 
@@ -193,17 +194,17 @@ def _check_slice(op: OpNode) -> None:
     if not cut or not sizes_fit:
         raise refuse(
             op,
-            "needs dims that it cuts, each made a smaller one in its place or none",
+            "needs dims that it slices, all replaced by smaller ones or all dropped",
             key="output",
             found=dims_text(op.output),
-            allowed=f"[{dims_text(dims)}] with new names for what is cut",
+            allowed=f"[{dims_text(dims)}] with new names for the dims that are sliced",
         )
     start = integer_of(op, "start", 0)
     ends = [(start + (op.dims[made[0]] if made else 1), op.dims[cut[0]])]
     if any(end > size for end, size in ends):
         raise refuse(
             op,
-            "cuts beyond the end of its input",
+            "slices beyond the end of its input",
             key="attributes.start",
             found=str(start),
             allowed=f"at most {ends[0][1] - (ends[0][0] - start)}",
@@ -216,7 +217,7 @@ def _slice_rules(op: OpNode) -> tuple[ShardingRule, ...]:
 
 
 def _slice_work(op: OpNode) -> tuple[KernelWork, ...]:
-    """Forward is a view; backward puts the gradient in its place."""
+    """The forward pass is a view; the backward pass copies the gradient into its place."""
     return (KernelWork(kind="memory", moved=(Moved(op.output, 0.0, 2.0),)),)
 
 

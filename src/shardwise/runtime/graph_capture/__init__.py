@@ -1,1 +1,1 @@
-"""Operator graphs captured from PyTorch modules: export, translation of ATen operators, checks."""
+"""Captures PyTorch modules as operator graphs: export, translation of ATen calls, checks."""

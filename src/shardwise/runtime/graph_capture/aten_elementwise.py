@@ -1,10 +1,8 @@
-"""PyTorch's ways to see a tensor otherwise: most are only names, some make a reshape or a slice.
+"""Handlers of ATen calls that turn each into graph operators: views, elementwise functions, norms, losses.
 
-PyTorch's functions of elements, pooling and reductions, as kinds of operators.
-
-PyTorch's normalisations and softmax, as kinds.
-
-PyTorch's losses, as kinds.
+`VIEWS` and `TUPLES` are reshapes, slices and the like: most only change the names of dims. `POINTWISE` has
+elementwise functions, pooling and reductions, `NORMS` norms and softmax, `LOSSES` losses. `aten_products` has
+the other handlers.
 """
 
 from __future__ import annotations
@@ -28,22 +26,24 @@ from shardwise.runtime.graph_capture.builder import (
 )
 from shardwise.runtime.graph_capture.torch_export import Ref, TracedCall
 
+# Views
+
 HandlerResult = View | tuple[View | None, ...]
 TupleHandler = Callable[[Builder, TracedCall, tuple[Dims, ...]], HandlerResult]
 
 UNSUPPORTED_RESULT: HandlerResult = ()
-"""A result that operators of graphs do not have, such as the last state of a recurrent layer."""
+"""A result that graphs do not have, such as the final state of a recurrent layer."""
 
 Handler = Callable[[Builder, TracedCall, Dims], HandlerResult]
 
 
 def argument(call: TracedCall, place: int, name: str, default: Any = None) -> Any:
-    """An argument of a call by its place or its name."""
+    """An argument of a call by its position or its name."""
     return call.arguments[place] if place < len(call.arguments) else call.named.get(name, default)
 
 
 def tensor(builder: Builder, call: TracedCall, place: int, name: str = "input") -> View:
-    """The view that is an argument of a call."""
+    """The view that is an argument of a call; ConfigError where there is none."""
     found = optional_tensor(builder, call, place, name)
     if found is None:
         raise builder.refused(call, f"has no tensor {name}", "tensors as operands")
@@ -51,21 +51,21 @@ def tensor(builder: Builder, call: TracedCall, place: int, name: str = "input") 
 
 
 def optional_tensor(builder: Builder, call: TracedCall, place: int, name: str) -> View | None:
-    """The view that is an argument of a call, None where there is none."""
+    """The view that is an argument of a call, or None."""
     found = argument(call, place, name)
     view = builder.views[found.name] if isinstance(found, Ref) else None
     if view == UNSUPPORTED_RESULT:
-        raise builder.refused(call, "reads a result that graphs do not have", "first results alone")
+        raise builder.refused(call, "reads a result that graphs do not have", "first results only")
     return view if isinstance(view, View) else None
 
 
 def same(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """The tensor as it is: casts, copies, detached."""
+    """The tensor unchanged: casts, copies, detach."""
     return tensor(builder, call, 0)
 
 
 def _reshape(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """A reshape where more than dims of size 1 come or go."""
+    """A reshape operator; only new names where just dims of size 1 come or go."""
     view = tensor(builder, call, 0)
     if [dim for dim in view.dims if not dim.is_unit] == [dim for dim in dims if not dim.is_unit]:
         places = iter(axis for dim, axis in zip(view.dims, view.axes, strict=True) if not dim.is_unit)
@@ -81,7 +81,7 @@ def _reshape(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
 
 
 def _expand(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """Dims in front, and dims of size 1 that are read again and again."""
+    """Broadcasting: new leading dims, and dims of size 1 that repeat."""
     return _expanded(tensor(builder, call, 0), dims)
 
 
@@ -91,7 +91,7 @@ def _expanded(view: View, dims: Dims) -> View:
 
 
 def broadcast_together(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
-    """Each tensor with the dims of all."""
+    """Each tensor expanded to the dims of all."""
     views = (builder.views[ref.name] for ref in call.arguments[0])
     pairs = zip(views, results, strict=True)
     return tuple(_expanded(view, dims) for view, dims in pairs if isinstance(view, View))
@@ -114,11 +114,11 @@ def _permute(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
 def sliced(
     builder: Builder, call: TracedCall, view: View, at: int, start: int, dims: Dims, *, drops_dim: bool
 ) -> View:
-    """A run of elements along dim `at` from `start` on; one element, and the dim `drops_dim`."""
+    """A range of elements along dim `at` from `start`; `drops_dim` selects one element and drops the dim."""
     if view.dims[at].is_unit or (not drops_dim and view.dims[at] == dims[at]):
         keep = [place for place in range(len(view.dims)) if not (drops_dim and place == at)]
         return permuted(view, keep)
-    if view.axes[at] is None:  # repeated along it: a part is as the whole
+    if view.axes[at] is None:  # repeated along this dim: a part equals the whole
         keep = [place for place in range(len(view.dims)) if not (drops_dim and place == at)]
         return replace(permuted(view, keep), dims=dims)
     if view.is_parameter:
@@ -140,10 +140,13 @@ def sliced(
 def _part_of_parameter(
     builder: Builder, call: TracedCall, view: View, at: int, rows: range, dims: Dims, *, drops_dim: bool
 ) -> View:
-    """Rows of a parameter are a parameter of their own, `in_proj.weight[0:64]`; where such parts would not
-    make the whole, or their number grows, they are looked up in it as in a table."""
+    """A range of a parameter as a parameter of its own, `in_proj.weight[0:64]`.
+
+    It is an embedding lookup in the parameter instead where such parts do not tile it, or where the number of
+    parts grows.
+    """
     if view.is_expanded or "[" in view.producer:
-        raise builder.refused(call, "cuts a parameter seen otherwise", "parts of parameters as they are")
+        raise builder.refused(call, "slices a view of a parameter", "slices of whole parameters")
     is_growing = not drops_dim and dims[at].growth != CONSTANT
     if is_growing or rows.step > 1 or not view.is_plain or view.producer in builder.lookup_tables:
         return _embedding_lookup(builder, call, view, at, rows, dims, drops_dim=drops_dim)
@@ -155,7 +158,7 @@ def _part_of_parameter(
 def _embedding_lookup(
     builder: Builder, call: TracedCall, view: View, at: int, rows: range, dims: Dims, *, drops_dim: bool
 ) -> View:
-    """`rows` of a parameter, which stays whole, by indices that are data."""
+    """An embedding lookup of `rows` in a parameter that stays whole; the indices are data."""
     space = IndexSpace()
     table = space.names(view.dims)
     made = None if drops_dim or dims[at].is_unit else space.fresh(dims[at])
@@ -168,7 +171,8 @@ def _embedding_lookup(
 
 
 def _slice(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """With a step, as many elements of activations from the first on; of parameters the rows themselves."""
+    """A slice. With a step, an activation's slice is modelled as the first elements of the same number; rows
+    of a parameter are exact."""
     view = tensor(builder, call, 0)
     at = argument(call, 1, "dim", 0) % len(view.dims)
     start, step = argument(call, 2, "start", 0) or 0, argument(call, 4, "step", 1)
@@ -193,7 +197,7 @@ def _select(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
 
 
 def parts(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
-    """Chunks and splits along a dim: a slice each; `unbind` is without the dim."""
+    """Chunks and splits along a dim as one slice each; `unbind` drops the dim."""
     view = tensor(builder, call, 0)
     drops_dim = call.target.startswith("aten.unbind")
     at = argument(call, 1 if drops_dim else 2, "dim", 0) % len(view.dims)
@@ -207,14 +211,14 @@ def parts(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> Hand
 
 def _concat(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     every = [view for ref in call.arguments[0] if isinstance(view := builder.views[ref.name], View)]
-    # Caches begin with tensors without elements, of one dim even, which PyTorch leaves out.
+    # Caches start with tensors without elements, some with one dim; PyTorch ignores them.
     views = [view for view in every if all(dim.size for dim in view.dims)]
     at = argument(call, 1, "dim", 0) % len(dims)
     return views[0] if len(views) == 1 else concatenated(builder, call, views, at, dims)
 
 
 def concatenated(builder: Builder, call: TracedCall, views: Sequence[View], at: int, dims: Dims) -> View:
-    """Tensors one behind the other along the dim at `at`."""
+    """A concat of tensors along the dim at `at`."""
     views = [builder.with_unit_dims(call, view, (at,)) for view in views]
     space = IndexSpace()
     output = space.names(dims)
@@ -243,7 +247,7 @@ VIEWS: Mapping[str, Handler] = {
     "cat": _concat,
     "concat": _concat,
 }  # fmt: skip
-"""By the name of the operator without `aten.` and its overload."""
+"""By the name of the ATen operator without `aten.` and its overload."""
 
 TUPLES: Mapping[str, TupleHandler] = {
     **dict.fromkeys(("chunk", "split", "split_with_sizes", "tensor_split", "unbind"), parts),
@@ -252,6 +256,8 @@ TUPLES: Mapping[str, TupleHandler] = {
 """Operators with several results."""
 
 
+# Elementwise functions, pooling and reductions
+
 FUNCTIONS: Mapping[str, str] = {
     "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negate", "relu": "relu",
     "sigmoid": "sigmoid", "tanh": "tanh", "exp": "exp", "sqrt": "sqrt", "rsqrt": "rsqrt", "gelu": "gelu",
@@ -259,14 +265,14 @@ FUNCTIONS: Mapping[str, str] = {
     "clamp_min": "clamp", "clamp_max": "clamp", "maximum": "maximum", "minimum": "minimum", "where": "where",
     "masked_fill": "masked_fill", "hardtanh": "clamp", "relu6": "clamp",
 }  # fmt: skip
-"""Kinds of functions by the name of the operator."""
+"""The graph's function of each ATen operator."""
 
 NONLINEAR = (
     "leaky_relu", "elu", "selu", "celu", "mish", "hardswish", "hardsigmoid", "logsigmoid", "log_sigmoid",
     "erf", "abs", "sin", "cos", "reciprocal", "log1p", "expm1", "sign", "floor", "addcmul", "lerp",
     "rsub", "prelu",
 )  # fmt: skip
-"""Functions that count as any other."""
+"""ATen operators that the graph has as the function `nonlinear`."""
 
 WITH_SCALAR: Mapping[str, str] = {
     "add": "shift",
@@ -275,11 +281,10 @@ WITH_SCALAR: Mapping[str, str] = {
     "div": "scale",
     "rsub": "shift",
 }
-"""What functions of a tensor and a number are."""
+"""The functions of a tensor and a number."""
 
 OPERANDS: Mapping[str, int] = {"masked_fill": 2, "where": 3}
-"""Tensors that functions take; with a tensor where they have a number, or a number where they have a tensor,
-they count as any other."""
+"""Number of tensor operands of a function. With another number of tensors it becomes `nonlinear`."""
 
 
 def broadcast(
@@ -291,7 +296,7 @@ def broadcast(
     *,
     number: float | None = None,
 ) -> View:
-    """A function of elements (with a `number` of its own): operands lie at the end of the output's dims."""
+    """An elementwise operator with broadcasting; `number` is the function's number."""
     space = IndexSpace()
     output = space.names(dims)
     operands = []
@@ -324,7 +329,7 @@ def _elementwise(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResul
 
 
 def _number(builder: Builder, call: TracedCall, name: str, function: str) -> float | None:
-    """The number of a function that has one, where it is the same at every size and can be written."""
+    """The number of a function that has one, if it is finite and equal at every batch and sequence length."""
     value = argument(call, 2 if function == "masked_fill" else 1, "value", None)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     if function not in ("scale", "shift", "masked_fill", "power") or not is_number or name == "rsub":
@@ -349,7 +354,8 @@ def _dropout(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
 
 
 def _stack(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """As many elements as it reads, in another order."""
+    """An elementwise function with as many elements as its operands have together: models the cost of a
+    stack."""
     at = argument(call, 1, "dim", 0) % len(dims)
     views = []
     for ref in call.arguments[0]:
@@ -365,8 +371,10 @@ def _stack(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
 
 
 def _reduction(function: str, *, dim_at: int = 1, of: str = "", then: str = "") -> Handler:
-    """A number of the elements along some dims (all where none is said), first each made another by `of`, and
-    `then` what is made of them."""
+    """A handler of a reduction over some dims (all if none is given).
+
+    `of` is an elementwise function before the reduction, `then` one after it.
+    """
 
     def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
         view = tensor(builder, call, 0)
@@ -384,7 +392,7 @@ def _reduction(function: str, *, dim_at: int = 1, of: str = "", then: str = "") 
 def reduced(
     builder: Builder, call: TracedCall, view: View, function: str, reduced_dims: Collection[int], dims: Dims
 ) -> View:
-    """A number of the elements along the dims at `reduced_dims`."""
+    """A reduction over the dims at `reduced_dims`."""
     view = builder.whole(call, view)
     every = range(len(view.dims))
     if all(view.dims[at].is_unit for at in reduced_dims):
@@ -398,7 +406,7 @@ def reduced(
 
 
 def extremum(function: str) -> TupleHandler:
-    """A maximum along a dim, whose place graphs do not have."""
+    """A handler of a maximum or minimum along a dim; graphs do not have its index."""
 
     def handler(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
         view = tensor(builder, call, 0)
@@ -412,7 +420,7 @@ def extremum(function: str) -> TupleHandler:
 
 
 def _glu(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """One half of the elements times the sigmoid of the other."""
+    """Half of the elements times the sigmoid of the other half."""
     view = tensor(builder, call, 0)
     at = argument(call, 1, "dim", -1) % len(view.dims)
     half = dims[at].size
@@ -424,7 +432,7 @@ def _glu(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
 
 
 def _pool(function: str) -> Handler:
-    """Windows over the last dims, as many as the operator's name says."""
+    """A handler of pooling over the last dims; the operator's name ends with their number."""
 
     def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
         spatial = int(call.target.split(".")[1].rstrip("_")[-2])
@@ -438,7 +446,7 @@ def _pool(function: str) -> Handler:
                 call, "reduce", space, [(view, names)], remaining, dims, attributes={"function": "mean"}
             )
         if any(dim.is_unit for dim in (*view.dims[-spatial:], *dims[-spatial:])):
-            raise builder.refused(call, "makes a single window", "mean(), amax() or an adaptive average")
+            raise builder.refused(call, "has a single window", "mean(), amax() or an adaptive average")
         attributes: dict[str, Setting] = {"function": function, "spatial": spatial}
         if not is_adaptive:
             kernel = uniform_setting(builder, call, argument(call, 1, "kernel_size"))
@@ -453,12 +461,10 @@ def _pool(function: str) -> Handler:
 
 
 def uniform_setting(builder: Builder, call: TracedCall, value: int | list[int]) -> int:
-    """A setting that is the same along all spatial dims."""
+    """A setting that is equal along all spatial dims; ConfigError otherwise."""
     values = {value} if isinstance(value, int) else set(value)
     if len(values) != 1:
-        raise builder.refused(
-            call, "has windows that differ by direction", "square windows, strides, padding"
-        )
+        raise builder.refused(call, "has windows that differ by dim", "square windows, strides and padding")
     return int(values.pop())
 
 
@@ -482,8 +488,11 @@ POINTWISE: Mapping[str, Handler] = {
 }
 
 
+# Norms and softmax
+
+
 def _norm(kind: str, weight_at: int) -> Handler:
-    """A norm over the last dims: its input, their sizes, a scale and a shift."""
+    """A handler of a norm over the last dims, with optional scale and shift."""
 
     def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
         view = builder.plain(call, tensor(builder, call, 0))
@@ -500,13 +509,13 @@ def _norm(kind: str, weight_at: int) -> Handler:
 
 
 def _weights(builder: Builder, call: TracedCall, place: int, names: Names) -> list[tuple[View, Names]]:
-    """Scale and shift, where there are."""
+    """Scale and shift, where present."""
     found = (optional_tensor(builder, call, place + at, name) for at, name in enumerate(("weight", "bias")))
     return [(view, names) for view in found if view is not None and view.is_parameter]
 
 
 def _batch_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """Over the whole batch; by kept statistics it is a function of elements."""
+    """Statistics over the whole batch. With running statistics it is an elementwise function."""
     view = builder.plain(call, tensor(builder, call, 0))
     space = IndexSpace()
     names = space.names(view.dims)
@@ -540,7 +549,7 @@ def _group_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult
 
 
 def _instance_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """A group of each channel."""
+    """A group norm with one group per channel."""
     view = builder.plain(call, tensor(builder, call, 0))
     space = IndexSpace()
     names = space.names(view.dims)
@@ -569,7 +578,10 @@ NORMS: Mapping[str, Handler] = {
     "instance_norm": _instance_norm,
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _softmax),
 }
-"""By the name of the operator without `aten.` and its overload."""
+"""By the name of the ATen operator without `aten.` and its overload."""
+
+
+# Losses
 
 
 def _cross_entropy(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
@@ -590,11 +602,11 @@ def _entropy(builder: Builder, call: TracedCall, logits: View, dims: Dims) -> Vi
 
 
 def _nll_loss(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """Of a log softmax it is the cross entropy of what that reads."""
+    """The cross entropy of the logits, where the input is a log softmax."""
     view = tensor(builder, call, 0)
     softmax = next((node for node in builder.nodes if node.name == view.producer), None)
     if softmax is None or softmax.attributes.get("function") != "log_softmax":
-        raise builder.refused(call, "reads something else than a log softmax", "F.cross_entropy of logits")
+        raise builder.refused(call, "does not read a log softmax", "F.cross_entropy of logits")
     axes = dict(zip(softmax.output, range(len(softmax.output)), strict=True))
     order = tuple(axes[dim] for dim in softmax.inputs[0].dims)
     logits = replace(view, producer=softmax.inputs[0].source, axes=tuple(
@@ -617,7 +629,7 @@ def _difference(kind: str) -> Handler:
 
 
 def _elementwise_loss(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """A loss of each difference by itself, and their mean."""
+    """An elementwise loss and its mean."""
     views = [tensor(builder, call, at, name) for at, name in enumerate(("input", "target"))]
     full = views[0].dims
     each = broadcast(builder, replace(call, name=f"{call.name}_each"), "nonlinear", views, full)
@@ -633,4 +645,4 @@ LOSSES: Mapping[str, Handler] = {
     ),
     **dict.fromkeys(("l1_loss", "smooth_l1_loss", "huber_loss"), _elementwise_loss),
 }
-"""By the name of the operator without `aten.` and its overload."""
+"""By the name of the ATen operator without `aten.` and its overload."""

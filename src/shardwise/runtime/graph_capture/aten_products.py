@@ -1,6 +1,6 @@
-"""PyTorch's contractions, convolutions, attention and tables, as kinds.
+"""Handlers of ATen calls for products, convolution, attention, embedding (`PRODUCTS`), and recurrent layers.
 
-PyTorch's recurrent layers and cells, as kinds.
+`RECURRENT` and `CELLS` handle LSTM and GRU layers and cells. `aten_elementwise` has the other handlers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from shardwise.runtime.graph_capture.builder import (
 )
 from shardwise.runtime.graph_capture.torch_export import TracedCall, refs_of
 
+# Products, convolution, attention and embedding
+
 
 def _contracted(
     builder: Builder,
@@ -44,7 +46,7 @@ def _contracted(
     output: Names,
     dims: Dims,
 ) -> View:
-    """A product of operands: `linear` or `matmul` where it is one, else `einsum`."""
+    """A product of two operands: a `linear` or `matmul` where it is one, otherwise an `einsum`."""
     (_, left), (two, right) = operands
     summed = {name for name in left if name in right and name is not None} - set(output)
     weights = [view for view, _ in operands if view.is_parameter]
@@ -93,7 +95,7 @@ def _addmm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
 
 
 def _product(builder: Builder, call: TracedCall, one: View, two: View, dims: Dims) -> View:
-    """Batched matmul with broadcasting; a vector is a matrix of one row, or of one column."""
+    """Batched matmul with broadcasting. A vector is a matrix of one row or one column."""
     if len(one.dims) == 1:
         one = replace(one, dims=(Dim(1), *one.dims), axes=(None, *one.axes))
     if len(two.dims) == 1:
@@ -112,14 +114,14 @@ def _einsum(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
     if not arrow or "." in equation or any(len(set(term)) < len(term) for term in terms):
-        raise builder.refused(call, f"has the equation {equation}", "letters, each once in a tensor, and ->")
+        raise builder.refused(call, f"has the equation {equation}", "letters, each once per tensor, and ->")
     space = IndexSpace()
     indices: dict[str, str | None] = {}
     operands = []
     for term, ref in zip(terms, call.arguments[1], strict=True):
         view = builder.views[ref.name]
         if not isinstance(view, View):
-            raise builder.refused(call, "reads several tensors as one", "tensors as operands")
+            raise builder.refused(call, "reads a list of tensors as one operand", "tensors as operands")
         for letter, dim in zip(term, view.dims, strict=True):
             if indices.get(letter) is None:
                 indices[letter] = None if dim.is_unit else space.fresh(dim)
@@ -134,10 +136,11 @@ def _einsum(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
 
 
 def _convolution(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """Channels, rows and kernel dims are spelled out where they are 1, too: places tell them apart."""
+    """A convolution. Channel, spatial and kernel dims are kept where they are 1: they are identified by
+    position."""
     weight, bias = tensor(builder, call, 1, "weight"), optional_tensor(builder, call, 2, "bias")
     if not all(view.is_parameter and view.is_plain for view in (weight, bias) if view is not None):
-        raise builder.refused(call, "has filters that are computed", "parameters as filters and bias")
+        raise builder.refused(call, "computes its filters", "parameters as filters and bias")
     spatial = len(weight.dims) - 2
     view = tensor(builder, call, 0)
     view = builder.with_unit_dims(call, view, range(len(view.dims) - spatial - 1, len(view.dims)))
@@ -173,7 +176,7 @@ def _convolution(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResul
 
 
 def _windows(builder: Builder, call: TracedCall, kernel: Dims, groups: int) -> Attributes:
-    """Stride, padding, dilation and groups, where they are not the customary ones."""
+    """Stride, padding, dilation and groups, where they are not the defaults."""
     stride = uniform_setting(builder, call, argument(call, 3, "stride", 1))
     dilation = uniform_setting(builder, call, argument(call, 5, "dilation", 1))
     padding = argument(call, 4, "padding", 0)
@@ -225,7 +228,9 @@ def _attention(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
 def _embedding(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     table, indices = tensor(builder, call, 0, "weight"), tensor(builder, call, 1, "indices")
     if not table.is_parameter:
-        raise builder.refused(call, "looks up in a tensor that is no parameter", "a table of parameters")
+        raise builder.refused(
+            call, "looks up rows of a tensor that is not a parameter", "a parameter as table"
+        )
     space = IndexSpace()
     names, rows = space.names(indices.dims), space.names(table.dims)
     return builder.emit(call, "embedding", space, [(indices, names), (table, rows)], (*names, rows[1]), dims)
@@ -240,28 +245,30 @@ PRODUCTS: Mapping[str, Handler] = {
     "scaled_dot_product_attention": _attention,
     "embedding": _embedding,
 }
-"""By the name of the operator without `aten.` and its overload."""
+"""By the name of the ATen operator without `aten.` and its overload."""
 
 
-ZERO_STATE = "layers that begin with zeros, for a given state a loop over nn.LSTMCell or nn.GRUCell"
+# Recurrent layers and cells
+
+ZERO_STATE = "a zero initial state; for another one, a loop over nn.LSTMCell or nn.GRUCell"
 
 GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "lstm_cell": 4, "gru_cell": 3}
 
 
 def _layers(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
-    """Layers over time, one operator each; of the results only the outputs of the last one."""
+    """Recurrent layers over time, one operator each. Only the outputs of the last layer are results."""
     _, kind, overload = call.target.split(".")
     if overload != "input":
-        raise builder.refused(call, "reads packed sequences", "sequences of the same length")
+        raise builder.refused(call, "reads packed sequences", "sequences of equal length")
     if not all(ref.name in builder.zeros for ref in refs_of(call.arguments[1])):
-        raise builder.refused(call, "begins with a state that is not known to be zeros", ZERO_STATE)
+        raise builder.refused(call, "has an initial state that is not known to be zero", ZERO_STATE)
     weights, has_biases, layers, _, _, is_bidirectional, batch_first = call.arguments[2:9]
     if is_bidirectional:
-        raise builder.refused(call, "works in both directions", "one direction")
+        raise builder.refused(call, "is bidirectional", "bidirectional=False")
     view = tensor(builder, call, 0)
     each = len(weights) // layers
     if each != (4 if has_biases else 2):
-        raise builder.refused(call, "projects its state", "layers without proj_size")
+        raise builder.refused(call, "projects its state", "no proj_size")
     for layer in range(layers):
         own = [builder.views[ref.name] for ref in weights[layer * each : (layer + 1) * each]]
         name = call.name if layers == 1 else f"{call.name}_{layer}"
@@ -294,10 +301,11 @@ def _gate_weights(
     gates: int,
     width: str | None,
 ) -> tuple[list[tuple[View, Names]], str, str]:
-    """Weights and biases with a dim of gates, and the names of units and of those that they read."""
+    """Weights and biases with a gate dim, and the names of the unit dim and of the state dim that they
+    read."""
     found = [item for item in weights if isinstance(item, View)]
     if not all(view.is_parameter and view.is_plain for view in found):
-        raise builder.refused(call, "has weights that are computed", "parameters as weights")
+        raise builder.refused(call, "computes its weights", "parameters as weights")
     first, second, *biases = found
     gate = space.fresh(Dim(gates))
     units = space.fresh(Dim(first.dims[0].size // gates))
@@ -312,12 +320,11 @@ def _gate_weights(
 
 
 def _lstm_cell(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
-    """A step; the hidden state and the cell that it makes lie behind each other, and are cut out where they
-    are read apart."""
+    """One time step. Hidden state and cell state are one tensor; a slice reads each of them."""
     refs = refs_of(call.arguments[1])
     hidden, cell = (builder.views[ref.name] for ref in refs)
     if not isinstance(hidden, View) or not isinstance(cell, View):
-        raise builder.refused(call, "reads several tensors as one", "tensors as operands")
+        raise builder.refused(call, "reads a list of tensors as one operand", "tensors as operands")
     dims = (Dim(2), *results[0])
     if all(ref.name in builder.zeros for ref in refs):
         state = view_of(builder.unique(f"{call.name}_state"), dims, is_data=True)
@@ -331,7 +338,8 @@ def _lstm_cell(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) ->
 
 
 def _pair(builder: Builder, call: TracedCall, hidden: View, cell: View, dims: Dims) -> View:
-    """Two tensors, one behind the other: what another step made, where they are its two."""
+    """Two states as one tensor: the result of the previous step where they come from it, otherwise a
+    concat."""
     made = {node.name: node for node in builder.nodes}
     halves = [made.get(view.producer) for view in (hidden, cell)]
     if all(view.is_plain for view in (hidden, cell)):
@@ -353,7 +361,7 @@ def _gru_cell(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
 
 
 def _step(builder: Builder, call: TracedCall, state: View, dims: Dims) -> View:
-    """A cell's operator, which reads and makes states of `dims`."""
+    """The operator of a cell, which reads and makes states of `dims`."""
     view = tensor(builder, call, 0)
     view = builder.with_unit_dims(call, view, (len(view.dims) - 1,))
     state = builder.with_unit_dims(replace(call, name=f"{call.name}_before"), state, (len(dims) - 1,))
@@ -371,6 +379,6 @@ def _step(builder: Builder, call: TracedCall, state: View, dims: Dims) -> View:
 
 
 RECURRENT: Mapping[str, TupleHandler] = {"lstm": _layers, "gru": _layers, "lstm_cell": _lstm_cell}
-"""Those with several results, by the name of the operator without `aten.` and its overload."""
+"""Handlers with several results, by the name of the ATen operator without `aten.` and its overload."""
 
 CELLS: Mapping[str, Handler] = {"gru_cell": _gru_cell}

@@ -1,4 +1,8 @@
-"""Operators in order as a chain of blocks, with repetitions folded."""
+"""Turns a list of operators into a chain of blocks and folds repetitions: `blocks_of`.
+
+A segment is a run of operators that passes a single tensor on. Equal segments in a row become one block with
+`repeat`. Tensors that several repetitions read, such as an encoder's output, become skip tensors.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ from dataclasses import dataclass, replace
 from shardwise.graph import Block, Operand, OpNode, Parameter
 
 MOST_IN_BLOCK = 8
-"""Operators of a block that is no repetition, where it can be cut."""
+"""Largest number of operators of a block that is not repeated, where it can be split."""
 
 MOST_SHARED = 4
-"""Tensors at most that repetitions read beside what the one before them made."""
+"""Largest number of skip tensors that repetitions read in addition to the previous block's result."""
 
 Nodes = tuple[OpNode, ...]
 
@@ -29,8 +33,11 @@ def needed(nodes: Sequence[OpNode], result: str) -> Nodes:
 
 
 def blocks_of(nodes: Sequence[OpNode], inputs: Mapping[str, tuple[int, ...]]) -> tuple[Block, ...]:
-    """The chain of blocks: cut wherever one tensor alone is read behind, besides those that all repetitions
-    read, such as what an encoder hands to a decoder; runs of alike ones folded."""
+    """The chain of blocks, with equal blocks in a row folded.
+
+    A block ends wherever a single tensor is read later, not counting skip tensors that all repetitions read
+    (such as an encoder's output in a decoder).
+    """
     plain = list(_segments(nodes))
     names = {node.name for node in nodes}
     blocks = _folded(list(_with_shared(plain, inputs)), inputs, names)
@@ -38,7 +45,7 @@ def blocks_of(nodes: Sequence[OpNode], inputs: Mapping[str, tuple[int, ...]]) ->
 
 
 def _are_chained(blocks: Sequence[Block]) -> bool:
-    """Whether each block reads the one before it, or lends what that made to those behind it."""
+    """Whether each block reads the one before it, or passes its result on as a skip tensor."""
     reads = [{operand.source for node in block.operators for operand in node.inputs} for block in blocks]
     return all(
         block.entry in reads[place]
@@ -51,7 +58,7 @@ def _are_chained(blocks: Sequence[Block]) -> bool:
 def _folded(
     segments: Sequence[_Segment], inputs: Mapping[str, tuple[int, ...]], names: Collection[str]
 ) -> tuple[Block, ...]:
-    """The blocks that segments make, runs of alike ones folded."""
+    """The blocks that segments make, with equal segments in a row folded."""
     fingerprints = [_fingerprint(segment, inputs) for segment in segments]
     builder = _BlockBuilder(inputs, names, frozenset().union(*(segment.shared for segment in segments)))
     pending: list[OpNode] = []
@@ -77,8 +84,10 @@ def _folded(
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Operators in a row that read one tensor of those before them, and any that are `shared` with segments
-    beside them. One that `is_boundary` is no repetition: it makes one of these, or begins with one."""
+    """Consecutive operators that read one tensor of those before them, and any tensors that are `shared`.
+
+    A boundary is not a repetition: it makes a shared tensor, or begins with one.
+    """
 
     nodes: Nodes
     shared: frozenset[str] = frozenset()
@@ -86,8 +95,10 @@ class _Segment:
 
 
 def _with_shared(segments: Sequence[Nodes], inputs: Mapping[str, tuple[int, ...]]) -> Iterator[_Segment]:
-    """The segments; where one would fall into repetitions but for tensors that several of them read, these.
-    The last repetition may end in segments behind."""
+    """The segments, split further where tensors that several of them read are all that hides repetitions.
+
+    The last repetition may end in later segments.
+    """
     plain = [_Segment(nodes) for nodes in segments]
     fingerprints = [_fingerprint(segment, inputs) for segment in plain]
     before: str | None = None
@@ -104,8 +115,10 @@ def _with_shared(segments: Sequence[Nodes], inputs: Mapping[str, tuple[int, ...]
 
 
 def _candidates(nodes: Nodes, before: str | None) -> Iterator[frozenset[str]]:
-    """Tensors that may be shared, those first that are read furthest behind where they come from: one, two,
-    and so on of those that are read more than once."""
+    """Sets of tensors that may be shared: the first one, two, ... of those with several readers.
+
+    They are ordered by the distance between producer and last reader, longest first.
+    """
     made = {node.name: at for at, node in enumerate(nodes)} | ({before: -1} if before is not None else {})
     reads: dict[str, list[int]] = {}
     for at, node in enumerate(nodes):
@@ -119,7 +132,7 @@ def _candidates(nodes: Nodes, before: str | None) -> Iterator[frozenset[str]]:
 
 
 def _split_segments(nodes: Nodes, before: str | None, shared: frozenset[str]) -> list[_Segment]:
-    """The segments of operators between which a single tensor passes beside those that are shared."""
+    """The segments of `nodes` between which a single tensor passes, not counting the shared ones."""
     return [
         _Segment(
             each,
@@ -136,8 +149,7 @@ def _operators_saved(
     fingerprints: Sequence[object],
     shared: frozenset[str],
 ) -> int:
-    """Operators that need not be told, since they are repetitions of others; none where no repetitions read
-    what is shared."""
+    """Number of operators that folding saves; zero where no repetition reads a shared tensor."""
     reads = [_reads(segment, shared) for segment in following]
     saved, is_read, place = 0, False, 1
     while place < len(subsegments) and sum(reads[1 : len(subsegments)]) > 1:
@@ -159,8 +171,10 @@ def _reads(segment: _Segment, sources: frozenset[str]) -> bool:
 def _segments(
     nodes: Sequence[OpNode], before: str | None = None, shared: frozenset[str] = frozenset()
 ) -> Iterator[Nodes]:
-    """The finest runs of operators between which a single tensor passes, the last one made, beside those that
-    are `shared`; `before` is what they read of those before them."""
+    """The shortest runs of operators that pass a single tensor on, not counting `shared` ones.
+
+    `before` is the tensor that they read of earlier operators.
+    """
     last = {operand.source: at for at, node in enumerate(nodes) for operand in node.inputs}
     start, last_use = 0, 0 if before is None or before in shared else last.get(before, 0)
     for at, node in enumerate(nodes):
@@ -175,7 +189,7 @@ def _segments(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """So many segments, so many times, and the parameters' names with their counters."""
+    """`period` segments, repeated `count` times, and parameter names with their counters."""
 
     period: int
     count: int
@@ -183,7 +197,8 @@ class _Run:
 
 
 def _run_at(place: int, segments: Sequence[_Segment], fingerprints: Sequence[object]) -> _Run | None:
-    """The repetition that begins here and covers most segments, of those the shortest."""
+    """The repetition that begins at `place` and covers most segments; of equal ones, that with the shortest
+    period."""
     best: _Run | None = None
     for period in range(1, (len(segments) - place) // 2 + 1):
         count = 1
@@ -209,7 +224,8 @@ def _run_at(place: int, segments: Sequence[_Segment], fingerprints: Sequence[obj
 
 
 def _counted(one: Sequence[str], two: Sequence[str], step: int) -> dict[str, str] | None:
-    """For each name of `one` the name with a counter, which gives that of `two` after `step` repetitions."""
+    """Names of `one` with a counter that gives the names of `two` after `step` repetitions; None if there is
+    none."""
     names: dict[str, str] = {}
     for first, other in zip(one, two, strict=True):
         left, right = first.split("."), other.split(".")
@@ -225,7 +241,8 @@ def _counted(one: Sequence[str], two: Sequence[str], step: int) -> dict[str, str
 
 
 def _fingerprint(segment: _Segment, inputs: Mapping[str, tuple[int, ...]]) -> object:
-    """What two repetitions of a segment have in common: all but names of operators, data and parameters."""
+    """All that two repetitions of a segment have in common: everything but names of operators, data,
+    parameters."""
     places = {node.name: at for at, node in enumerate(segment.nodes)}
     parameters: dict[str, int] = {}
     data: dict[str, int] = {}
@@ -258,8 +275,10 @@ def _with_names(nodes: Sequence[OpNode], names: Mapping[str, str]) -> Nodes:
 
 
 class _BlockBuilder:
-    """Blocks in the making, of a graph that has these inputs and operators; what operators make that is
-    `shared` is read by name, or by that of the entry where it is what the block before ends with."""
+    """Blocks built so far, of a graph with these inputs and operators.
+
+    `shared` tensors are read by name; the result of the previous block is read as the entry.
+    """
 
     def __init__(
         self, inputs: Mapping[str, tuple[int, ...]], names: Collection[str], shared: frozenset[str]
@@ -277,13 +296,16 @@ class _BlockBuilder:
         return name
 
     def close(self, nodes: list[OpNode], *, repeat: int = 1, result: str | None = None) -> None:
-        """Adds a block of `nodes`, which reads the one before it as its entry, and empties them; of
-        repetitions the last one makes the `result`."""
+        """Add a block of `nodes` and clear the list. Its entry is the result of the previous block.
+
+        `result` is the result of the last repetition.
+        """
         if not nodes:
             return
         entry = self.entry
         if self.before in self.shared and repeat == 1:
-            # The block behind lends it: nobody borrows what repetitions make, and it may read nothing else.
+            # The next block passes it on as a skip tensor: blocks cannot read a tensor inside repetitions,
+            # and it may be all that the block reads.
             entry = self.known[self.before] = self._free("shared")
         own = {node.name for node in nodes} | {*self.inputs}
 
@@ -305,7 +327,7 @@ class _BlockBuilder:
 
 
 def _block_name(nodes: Nodes, repeat: int, taken: set[str], count: int) -> str:
-    """What counted parameters have in front of their counter (`model.layers`), else the block's place."""
+    """The prefix of counted parameters (`model.layers`), or else the block's number."""
     fronts = (p.name.partition(".{")[0] for node in nodes for p in node.parameters if ".{" in p.name)
     front = next(fronts, "") if repeat > 1 else ""
     return front if front and front not in taken else f"block{count}"

@@ -1,10 +1,10 @@
-"""Operators of a graph as they are found: names of dims, and values seen through views.
+"""Builds graph operators from traced calls: dims and their growth, views, and names of dims (`Builder`).
 
-Dims of size 1 that do not grow are left out of every tensor, so that squeezing and broadcasting are only
-names. A value is seen through a view: transposed, with dims of size 1, or repeated along dims that its maker
-has not; readers name its dims in their maker's order.
+Dims of size 1 that do not grow are left out of every tensor, so squeezing and broadcasting only change names.
+A `View` is a tensor as its producer makes it, with dims permuted, added with size 1, or repeated. Readers
+name its dims in the producer's order.
 
-Which sizes follow the batch and the sequence length: the same module traced at two of each.
+`dims_by_value` finds which sizes grow with the batch or the sequence length, by tracing with each doubled.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from shardwise.errors import ConfigError
 from shardwise.graph import Operand, OpNode, Parameter, SizeGrowth, check_op
 from shardwise.runtime.graph_capture.torch_export import ModuleTrace, Shape, TracedCall, refs_of, refusal
 
+# Dims and their growth
+
 CONSTANT = SizeGrowth()
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """The size of one dim of a tensor, and what it grows with."""
+    """The size of one dim of a tensor, and its growth."""
 
     size: int
     growth: SizeGrowth = CONSTANT
 
     @property
     def is_unit(self) -> bool:
-        """Whether it is always 1: such dims are left out of graphs."""
+        """Whether it is always 1: graphs leave such dims out."""
         return self.size == 1 and self.growth == CONSTANT
 
 
@@ -38,8 +40,11 @@ Dims = tuple[Dim, ...]
 def dims_by_value(
     trace: ModuleTrace, doubled: Mapping[str, ModuleTrace], file: str
 ) -> dict[str, tuple[Dims, ...]]:
-    """The dims of every parameter, of what depends on one, and of the data that this reads (several where a
-    value is a tuple), from the traces with the batch (`batch`) or the sequence length (`seq_len`) doubled."""
+    """The dims of every parameter, of every value that depends on one, and of the data that these read.
+
+    A tuple value has several. `doubled` are the traces with the batch (`batch`) or the sequence length
+    (`seq_len`) doubled. ConfigError where the operators differ, or where a size grows in another way.
+    """
     values = _values(trace)
     others = {what: _values(other) for what, other in doubled.items()}
     for what, other in others.items():
@@ -54,7 +59,7 @@ def dims_by_value(
 
 
 def varying_numbers(trace: ModuleTrace, doubled: Mapping[str, ModuleTrace]) -> frozenset[str]:
-    """The calls of `trace` that are called with other numbers where the batch or the sequence is doubled."""
+    """The calls of `trace` whose numbers change where the batch or the sequence length is doubled."""
     return frozenset(
         one.name
         for other in doubled.values()
@@ -70,7 +75,7 @@ def _numbers(call: TracedCall) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value, what makes it, where, and its shapes."""
+    """A value, its producer, its source line and its shapes."""
 
     name: str
     producer: str
@@ -79,7 +84,7 @@ class _Value:
 
 
 def _values(trace: ModuleTrace) -> list[_Value]:
-    """Parameters, then each call that depends on one, behind the data that it reads."""
+    """Parameters, then each call that depends on one, after the data that it reads."""
     shapes = trace.shapes()
     values = [
         _Value(name, own, f"parameter {own}", (shape,)) for name, (own, shape) in trace.parameters.items()
@@ -105,7 +110,7 @@ def _check_same_operators(values: Sequence[_Value], others: Sequence[_Value], wh
 
 def _differs_error(what: str, where: str | None, file: str) -> ConfigError:
     return ConfigError(
-        f"is another network when the {what} doubles",
+        f"is a different network when the {what} doubles",
         file=file,
         key=where,
         allowed="the same operators at every batch and sequence length",
@@ -121,31 +126,36 @@ def _dims(shape: Shape, doubled_shapes: Mapping[str, Shape], where: str | None, 
 
 
 def _power(size: int, doubled: int, what: str, where: str | None, file: str) -> int:
-    """The power of what was doubled that makes `doubled` of `size`."""
+    """The power with which `size` grows to `doubled`."""
     for power in (0, 1, 2):
         if doubled == size * 2**power:
             return power
     raise ConfigError(
-        f"has a size that follows the {what} otherwise than by a product",
+        f"has a size that is not a multiple of a power of the {what}",
         file=file,
         key=where,
         found=f"{size}, and {doubled} when the {what} doubles",
-        allowed=f"sizes that stay, or grow as the {what} or its square",
+        allowed=f"constant sizes, or sizes that grow with the {what} or its square",
     )
 
+
+# Views and operators
 
 Setting = int | float | bool | str
 
 Attributes = Mapping[str, Setting]
 
 Names = tuple[str | None, ...]
-"""One per dim of a view, None for those that are left out."""
+"""One name per dim of a view; None for dims that are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a name in the trace stands for: a maker's tensor, its dims as PyTorch has them, and for each the
-    place among the maker's, None where the maker has it not (size 1, or repeated)."""
+    """A name of the trace as its producer's tensor.
+
+    `dims` are in PyTorch's order. `axes` has for each its position among the producer's dims, or None where
+    the producer does not have it (size 1, or repeated).
+    """
 
     producer: str
     dims: Dims
@@ -155,26 +165,26 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has the maker's dims in the maker's order, but for those of size 1."""
+        """Whether it has the producer's dims in the producer's order, not counting those of size 1."""
         return not self.is_expanded and [axis for axis in self.axes if axis is not None] == sorted(
             axis for axis in self.axes if axis is not None
         )
 
     @property
     def is_expanded(self) -> bool:
-        """Whether it has dims that its maker has not."""
+        """Whether it has dims that its producer does not have."""
         return any(axis is None and not dim.is_unit for dim, axis in zip(self.dims, self.axes, strict=True))
 
 
 def view_of(producer: str, dims: Dims, *, is_parameter: bool = False, is_data: bool = False) -> View:
-    """A tensor as it is made."""
+    """A tensor as its producer makes it."""
     places = iter(range(len(dims)))
     axes = tuple(None if dim.is_unit else next(places) for dim in dims)
     return View(producer=producer, dims=dims, axes=axes, is_parameter=is_parameter, is_data=is_data)
 
 
 def view_with_unit_dims(producer: str, dims: Dims, names: Names) -> View:
-    """A tensor as it is made, with all dims that have a name."""
+    """A tensor as its producer makes it, with all dims that have a name."""
     places = iter(range(len(dims)))
     return View(
         producer=producer, dims=dims, axes=tuple(None if name is None else next(places) for name in names)
@@ -182,13 +192,13 @@ def view_with_unit_dims(producer: str, dims: Dims, names: Names) -> View:
 
 
 class IndexSpace:
-    """The names of one operator's dims: alike in all operators for dims of the same size and growth."""
+    """The names of one operator's dims; the same for dims of equal size and growth in all operators."""
 
     def __init__(self) -> None:
         self.dims: dict[str, Dim] = {}
 
     def fresh(self, dim: Dim) -> str:
-        """A new index of this size."""
+        """A new name for this dim."""
         powers = dim.growth
         stem = "b" * powers.batch + "s" * powers.seq_len or f"d{dim.size}"
         name, count = stem, 1
@@ -199,17 +209,18 @@ class IndexSpace:
         return name
 
     def names(self, dims: Sequence[Dim]) -> Names:
-        """New indices, None for dims that are left out."""
+        """New names; None for dims that are left out."""
         return tuple(None if dim.is_unit else self.fresh(dim) for dim in dims)
 
 
 @dataclass(slots=True)
 class Builder:
-    """The operators found so far, the calls that made them, and what each name in the trace stands for.
+    """The operators found so far, the calls that they come from, and the view of each name in the trace.
 
-    `varying` are the calls whose numbers follow the batch or the sequence length, `zeros` the data that are
-    zeros, `shapes` those of parameters. Of parameters in `lookup_tables` parts are rows that are looked up,
-    which `rows` tells by the names of the indices."""
+    `varying` are the calls whose numbers change with the batch or the sequence length. `zeros` is data that
+    is zero, `shapes` are those of parameters. Parts of parameters in `lookup_tables` are read by embedding
+    lookups; `rows` has their rows by the name of the indices.
+    """
 
     file: str
     views: dict[str, View | tuple[View | None, ...]] = field(default_factory=dict)
@@ -236,7 +247,10 @@ class Builder:
         name: str | None = None,
         attributes: Attributes | None = None,
     ) -> View:
-        """Adds an operator that makes a tensor of `dims`, named by `output`; returns it as it is made."""
+        """Add an operator whose output has `dims` with the names `output`; returns its view.
+
+        ConfigError where it reads parameters only, or where the operator is not valid.
+        """
         inputs = [self._operand(view, names) for view, names in operands if not view.is_parameter]
         parameters = [
             Parameter(view.producer, _in_producer_order(view, names))
@@ -245,7 +259,7 @@ class Builder:
         ]
         if not inputs:
             raise self.refused(
-                call, "computes on parameters alone", "parameters that operators use as they are"
+                call, "reads parameters only", "parameters that operators read together with data"
             )
         node = OpNode(
             name=self.unique(name or call.name),
@@ -259,7 +273,7 @@ class Builder:
         try:
             check_op(node)
         except ConfigError as error:
-            problem = f"makes an operator that cannot be: {error.message}"
+            problem = f"makes an invalid operator: {error.message}"
             raise self.refused(call, problem, error.allowed or "another way") from None
         self.nodes.append(node)
         self.calls[node.name] = call
@@ -268,11 +282,11 @@ class Builder:
         return view_of(node.name, dims)
 
     def refused(self, call: TracedCall, problem: str, allowed: str) -> ConfigError:
-        """Why a call cannot be captured, by its name and the user's line."""
+        """The error for a call that cannot be captured, with its name and the user's source line."""
         return refusal(self.file, call, problem, allowed)
 
     def plain(self, call: TracedCall, view: View) -> View:
-        """`view` as a tensor of its own, in its own order, where it is not one already."""
+        """`view` in its own dim order; a transpose is added if necessary."""
         view = self.whole(call, view)
         if view.is_plain:
             return view
@@ -284,7 +298,7 @@ class Builder:
         )
 
     def whole(self, call: TracedCall, view: View) -> View:
-        """`view` with every dim its maker's: what is repeated is made so."""
+        """`view` with all its dims made by a producer; repetition is added if necessary."""
         if not view.is_expanded:
             return view
         if view.is_parameter:
@@ -299,7 +313,7 @@ class Builder:
         )
 
     def _embedding_lookup(self, call: TracedCall, view: View) -> View:
-        """A parameter that is repeated: the one row of a table, looked up as often as it is needed."""
+        """A repeated parameter as a lookup in a table with one row."""
         space = IndexSpace()
         names = space.names(view.dims)
         row = space.fresh(Dim(1))
@@ -316,8 +330,8 @@ class Builder:
         return self.emit(call, "embedding", space, operands, names, view.dims, name=f"{call.name}_repeat")
 
     def with_unit_dims(self, call: TracedCall, view: View, places: Collection[int]) -> View:
-        """`view` with its dims at `places` among its maker's also where they are 1, for operators that tell
-        dims by their places."""
+        """`view` whose producer has the dims at `places` even where they are 1, for operators that identify
+        dims by position."""
         view = self.plain(call, view)
         if all(view.axes[at] is not None for at in places):
             return view
@@ -325,14 +339,14 @@ class Builder:
         names = tuple(
             space.fresh(dim) if at in places or not dim.is_unit else None for at, dim in enumerate(view.dims)
         )
-        if view.is_data:  # another input, the same data
+        if view.is_data:  # another input with the same data
             return replace(view_with_unit_dims(f"{view.producer}_spelled", view.dims, names), is_data=True)
         seen, own = producer_names(view, names), f"{call.name}_spelled"
         made = self.emit(call, "reshape", space, [(view, seen)], names, view.dims, name=own)
         return view_with_unit_dims(made.producer, view.dims, names)
 
     def without_unit_dims(self, call: TracedCall, view: View) -> View:
-        """`view` without dims of size 1 among its maker's."""
+        """`view` whose producer has no dims of size 1."""
         if not any(dim.is_unit and axis is not None for dim, axis in zip(view.dims, view.axes, strict=True)):
             return view
         space = IndexSpace()
@@ -349,7 +363,7 @@ class Builder:
         return Operand(view.producer, _in_producer_order(view, names))
 
     def unique(self, name: str) -> str:
-        """A name that no operator and no input has yet."""
+        """A name that no operator and no input has."""
         own, count = name, 1
         while own in self.taken:
             count += 1
@@ -359,18 +373,18 @@ class Builder:
 
 
 def names_with_unit_dims(view: View, space: IndexSpace) -> Names:
-    """New indices for all dims that the maker has."""
+    """New names for all dims that the producer has."""
     pairs = zip(view.dims, view.axes, strict=True)
     return tuple(None if axis is None else space.fresh(dim) for dim, axis in pairs)
 
 
 def producer_names(view: View, names: Names) -> Names:
-    """`names` without those of dims that the maker has not."""
+    """`names`, with None for dims that the producer does not have."""
     return tuple(None if axis is None else name for name, axis in zip(names, view.axes, strict=True))
 
 
 def _in_producer_order(view: View, names: Names) -> tuple[str, ...]:
-    """The names of the maker's dims, in its order."""
+    """The names of the producer's dims, in its order."""
     placed = sorted(
         (axis, name)
         for axis, name in zip(view.axes, names, strict=True)
@@ -380,5 +394,5 @@ def _in_producer_order(view: View, names: Names) -> tuple[str, ...]:
 
 
 def permuted(view: View, order: Sequence[int]) -> View:
-    """The dims in another order."""
+    """The view with its dims permuted."""
     return replace(view, dims=tuple(view.dims[at] for at in order), axes=tuple(view.axes[at] for at in order))

@@ -1,7 +1,8 @@
-"""A user's PyTorch module as a graph of operators, found on the meta device: no tensor is ever filled.
+"""Captures a user's PyTorch module as an operator graph, on the meta device: `capture`.
 
-The module is exported (torch.export) and its operators are named as kinds; the backward pass is what the
-kinds say of it. What depends on no parameter (masks, tables of angles) is data, made before the step.
+torch.export exports the module and handlers turn its ATen calls into operators; the backward pass follows
+from their kinds. Values that depend on no parameter (masks, tables of angles) are data, computed before the
+step.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from shardwise.runtime.graph_capture.torch_export import (
 )
 
 HANDLERS: Mapping[str, Handler] = {**VIEWS, **POINTWISE, **NORMS, **PRODUCTS, **CELLS, **LOSSES}
-"""By the name of PyTorch's operator without `aten.` and its overload."""
+"""By the name of the ATen operator without `aten.` and its overload."""
 
 TUPLE_HANDLERS: Mapping[str, TupleHandler] = {
     **TUPLES,
@@ -66,17 +67,17 @@ TUPLE_HANDLERS: Mapping[str, TupleHandler] = {
     "max": extremum("maximum"),
     "min": extremum("minimum"),
 }
-"""Those with several results."""
+"""Handlers of operators with several results."""
 
 
 def capture(path: str, name: str, *, batch: int | None = None) -> OpGraph:
     """The graph of the module that the function `name` of the Python file at `path` makes.
 
-    Runs the user's code, with meta as the default device. The function returns `(module, inputs)`, where the
-    module's forward gives the loss. Where it takes `batch` (and `seq_len`), it is called with `batch` samples
-    (else its default); otherwise the first dim of its first input is the batch, in all inputs that have one
-    as long. What grows with it is found by tracing again at twice the size. Raises ConfigError with the line
-    that stops the capture.
+    Runs the user's code with meta as the default device. The function returns `(module, inputs)`; the
+    module's forward returns the loss. A function with a parameter `batch` (and `seq_len`) is called with it;
+    `batch` None means its default. Otherwise the batch is the first dim of the first input, and of all inputs
+    with an equal first dim. Growth of sizes is found by tracing again at twice the size. ConfigError with the
+    source line that stops the capture.
     """
     file = os.path.realpath(path)
     function = user_function(path, name)
@@ -108,8 +109,11 @@ def capture(path: str, name: str, *, batch: int | None = None) -> OpGraph:
 def _traces(
     function: Callable[..., Any], file: str, batch: int | None
 ) -> tuple[Example, dict[str, ModuleTrace], dict[str, int]]:
-    """The module with its inputs, its trace at the sizes asked for, under "", and those with one of them
-    doubled, by its name."""
+    """The module with its inputs, its traces, and its sizes.
+
+    The trace at the requested sizes has the key "", the traces with one size doubled have the name of that
+    size.
+    """
     has_batch, own_batch = parameter_default(function, "batch")
     has_seq_len, seq_len = parameter_default(function, "seq_len")
     if has_seq_len and seq_len is None:
@@ -138,7 +142,7 @@ def _traces(
                 file=error.file,
                 key=error.key,
                 found=error.found,
-                allowed=f"{error.allowed}; and tables that are long enough for twice the {what}",
+                allowed=f"{error.allowed}; and tables that suffice for twice the {what}",
             ) from error
     return example, traces, sizes
 
@@ -146,8 +150,11 @@ def _traces(
 def operators_of_trace(
     trace: ModuleTrace, doubled: Mapping[str, ModuleTrace], file: str
 ) -> tuple[Builder, Nodes]:
-    """The operators that the loss of a trace is made of, where `doubled` are traces at twice the batch or the
-    sequence length. ConfigError where the graph would not compute what the trace does."""
+    """The operators that the loss of a trace depends on.
+
+    `doubled` are traces at twice the batch or the sequence length. ConfigError where the graph would not
+    compute what the trace computes.
+    """
     check_trace(trace, file)
     builder = _built(trace, doubled, file, frozenset())
     nodes = needed(builder.nodes, _loss_of(builder, trace))
@@ -178,7 +185,7 @@ def _built(
 
 
 def _result_of(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
-    """What a call makes: one of several results, or what the handler of its operator says."""
+    """The view of a call's result: one of several results, or what the handler of its operator returns."""
     name = call.target.split(".")[1].rstrip("_") if call.target.startswith("aten.") else call.target
     if name == "getitem":
         whole = builder.views[call.arguments[0].name]
@@ -189,12 +196,12 @@ def _result_of(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) ->
     if name.startswith("_assert"):
         return UNSUPPORTED_RESULT
     if name not in HANDLERS:
-        raise builder.refused(call, "is no operator that graphs have", ADVICE.get(name, OTHERWISE))
+        raise builder.refused(call, "has no operator in graphs", ADVICE.get(name, OTHERWISE))
     return HANDLERS[name](builder, call, results[0])
 
 
 def _loss_of(builder: Builder, trace: ModuleTrace) -> str:
-    """The operator that makes the one result that is a number; others (logits) are left out."""
+    """The operator that makes the scalar result, which is the loss; other results (logits) are left out."""
     found = {name: view for name in trace.results if isinstance(view := builder.views.get(name), View)}
     losses = {
         name: view
@@ -204,11 +211,11 @@ def _loss_of(builder: Builder, trace: ModuleTrace) -> str:
     if len(losses) != 1:
         shapes = ", ".join(str([dim.size for dim in view.dims]) for view in found.values())
         raise ConfigError(
-            "does not return a loss" if not losses else "returns several numbers",
+            "does not return a loss" if not losses else "returns several scalars",
             file=builder.file,
             key="forward",
             found=f"results of shape {shapes}" if shapes else "nothing that depends on a parameter",
-            allowed="a module whose forward returns one number, the loss that is trained",
+            allowed="a module whose forward returns one scalar, the loss",
         )
     ((name, view),) = losses.items()
     check_detached(trace, (name,), builder.file)

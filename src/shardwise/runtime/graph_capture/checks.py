@@ -1,6 +1,8 @@
-"""What to write in place of PyTorch's operators that graphs do not have.
+"""Checks that a graph computes what its module computes, and advice for operators that graphs do not have.
 
-What would be lost without a word on the way from a module to a graph: refused, with its line.
+`ADVICE` says what to write instead of an ATen operator. The checks refuse, with the source line, what a trace
+does not show: aliased in-place writes, regions without gradients, detached tensors, partly trained
+parameters.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from shardwise.graph import OpNode
 from shardwise.runtime.graph_capture.builder import Builder
 from shardwise.runtime.graph_capture.torch_export import ModuleTrace, Shape, TracedCall, refs_of, refusal
 
+# Advice
+
 _FAMILIES: Sequence[tuple[tuple[str, ...], str]] = (
     (
         ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue", "msort", "multinomial", "bernoulli"),
-        "weights that all take part with, such as a softmax: graphs choose nothing by value",
+        "weights over all elements, such as a softmax: graphs select nothing by value",
     ),
     (
         (
@@ -31,11 +35,11 @@ _FAMILIES: Sequence[tuple[tuple[str, ...], str]] = (
     ),
     (
         ("copy", "fill", "zero", "index_put", "slice_scatter", "select_scatter", "masked_scatter"),
-        "new tensors, torch.cat of their parts, in place of assignments to a part",
+        "new tensors, or torch.cat of the parts, instead of assignments to a part",
     ),
     (
         ("roll", "flip", "rot90"),
-        "torch.cat of its parts in the other order",
+        "torch.cat of the parts in the new order",
     ),
     (("pad", "constant_pad_nd"), "torch.cat with zeros, or padding= of the convolution or pooling"),
     (
@@ -44,73 +48,74 @@ _FAMILIES: Sequence[tuple[tuple[str, ...], str]] = (
     ),
     (
         ("gt", "lt", "ge", "le", "eq", "ne", "isnan", "isinf", "logical_and", "logical_or", "logical_not"),
-        "relu, clamp, maximum or minimum, or a mask that is made of inputs alone: graphs compare nothing "
+        "relu, clamp, maximum or minimum, or a mask computed from inputs only: graphs compare nothing "
         "that depends on a parameter",
     ),
     (
         ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        "nn.Linear to the pixels of a window and a reshape, where the stride is the kernel",
+        "nn.Linear to the pixels of a window and a reshape, where the stride equals the kernel",
     ),
     (
         (
             "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d",
             "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d", "grid_sampler",
         ),
-        "expand and reshape for the nearest pixel, else an einsum with a matrix of weights that is an input",
+        "expand and reshape for the nearest pixel, otherwise an einsum with a matrix of weights as an input",
     ),
-    (("cumsum", "cumprod", "logcumsumexp"), "a product with a triangular matrix of ones that is an input"),
+    (("cumsum", "cumprod", "logcumsumexp"), "a product with a triangular matrix of ones as an input"),
     (
         (
             "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like",
             "randn_like",
         ),
-        "torch.zeros and the like of a shape: x.shape of an input",
+        "torch.zeros or similar with a shape: x.shape of an input",
     ),
     (("_weight_norm", "_weight_norm_interface"), "a weight that is a parameter, without weight_norm"),
 )  # fmt: skip
 
 ADVICE: Mapping[str, str] = {name: advice for names, advice in _FAMILIES for name in names}
-"""By the name of the operator without `aten.` and its overload."""
+"""By the name of the ATen operator without `aten.` and its overload."""
 
-OTHERWISE = "it written with operators that graphs have, such as einsum (docs/reference/operators.md)"
+OTHERWISE = "operators that graphs have, such as einsum (docs/reference/operators.md)"
 
+
+# Checks
 
 REGIONS: Mapping[str, tuple[str, str]] = {
     "wrap_with_set_grad_enabled": (
         "torch.no_grad",
-        "everything trained that the loss is made of: graphs know no part without gradients; compute what "
-        "needs none outside of the module, or of inputs alone",
+        "gradients for everything that the loss depends on; compute parts without gradients outside of "
+        "the module, or from inputs only",
     ),
     "wrap_with_autocast": (
         "torch.autocast",
         "a module without it: the dtype of a step is the command's (--dtype)",
     ),
 }
-"""What users write for parts of a module that are exported as one, and what to write in its place."""
+"""Regions of a module that torch.export exports as one call: what users write, and what to write instead."""
 
 ZEROS: Mapping[str, int | None] = {
     "zeros": None, "zeros_like": None, "new_zeros": None, "full": 1, "full_like": 1, "new_full": 2,
 }  # fmt: skip
-"""Operators that make zeros, with the place of the number that has to be 0."""
+"""Operators that make zeros; the number is the position of the fill value, which has to be 0."""
 
 KEEP_ZEROS = frozenset({
     "view", "reshape", "flatten", "squeeze", "unsqueeze", "expand", "expand_as", "transpose", "t", "permute",
     "contiguous", "clone", "detach", "alias", "to", "_to_copy", "type_as", "slice", "narrow", "select", "cat",
     "stack", "repeat", "chunk", "split", "unbind", "getitem",
 })  # fmt: skip
-"""Operators that make zeros of zeros."""
+"""Operators whose result is zero if all their inputs are."""
 
 _PART = re.compile(r"(.+)\[((?::, )*)(\d+):(\d+)\]")
 
 
 def check_trace(trace: ModuleTrace, file: str) -> None:
-    """Refuses what depends on a parameter and is run as one part of the module, or written in place where
-    another value sees it."""
+    """ConfigError where a region that depends on a parameter is one call, or a write in place is aliased."""
     trained = {call.name for call in trace.trained}
     for call in trace.trained:
         if call.is_region:
             written, allowed = REGIONS.get(call.target, (call.target, "the same written without it"))
-            problem = "runs a part of the module that depends on parameters as one"
+            problem = "covers a part of the module that depends on parameters"
             raise refusal(file, replace(call, target=written), problem, allowed)
     for call in aliased_writes(trace):
         if call.name in trained:
@@ -118,24 +123,27 @@ def check_trace(trace: ModuleTrace, file: str) -> None:
 
 
 def check_data(trace: ModuleTrace, file: str) -> None:
-    """Refuses to make data by a trace that loses what is written into it."""
+    """ConfigError where data is computed with an aliased write, which the trace loses."""
     for call in aliased_writes(trace):
         raise aliased_write_error(file, call)
 
 
 def aliased_write_error(file: str, call: TracedCall) -> ConfigError:
-    """Why such a call is refused."""
+    """The error for an aliased write."""
     return refusal(
         file,
         call,
-        "changes in place what is read later through another tensor, its whole or a view",
-        "new tensors: h = h + x, torch.cat of the parts; in place only what is read as it is returned",
+        "changes in place a tensor that is read later through another tensor, its base or a view",
+        "new tensors: h = h + x, torch.cat of the parts; in place only if the returned tensor is read",
     )
 
 
 def aliased_writes(trace: ModuleTrace) -> Iterator[TracedCall]:
-    """The calls that change in place what is read later by an older name. A changed value has a new name; by
-    older ones (the tensor of a part, a view made before) a trace says what was there before."""
+    """The calls that change in place a value that is read later by an older name.
+
+    A changed value has a new name. Older names (the tensor of a slice, an earlier view) give the value before
+    the change.
+    """
     aliases: dict[int, list[str]] = {}
     stale: dict[str, TracedCall] = {}
 
@@ -158,7 +166,7 @@ def _memory_of(trace: ModuleTrace, names: Sequence[str]) -> frozenset[int]:
 
 
 def zeros_of(trace: ModuleTrace) -> frozenset[str]:
-    """The values that are zeros whatever the module is called with."""
+    """The values that are zero for all inputs of the module."""
     written = _memory_of(trace, [name for call in trace.calls for name in call.writes])
     zeros: set[str] = set()
     for call in trace.calls:
@@ -175,7 +183,7 @@ def zeros_of(trace: ModuleTrace) -> frozenset[str]:
 
 
 def check_detached(trace: ModuleTrace, losses: Sequence[str], file: str) -> None:
-    """Refuses a tensor that is cut off from its gradient on the way to one of the results `losses`."""
+    """ConfigError where a tensor on the way to one of the results `losses` is detached."""
     required = set(losses)
     for call in reversed(trace.trained):
         if call.name not in required:
@@ -185,14 +193,14 @@ def check_detached(trace: ModuleTrace, losses: Sequence[str], file: str) -> None
             raise refusal(
                 file,
                 call,
-                "cuts off the gradient, and graphs train everything that the loss is made of",
+                "stops the gradient, and graphs train everything that the loss depends on",
                 "the tensor as it is, or computed outside of the module",
             )
 
 
 def partly_read_parameters(nodes: Sequence[OpNode], sizes: Mapping[str, Shape]) -> frozenset[str]:
-    """The parameters of which parts are read that do not make the whole, each once: with gaps, more than one
-    way, or beside the whole."""
+    """The parameters whose parts that are read do not tile them: with gaps, overlaps, or next to the
+    whole."""
     parts: dict[str, set[tuple[int, int, int]]] = {}
     whole: set[str] = set()
     for name in {parameter.name for node in nodes for parameter in node.parameters}:
@@ -218,8 +226,10 @@ def _tile(parts: set[tuple[int, int, int]], shape: Shape) -> bool:
 def check_parameters(
     builder: Builder, nodes: Sequence[OpNode], module: torch.nn.Module, trained: frozenset[str]
 ) -> None:
-    """ConfigError where operators do not train the parameters that the module does, each whole: `trained` are
-    those that PyTorch gives a gradient."""
+    """ConfigError where operators do not train the same parameters as the module, each whole.
+
+    `trained` are those that PyTorch gives a gradient.
+    """
     own = dict(module.named_parameters())
     elements: dict[str, int] = {}
     for node in nodes:
@@ -234,11 +244,11 @@ def check_parameters(
     for name in sorted(trained):
         if found.get(name) != own[name].numel():
             raise ConfigError(
-                "is trained by the module, but the graph would not have all of it",
+                "is trained by the module, but the graph has only a part of it",
                 file=builder.file,
                 key=f"parameter {name}",
                 found=f"{found.get(name, 0):,} of {own[name].numel():,} elements",
-                allowed="a forward pass that tells all it does to PyTorch, without changes in place",
+                allowed="a forward pass of PyTorch operators only, without changes in place",
             )
 
 
@@ -248,7 +258,7 @@ def _untrained(
     if name in own and not own[name].requires_grad:
         problem = f"reads {name}, which is frozen (requires_grad=False), and graphs train every parameter"
         return builder.refused(
-            call, problem, "parameters that are trained; tables that are not as buffers (register_buffer)"
+            call, problem, "trained parameters; buffers (register_buffer) for tables that are not trained"
         )
     problem = f"reads {name}, which gets no gradient from the loss, and graphs train every parameter"
-    return builder.refused(call, problem, "a way to the loss without detach(), .data or torch.no_grad()")
+    return builder.refused(call, problem, "a path to the loss without detach(), .data or torch.no_grad()")

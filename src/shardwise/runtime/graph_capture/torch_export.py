@@ -1,8 +1,8 @@
-"""A user's function, loaded from its file and asked for a module and its inputs on the meta device.
+"""Loads a user's function, exports its module with torch.export on the meta device, and records the trace.
 
-Which parameters PyTorch gives a gradient, told by its own record of the backward pass.
-
-A module's forward pass as plain records: what torch.export sees on the meta device, without tensors.
+`example_of` calls the function for a module and its inputs. `trace_of` exports the module as a `ModuleTrace`:
+plain records of ATen calls (`TracedCall`) without tensors. `parameters_with_gradient` finds the parameters
+that autograd gives a gradient.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from torch.export.graph_signature import InputKind, OutputKind
 from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable
 
+# The user's function
+
 RETURNS = (
-    "(module, inputs): a torch.nn.Module whose forward returns the loss, and the tuple of what it is called "
-    "with, or a dict of it by name"
+    "(module, inputs): a torch.nn.Module whose forward returns the loss, and the tuple of its arguments, "
+    "or a dict of them by name"
 )
 DEFAULT_BATCH = 8
-"""Samples where neither the command nor the function says how many."""
+"""Samples in a batch where neither the command nor the function gives a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A module on the meta device and what its forward is called with."""
+    """A module on the meta device and the arguments of its forward."""
 
     module: torch.nn.Module
     inputs: tuple[Any, ...]
@@ -46,15 +48,16 @@ class Example:
 
 
 def user_function(path: str, name: str) -> Callable[..., Any]:
-    """The function `name` of the Python file at `path`, which is run to get it."""
+    """The function `name` of the Python file at `path`. Runs the file; ConfigError where it has no such
+    function."""
     file = os.path.realpath(path)
     if not os.path.isfile(file):
-        raise ConfigError("is no file", file=printable(path), allowed="the path of a Python file")
+        raise ConfigError("is not a file", file=printable(path), allowed="the path of a Python file")
     spec = importlib.util.spec_from_file_location("shardwise_captured", file)
     if spec is None or spec.loader is None:
-        raise ConfigError("is no Python file", file=printable(path), allowed="a file that ends in .py")
+        raise ConfigError("is not a Python file", file=printable(path), allowed="a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses of the file look for their names
+    sys.modules[spec.name] = module  # dataclasses look up the names of their module here
     with _users_code(file, import_folder=os.path.dirname(file)):
         spec.loader.exec_module(module)
     found = getattr(module, name, None)
@@ -72,20 +75,26 @@ def user_function(path: str, name: str) -> Callable[..., Any]:
 
 
 def example_of(function: Callable[..., Any], file: str, arguments: Mapping[str, int]) -> Example:
-    """What `function` returns, called with `arguments` while the default device is meta."""
+    """The module and inputs that `function` returns, called with `arguments` under meta as the default
+    device.
+
+    ConfigError where it returns something else, or has a tensor on another device.
+    """
     with _users_code(file, import_folder=os.path.dirname(file)), torch.device("meta"):
         returned = function(**arguments)
     is_answer = isinstance(returned, tuple) and 2 <= len(returned) <= 3
     if not is_answer or not isinstance(returned[0], torch.nn.Module):
         found = type(returned).__name__
         key = f"{function.__name__}()"
-        raise ConfigError("returns another thing", file=file, key=key, found=found, allowed=RETURNS)
+        raise ConfigError(
+            "does not return a module and its inputs", file=file, key=key, found=found, allowed=RETURNS
+        )
     inputs, named = forward_arguments(returned[1])
     named = {**named, **(returned[2] if len(returned) == 3 else {})}
     for name, value in (*returned[0].named_parameters(), *returned[0].named_buffers()):
         if value.device.type != "meta":
             raise ConfigError(
-                "makes a tensor on another device than the default one",
+                "makes a tensor that is not on the default device",
                 file=file,
                 key=f"{function.__name__}()",
                 found=f"{name} on {value.device}",
@@ -95,14 +104,15 @@ def example_of(function: Callable[..., Any], file: str, arguments: Mapping[str, 
 
 
 def forward_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """What a forward is called with by place and by name: a dict is by name, all else by place."""
+    """The positional and the keyword arguments of a forward: a dict has keywords, anything else is
+    positional."""
     if isinstance(inputs, Mapping):
         return (), inputs
     return (tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)), {}
 
 
 def tree_map(change: Callable[[Any], Any], value: Any) -> Any:
-    """`value` with `change` made of everything within its tuples, lists and dicts."""
+    """`value` with `change` applied to everything within its tuples, lists and dicts."""
     if isinstance(value, Mapping):
         return {name: tree_map(change, item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -113,11 +123,11 @@ def tree_map(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 TreePath = tuple[Any, ...]
-"""Where a tensor is within tuples, lists and dicts: keys and numbers, the outermost first."""
+"""Path of a tensor within tuples, lists and dicts: keys and indices, outermost first."""
 
 
 def tensors_by_path(value: Any) -> dict[TreePath, torch.Tensor]:
-    """All tensors within tuples, lists and dicts, by their places, in order."""
+    """All tensors within tuples, lists and dicts, by their paths, in order."""
     if isinstance(value, torch.Tensor):
         return {(): value}
     items: Iterable[tuple[Any, Any]] = ()
@@ -129,14 +139,14 @@ def tensors_by_path(value: Any) -> dict[TreePath, torch.Tensor]:
 
 
 def parameter_default(function: Callable[..., Any], name: str) -> tuple[bool, int | None]:
-    """Whether the function has a parameter `name`, and its default."""
+    """Whether the function has a parameter `name`, and its default if it is an integer."""
     found = inspect.signature(function).parameters.get(name)
     default = None if found is None else found.default
     return found is not None, default if isinstance(default, int) else None
 
 
 def with_batch(example: Example, before: int, after: int) -> Example:
-    """The same module, the first dim of each input that is `before` long made `after` long."""
+    """The same module; inputs whose first dim has size `before` get size `after`."""
 
     def resized(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == before:
@@ -147,11 +157,11 @@ def with_batch(example: Example, before: int, after: int) -> Example:
 
 
 def batch_of(example: Example, file: str) -> int:
-    """The first dim of the first input."""
+    """The size of the first dim of the first input that has dims."""
     for value in tensors_by_path((example.inputs, example.named)).values():
         if value.dim():
             return int(value.shape[0])
-    raise ConfigError("returns no tensor with a dim as input", file=file, allowed=RETURNS)
+    raise ConfigError("returns no input tensor with a dim", file=file, allowed=RETURNS)
 
 
 def _on_meta(value: Any) -> Any:
@@ -160,21 +170,21 @@ def _on_meta(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _users_code(file: str, *, import_folder: str) -> Iterator[None]:
-    """Runs code of the user's: modules beside it can be imported, what it prints goes to stderr, and what it
-    raises is told with its line."""
+    """Runs the user's code: modules in its folder can be imported, prints go to stderr, and exceptions become
+    a ConfigError with their line."""
     sys.path.insert(0, import_folder)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # sys.exit of the user's is no answer of ours
+    except (Exception, SystemExit) as error:  # the user's code may call sys.exit
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == file]
         if isinstance(error, SyntaxError) and error.filename == file:
             lines = [error.lineno]
         raise ConfigError(
-            "raises an error of its own",
+            "raises an error",
             file=printable(file),
             key=f"line {lines[-1]}" if lines else None,
             found=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
@@ -185,8 +195,11 @@ def _users_code(file: str, *, import_folder: str) -> Iterator[None]:
             sys.path.remove(import_folder)
 
 
+# Parameters with gradients
+
+
 def autograd_nodes(results: Any) -> Iterator[Any]:
-    """PyTorch's nodes of the backward pass of all tensors of `results`, each once."""
+    """The autograd nodes of all tensors of `results`, each once."""
     waiting = [each.grad_fn for each in tensors_by_path(results).values()]
     seen: set[Any] = set()
     while waiting:
@@ -200,8 +213,8 @@ def autograd_nodes(results: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def parameters_with_gradient(module: torch.nn.Module) -> Iterator[set[str]]:
-    """Gathers, each time that `module` runs, the parameters by their first names to which the numbers among
-    its results lead back."""
+    """Collects, for each call of `module`, the parameters that its scalar results depend on, by first
+    name."""
     found: set[str] = set()
 
     def hook(_: torch.nn.Module, __: Any, results: Any) -> None:
@@ -216,6 +229,8 @@ def parameters_with_gradient(module: torch.nn.Module) -> Iterator[set[str]]:
     finally:
         handle.remove()
 
+
+# Traces
 
 Shape = tuple[int, ...]
 
@@ -232,12 +247,12 @@ class Ref:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedCall:
-    """One operator of PyTorch.
+    """One ATen call.
 
-    `target` is its name (`aten.linear.default`), `arguments` are refs, numbers, text, None and lists of
-    them, `shapes` those of its results (one, or several where it has a tuple of them), `where` is the line
-    of the user's code, if known. `is_region` says that it runs a part of the module as one (`no_grad`,
-    `autocast`), `writes` which values it changes in place.
+    `target` is its name (`aten.linear.default`). `arguments` are refs, numbers, text, None and lists of
+    these. `shapes` are those of its results; there are several if `is_tuple`. `where` is the line of the
+    user's code, if known. `is_region` marks a part of the module that is one call (`no_grad`, `autocast`).
+    `writes` are the values that it changes in place.
     """
 
     name: str
@@ -253,10 +268,13 @@ class TracedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTrace:
-    """A forward pass: data by name and shape (inputs and buffers), parameters by name in the trace with their
-    name in the module and their shape, calls in order, and the names of the results. `memory` are numbers of
-    what values lie in: those that see the same elements, as a tensor and its views do, have one in common.
-    `gradients` are the parameters, by their names in the module, that PyTorch gives a gradient."""
+    """The trace of a forward pass.
+
+    `data` are inputs and buffers by name. `parameters` have, by name in the trace, their name in the module
+    and their shape. `calls` are in order, `results` are names. `memory` numbers the storages of each value: a
+    tensor and its views share one. `gradients` are the parameters, by name in the module, that autograd gives
+    a gradient.
+    """
 
     data: Mapping[str, Shape]
     parameters: Mapping[str, tuple[str, Shape]]
@@ -267,20 +285,20 @@ class ModuleTrace:
 
     @property
     def trained(self) -> tuple[TracedCall, ...]:
-        """The calls that depend on a parameter, in order; all others make data from data."""
+        """The calls that depend on a parameter, in order; all others compute data from data."""
         names = set(self.parameters)
         calls = [call for call in self.calls if _joins(call, names)]
         return tuple(calls)
 
     def shapes(self) -> dict[str, tuple[Shape, ...]]:
-        """The shapes of every value by its name, several where it is a tuple."""
+        """The shapes of every value by its name; several for a tuple."""
         inputs = {name: (shape,) for name, shape in self.data.items()}
         parameters = {name: (shape,) for name, (_, shape) in self.parameters.items()}
         return {**inputs, **parameters, **{call.name: call.shapes for call in self.calls}}
 
 
 def refs_of(value: Any) -> list[Ref]:
-    """All refs within an argument, or the arguments of a call, in order."""
+    """All refs within an argument, or within the arguments of a call, in order."""
     if isinstance(value, Ref):
         return [value]
     if isinstance(value, TracedCall):
@@ -289,7 +307,7 @@ def refs_of(value: Any) -> list[Ref]:
 
 
 def refusal(file: str, call: TracedCall, problem: str, allowed: str) -> ConfigError:
-    """Why a call cannot be captured, by its name and the user's line."""
+    """The error for a call that cannot be captured, with its name and the user's source line."""
     return ConfigError(
         f"{call.target.removesuffix('.default')} {problem}",
         file=file,
@@ -300,7 +318,7 @@ def refusal(file: str, call: TracedCall, problem: str, allowed: str) -> ConfigEr
 
 
 def _joins(call: TracedCall, names: set[str]) -> bool:
-    """Whether the call reads one of `names`, which its own then joins."""
+    """Whether the call reads one of `names`; if so, its name is added."""
     if not any(ref.name in names for ref in refs_of(call)):
         return False
     names.add(call.name)
@@ -310,7 +328,7 @@ def _joins(call: TracedCall, names: set[str]) -> bool:
 def trace_of(
     module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str
 ) -> ModuleTrace:
-    """What `module` does with `inputs`, all on the meta device; ConfigError where it cannot be exported."""
+    """The trace of `module` on `inputs` on the meta device; ConfigError where it cannot be exported."""
     with torch.device("meta"):
         program, trained = exported(module, inputs, named, file)
     return trace_of_program(program, module, file, gradients=trained)
@@ -319,22 +337,24 @@ def trace_of(
 def exported(
     module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str
 ) -> tuple[ExportedProgram, frozenset[str]]:
-    """`module` as PyTorch exports it, and the parameters that its loss gives a gradient; ConfigError where it
-    cannot."""
+    """The exported program of `module`, and the parameters that its loss gives a gradient.
+
+    ConfigError where it cannot be exported.
+    """
     try:
-        # What the module prints belongs on stderr; what PyTorch prints there of its failures does not.
+        # Prints of the module go to stderr; PyTorch's own prints about failures are dropped.
         with warnings.catch_warnings(), _quiet(), parameters_with_gradient(module) as trained:
             warnings.simplefilter("ignore")
             program = torch.export.export(module, inputs, dict(named), strict=False)
             return program, frozenset(trained)
-    except (Exception, SystemExit) as error:  # the user's forward may leave the program
+    except (Exception, SystemExit) as error:  # the user's forward may call sys.exit
         raise capture_error(error, file) from error
 
 
 def trace_of_program(
     program: ExportedProgram, module: torch.nn.Module, file: str, *, gradients: frozenset[str]
 ) -> ModuleTrace:
-    """An exported module as plain records, with its parameters that get gradients."""
+    """An exported program as plain records; `gradients` are the parameters that get a gradient."""
     owners = _owners(module)
     data: dict[str, Shape] = {}
     parameters: dict[str, tuple[str, Shape]] = {}
@@ -369,7 +389,7 @@ def trace_of_program(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what PyTorch prints and logs, beside what it raises."""
+    """Drops what PyTorch prints and logs in addition to what it raises."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -380,7 +400,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _owners(module: torch.nn.Module) -> dict[str, str]:
-    """For each name of a parameter the first name of the same parameter."""
+    """For each name of a parameter, the first name of the same parameter."""
     first: dict[int, str] = {}
     return {
         name: first.setdefault(id(parameter), name)
@@ -401,8 +421,8 @@ def _call(node: Any, file: str) -> TracedCall:
                 f"{target.removesuffix('.default')} makes a tensor whose size depends on values",
                 file=file,
                 key=where,
-                allowed="tensors of the same size at any values: torch.where or a product with the mask in "
-                "place of indexing by a mask",
+                allowed="sizes that do not depend on values: torch.where or a product with the mask instead "
+                "of indexing by a mask",
             )
     return TracedCall(
         name=node.name,
@@ -418,7 +438,7 @@ def _call(node: Any, file: str) -> TracedCall:
 
 
 def _stack_within(regions: list[Any]) -> str:
-    """The place of the first operator that says one in parts of the module that are run as one."""
+    """The stack trace of the first operator with one, in regions that are one call."""
     for region in regions:
         part = getattr(region.graph.owning_module, str(region.target), None)
         nodes = part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ()
@@ -433,7 +453,7 @@ def _is_known(size: int | torch.SymInt) -> bool:
 
 
 def _written(node: Any) -> tuple[str, ...]:
-    """The values that the operator changes in place, as it is declared."""
+    """The values that the operator changes in place, by its schema."""
     declared = getattr(getattr(node.target, "_schema", None), "arguments", ())
     values = [*node.args[: len(declared)]]
     values += [node.kwargs.get(argument.name) for argument in declared[len(values) :]]
@@ -447,8 +467,8 @@ def _written(node: Any) -> tuple[str, ...]:
 
 
 def _memory(value: Any) -> frozenset[int]:
-    """Numbers of the storages of all tensors of a value. PyTorch's records of it keep them alive, so that
-    none is used twice."""
+    """Identifiers of the storages of all tensors of a value. The export keeps storages alive, so none is
+    reused."""
     tensors = [item for item in _flat(value) if isinstance(item, torch.Tensor)]
     return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
 
@@ -478,7 +498,7 @@ def _shape(value: Any) -> Shape:
 
 
 def _where(stack: str, file: str) -> str | None:
-    """`line 12` of the user's file, the innermost; else the innermost line outside of PyTorch."""
+    """`line 12` of the user's file, the innermost frame; otherwise the innermost frame outside of PyTorch."""
     frames = [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', stack)]
     return _innermost(frames, file)
 
@@ -492,7 +512,7 @@ def _innermost(frames: list[tuple[str, int]], file: str) -> str | None:
 
 
 def capture_error(error: BaseException, file: str) -> ConfigError:
-    """What stopped the export, and at which line of the user's code."""
+    """The error for a failed export, with the line of the user's code."""
     frames = [
         (frame.filename, frame.lineno or 0)
         for frame in traceback.extract_tb(error.__traceback__)
@@ -505,5 +525,5 @@ def capture_error(error: BaseException, file: str) -> ConfigError:
         key=_innermost(frames, file),
         found=f"{type(error).__name__}: {message[:300]}",
         allowed="a forward pass that depends on shapes, not on values of tensors (no .item(), no branch on a "
-        "tensor), with all tensors made on the default device",
+        "tensor), with all tensors created on the default device",
     )

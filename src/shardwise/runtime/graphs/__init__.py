@@ -1,4 +1,4 @@
-"""Operator graphs on PyTorch: a graph plan carried out operator by operator."""
+"""Operator graphs on PyTorch: runs a graph plan operator by operator."""
 
 from shardwise.runtime.graphs.job import GraphTrainingJob, graph_training_job
 from shardwise.runtime.graphs.modules import GraphModule, check_computable, first_readers, graph_module

@@ -1,9 +1,10 @@
-"""Runs a laid out graph: every operator on this rank's parts of what it reads, block by block.
+"""Runs an operator graph on one rank under its layout.
 
-Tensors that an operator's backward pass reads, given back behind its forward pass and made again.
+`Interpreter` computes the forward pass block by block, each operator on this rank's shards. `rematerialize`
+keeps gathered parameters out of the saved tensors: the backward pass gathers them again.
 
-One stage of a pipeline on this rank: passes of micro-batches and messages to its neighbours, in the order
-of the schedule's table. A graph without stages is one stage, whose one micro-batch is the batch.
+`GraphStage` is one pipeline stage on this rank. It runs the passes of micro-batches and the send/recv with
+its neighbours in the order of the schedule table. A graph without stages is one stage with one micro-batch.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ from shardwise.runtime.private import saving_hooks
 from shardwise.runtime.profiling import BLOCK, GATHERS, OPERATOR, profiled_range
 from shardwise.schedule import Action, ActionKind, Communication, CommunicationKind
 
+# Rematerialization of gathered parameters
+
 Remake = Callable[[], Tensor]
-"""Makes a tensor again, as it was."""
+"""Makes a tensor once more, with the same values."""
 
 
 class _Rematerialized:
-    """A tensor that is made when it is first read, and let go when it was read as often as it was kept."""
+    """A tensor that is made at its first read and freed after as many reads as it was saved."""
 
     def __init__(self, make: Remake) -> None:
         self._make, self._uses_left = make, 0
@@ -71,9 +74,12 @@ class _View:
 
 @contextmanager
 def rematerialize(tensors: Sequence[tuple[Tensor, Remake]]) -> Iterator[None]:
-    """What runs inside keeps none of these tensors, nor views of them, for its backward pass, where they are
-    made again. (What an operator makes of them, such as a copy in another order, it keeps.) All else is kept
-    as it would be without, by a recomputation as it wants."""
+    """Context manager: autograd saves neither these tensors nor their views; the backward pass makes them
+    again.
+
+    Tensors that an operator derives from them, such as a copy in another order, are saved. All other tensors
+    go to the surrounding hooks for saved tensors, such as those of activation recomputation.
+    """
     outer_hooks = saving_hooks()
     later: Mapping[int, _Rematerialized] = {
         id(tensor.untyped_storage()): _Rematerialized(make) for tensor, make in tensors
@@ -82,7 +88,7 @@ def rematerialize(tensors: Sequence[tuple[Tensor, Remake]]) -> Iterator[None]:
     def pack(tensor: Tensor) -> Any:
         own = later.get(id(tensor.untyped_storage()))
         if own is None:
-            # what is kept of a result must not hold what made it
+            # A saved result must not hold its autograd graph, which would hold the result.
             return tensor.detach() if outer_hooks is None else outer_hooks[0](tensor)
         own.keep()
         return _View(own, tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -97,9 +103,15 @@ def rematerialize(tensors: Sequence[tuple[Tensor, Remake]]) -> Iterator[None]:
         yield
 
 
+# Forward pass
+
+
 class Interpreter:
-    """The forward pass of a program on this rank of `grid`, with parameters from `store`, of which those that
-    travel `parameter_groups` are told. What it reads of the graph's inputs is `placed` where it computes."""
+    """The forward pass of a program on this rank of `grid`, with parameters from `store`.
+
+    `placed` moves a graph input to the compute device. `parameter_groups` are the parameters whose
+    collectives are batched.
+    """
 
     def __init__(
         self,
@@ -114,14 +126,17 @@ class Interpreter:
 
     @property
     def end(self) -> TensorSpec:
-        """How the result of the last block lies: for who reads it, or as the loss is made."""
+        """The placements of the last block's result: those of its reader, or those that the loss is computed
+        in."""
         last = self.program.sections[-1]
         return last.specs.get(last.result, last.steps[-1].work.output)
 
     def run(self, data: Mapping[str, Tensor], entry: Tensor | None = None) -> Tensor:
-        """The result of the last block, which lies as `end` says: the loss, where it is the graph's. `data`
-        are the graph's inputs, whole and the same on every rank, wherever they are; `entry` is what the first
-        block reads of the one before it, as it lies there."""
+        """The result of the last block, in the placements of `end`: the loss, where the graph has one.
+
+        `data` are the graph's inputs, whole and the same on every rank, on any device. `entry` is the input
+        of the first block from the block before it, in that block's placements.
+        """
         result = entry
         there: dict[str, Tensor] = {}
         left = Counter(name for section in self.program.sections for name in section.skip_inputs)
@@ -137,7 +152,7 @@ class Interpreter:
             left.subtract(section.skip_inputs)
             there = {name: tensor for name, tensor in there.items() if left[name]}
         if result is None:
-            raise ValueError("a graph has blocks")
+            raise ValueError("the graph has no blocks")
         return result
 
     def _section(
@@ -147,8 +162,7 @@ class Interpreter:
         skip_inputs: Mapping[str, Tensor],
         data: Mapping[str, Tensor],
     ) -> tuple[Tensor, ...]:
-        """One repetition of a block, from where its entry lies to where its result lies: that, and what it
-        lends to sections behind."""
+        """One repetition of a block: its result, then its skip outputs."""
         run = _SectionRun(self, section, data)
         if section.block.entry is not None and entry is not None:
             run.made[section.block.entry] = entry, section.specs[section.block.entry]
@@ -160,8 +174,8 @@ class Interpreter:
         return tuple(run.made[name][0] for name in (section.result, *section.skip_outputs))
 
     def rematerialize(self, step: OperatorStep, parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Inside, an operator keeps nothing of parameters that were made for it, which come again in its
-        backward pass."""
+        """Context manager: an operator does not save parameters that were gathered for it; its backward pass
+        gathers them again."""
         made = [
             (parameter, partial(self.store[name].made, spec))
             for name, spec, parameter in zip(step.parameters, step.work.parameters, parameters, strict=True)
@@ -170,7 +184,7 @@ class Interpreter:
         return rematerialize(made) if made else nullcontext()
 
     def read_input(self, whole: Tensor, spec: TensorSpec) -> Tensor:
-        """What one of its readers reads of an input of the graph: no more of it goes to the device."""
+        """One reader's shard of a graph input; only that shard is copied to the device."""
         return self.placed(
             redistribute_local_tensor(
                 self.grid, whole.reshape(spec.shape), spec.shape, self.whole, spec.value
@@ -178,7 +192,7 @@ class Interpreter:
         )
 
     def parameter(self, name: str, used: TensorSpec) -> Tensor:
-        """A parameter as one of its readers wants it."""
+        """A parameter in the placements of one of its readers."""
         param = self.store[name]
         shared = param.stored.used
         if shared is None:
@@ -187,8 +201,8 @@ class Interpreter:
 
 
 class _SectionRun:
-    """A repetition of a block in the making: `made` are tensors by name that are still to be read, and how
-    they lie for readers."""
+    """A repetition of a block while it runs: `made` has the tensors with readers left, and their
+    placements."""
 
     def __init__(self, interpreter: Interpreter, section: Section, data: Mapping[str, Tensor]) -> None:
         self.interpreter, self.section, self.data = interpreter, section, data
@@ -198,8 +212,8 @@ class _SectionRun:
         self.live_outputs = {section.result, *section.skip_outputs}
 
     def step(self, step: OperatorStep) -> None:
-        """One operator: what it reads brought to it, and its result to where several readers want it, or the
-        next block."""
+        """Run one operator: redistribute its inputs; redistribute a result with several readers, or of the
+        block."""
         work = step.work
         inputs = [
             self._read(operand.source, spec)
@@ -228,26 +242,28 @@ class _SectionRun:
 
 
 def seed_gradient(grid: ProcessMesh, spec: TensorSpec, loss: Tensor) -> Tensor:
-    """The gradient of `loss` by itself, as ranks hold it: one, of a partial sum one on the first rank."""
+    """The gradient of `loss` by itself: one; of a partial sum, one on the first rank and zero elsewhere."""
     one = torch.ones_like(loss)
     whole = TensorSpec((), (REPLICATE,) * len(grid.counts))
     return redistribute_local_tensor(grid, one, (), whole.value, spec.gradient)
 
 
+# Pipeline stages
+
 ScheduleStep = Action | Communication
 
 Data = Mapping[str, Tensor]
-"""What the graph reads, by name."""
+"""The graph's inputs by name."""
 
 EARLIER, LATER = -1, 1
-"""The stage before and the one behind, in stages."""
+"""Offsets in stages: to the previous and to the next stage."""
 
 
 class GraphStage:
-    """The stage that `interpreter` computes, one of as many in a row as its grid has meshes.
+    """The stage that `interpreter` computes; the grid has one mesh per stage.
 
-    Losses of micro-batches count `weight` each. What comes and goes is in `dtype`, on the `device`; gradients
-    go back to the stage before where there are parameters before this one (`trains_before`).
+    The loss of each micro-batch counts `weight`. Tensors between stages have `dtype` and are on `device`.
+    `trains_before` says whether earlier stages have parameters: then gradients are sent back to them.
     """
 
     def __init__(
@@ -260,11 +276,14 @@ class GraphStage:
         self.is_first, self.is_last = self.grid.mesh == 0, self.grid.mesh == self.grid.meshes - 1
 
     def run(self, row: Sequence[ScheduleStep], data: Sequence[Data]) -> Tensor:
-        """All actions of `row` on micro-batches, each with its `data`: gradients are then in the parameters.
-        The loss of them all, whole on every rank of the last stage; zero elsewhere."""
+        """Run all actions of `row`; gradients are then in the parameters. Returns the loss.
+
+        `data` has the inputs of each micro-batch. The loss is summed over micro-batches and whole on every
+        rank of the last stage; other stages return zero.
+        """
         passes = _Passes(self, data)
         for step in row:
-            with record_function(f"PP:{step}"):  # as profiles tell it of PyTorch's own pipelines
+            with record_function(f"PP:{step}"):  # the name in profiles of PyTorch's own pipelines
                 passes.act(step)
         passes.finish()
         if not self.is_last:
@@ -276,19 +295,19 @@ class GraphStage:
 
     @property
     def begin(self) -> TensorSpec:
-        """How what the first block reads of the stage before lies."""
+        """The placements of the first block's input from the previous stage."""
         first = self.interpreter.program.sections[0]
         return first.specs[first.block.entry or ""]
 
     def buffer(self, shape: Sequence[int], placements: MeshPlacements) -> Tensor:
-        """Room for this rank's part of a tensor of `shape` that a like rank sends."""
+        """A buffer for this rank's shard of a tensor of `shape` that the rank with the same index sends."""
         box = box_of(shape, self.grid.counts, placements, self.grid.here)
         return torch.empty(extents(box), dtype=self.dtype, device=self.device)
 
 
 class _Passes:
-    """A step of a stage in the making, by micro-batch: what waits for its backward pass, gradients of what
-    the stage read, and what is on its way."""
+    """A step of a stage while it runs: results that wait for their backward pass, gradients of stage inputs,
+    and messages in flight, each by micro-batch."""
 
     def __init__(self, stage: GraphStage, data: Sequence[Data]) -> None:
         self.stage, self.data = stage, data
@@ -299,8 +318,8 @@ class _Passes:
         self.in_flight: dict[tuple[CommunicationKind, int], tuple[distributed.Work | None, Tensor]] = {}
 
     def act(self, step: ScheduleStep) -> None:
-        """One action of the table."""
-        if step.microbatch is None:  # the last backward pass of the stage is behind it
+        """Run one action of the schedule table."""
+        if step.microbatch is None:  # REDUCE_GRAD, after the last backward pass of the stage
             interpreter = self.stage.interpreter
             for block in interpreter.parameter_groups:
                 reduce_gradients(interpreter.grid, block)
@@ -318,7 +337,7 @@ class _Passes:
         stage = self.stage
         entry = None
         if not stage.is_first:
-            entry = self._passed(CommunicationKind.RECV_F, number).requires_grad_(stage.trains_before)
+            entry = self._wait(CommunicationKind.RECV_F, number).requires_grad_(stage.trains_before)
             self.entries[number] = entry
         result = stage.interpreter.run(self.data[number], entry)
         self.results[number] = result
@@ -335,12 +354,12 @@ class _Passes:
             self.gradients[number] = torch.zeros_like(entry) if entry.grad is None else entry.grad
 
     def _gradient(self, number: int, result: Tensor) -> Tensor:
-        """The gradient of a result: of the loss, or what the stage behind says."""
+        """The gradient of a result: of the loss, or as received from the next stage."""
         stage = self.stage
         if stage.is_last:
             return stage.weight * seed_gradient(stage.grid, stage.interpreter.end, result)
-        gradient = self._passed(CommunicationKind.RECV_B, number)
-        self._passed(CommunicationKind.SEND_F, number)  # long there, for this is the answer
+        gradient = self._wait(CommunicationKind.RECV_B, number)
+        self._wait(CommunicationKind.SEND_F, number)  # has arrived: the gradient is the reply
         return gradient.to(result.dtype)
 
     def _send_result(self, number: int) -> None:
@@ -348,8 +367,8 @@ class _Passes:
         if not result.is_floating_point():
             block = self.stage.interpreter.program.sections[-1].block
             raise ConfigError(
-                "hands whole numbers to the next stage", key=f"graph.{block.name}", found=str(result.dtype),
-                allowed="numbers with fractions",
+                "sends integers to the next stage", key=f"graph.{block.name}", found=str(result.dtype),
+                allowed="a floating-point tensor",
             )  # fmt: skip
         self._send(CommunicationKind.SEND_F, number, result.detach().to(self.stage.dtype), LATER)
 
@@ -357,7 +376,7 @@ class _Passes:
         if self.stage.trains_before:
             for kind, earlier in list(self.in_flight):
                 if kind is CommunicationKind.SEND_B:
-                    self._passed(kind, earlier)
+                    self._wait(kind, earlier)
             self._send(CommunicationKind.SEND_B, number, self.gradients.pop(number), EARLIER)
 
     def _receive_entry(self, number: int) -> None:
@@ -378,14 +397,14 @@ class _Passes:
     def _receive(self, kind: CommunicationKind, number: int, buffer: Tensor, stages: int) -> None:
         self.in_flight[kind, number] = distributed.irecv(buffer, self.stage.grid.peer_rank(stages)), buffer
 
-    def _passed(self, kind: CommunicationKind, number: int) -> Tensor:
-        """A message, once it is there."""
+    def _wait(self, kind: CommunicationKind, number: int) -> Tensor:
+        """Wait for a message; returns its tensor."""
         work, tensor = self.in_flight.pop((kind, number))
         if work is not None:
             work.wait()
         return tensor
 
     def finish(self) -> None:
-        """Wait for what is still on its way."""
+        """Wait for all messages in flight."""
         for kind, number in list(self.in_flight):
-            self._passed(kind, number)
+            self._wait(kind, number)

@@ -1,4 +1,4 @@
-"""A training job that runs an operator graph as its plan lays it out."""
+"""The training job that runs an operator graph under its plan: `GraphTrainingJob`, `graph_training_job`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from shardwise.schedule import generate, lower
 
 
 class GraphTrainingJob:
-    """A graph, its parameters and its optimizer, laid out over the ranks of the running processes.
+    """A graph with its parameters and optimizer, distributed over the ranks of the running processes.
 
-    `values` are the whole parameters by their names in the graph, the same on every rank; `matrices` those
-    whose weights decay. `data` makes the inputs of the graph of a batch. A job in bf16 computes with copies
-    of the parameters and has their gradients in the parameters' own dtype; it lies on devices of
-    `device_type`. Of a graph in stages a rank holds the parameters of its own stage, `store`.
+    `values` are the whole parameters by their names in the graph, the same on every rank. Weight decay
+    applies to the names in `matrices`. `data` turns a batch into the inputs of the graph. A bf16 job computes
+    with copies of the parameters; gradients have the dtype of the parameters. Tensors are on devices of
+    `device_type`. With stages, `store` holds the parameters of this rank's stage only.
     """
 
     def __init__(
@@ -72,14 +72,17 @@ class GraphTrainingJob:
         self.optimizer = optimizer_of_parameters(plan.job.optimizer, owned, lr=lr)
 
     def step(self, batch: Any) -> StepResult:
-        """One optimizer step on `batch`, whole and the same on every rank: what the module's forward is
-        called with, or for a `graph_module` the graph's inputs by name."""
+        """One optimizer step on `batch`, which is whole and the same on every rank.
+
+        `batch` has the arguments of the module's forward, or the graph's inputs by name for a `graph_module`.
+        ConfigError where an input has not the plan's shape.
+        """
         result = self.backward(batch)
         self.update()
         return result
 
     def backward(self, batch: Any) -> StepResult:
-        """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
+        """The part of `step` before the optimizer: the loss, and clipped gradients in the parameters."""
         shares = self._microbatches(self._checked(self._data(batch)))
         for param in self.store.values():
             param.reset_gradient()
@@ -99,27 +102,29 @@ class GraphTrainingJob:
         return StepResult(loss=float(value), gradient_norm=norm)
 
     def update(self) -> None:
-        """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
+        """The part of `step` after `backward`: the optimizer updates the parameters, and gradients are
+        freed."""
         with record_function(OPTIMIZER):
             self.optimizer.step()
             self.sync_weights()
         self.optimizer.zero_grad()
 
     def sync_weights(self) -> None:
-        """Have what ranks compute with be what the optimizer has now, after that was written to."""
+        """Copy the optimizer's weights to those that ranks compute with, after the former were written to."""
         for block in self._stage.interpreter.parameter_groups:
             publish(self.grid, block)
 
     def parameters(self) -> dict[str, Tensor]:
-        """Every parameter, whole, by its name in the graph; every rank must ask at the same point."""
+        """Every parameter, whole, by its name in the graph. A collective: every rank calls it at the same
+        point."""
         return self._of_all_stages(ShardedParameter.whole)
 
     def gradients(self) -> dict[str, Tensor]:
-        """Every gradient between `backward` and `update`, whole; every rank must ask at the same point."""
+        """Every gradient between `backward` and `update`, whole. A collective, as `parameters` is."""
         return self._of_all_stages(ShardedParameter.whole_gradient)
 
     def _of_all_stages(self, whole: Callable[[ShardedParameter], Tensor]) -> dict[str, Tensor]:
-        """What ranks of the stage that has a parameter say of it, by the parameter's name."""
+        """The value of `whole` for every parameter, broadcast from the stage that holds it, by name."""
         found: dict[str, Tensor] = {}
         for stage, program in enumerate(self._stages):
             for name, stored in program.parameters.items():
@@ -140,8 +145,11 @@ class GraphTrainingJob:
         return stage * self.plan.mesh.devices
 
     def _microbatches(self, batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """What this rank's stage reads of each micro-batch. What several operators read is where the job
-        computes already; of the rest each reader's part goes there."""
+        """The inputs of this rank's stage, by micro-batch.
+
+        Inputs with several readers are copied to the compute device here; of the others, each reader copies
+        its shard.
+        """
         shares: list[dict[str, Tensor]] = [{} for _ in range(self.plan.microbatches)]
         for name, readers in sorted(self._stages[self.grid.mesh].data.items()):
             tensor = self._placed(batch[name]) if readers > 1 else batch[name]
@@ -150,11 +158,12 @@ class GraphTrainingJob:
         return shares
 
     def _placed(self, data: Tensor) -> Tensor:
-        """Where the job computes, numbers in the dtype that it computes with."""
+        """`data` on the compute device; floating-point tensors in the compute dtype."""
         return data.to(self._device_type, self._dtype if data.is_floating_point() else None)
 
     def _split_microbatches(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
-        """An input of the graph by micro-batch: its samples, or all of it."""
+        """An input of the graph by micro-batch: its samples, or the whole input if no dim grows with the
+        batch."""
         count = self.plan.microbatches
         dim = samples_dim(self.plan.graph, name)
         if count == 1 or dim is None:
@@ -166,14 +175,14 @@ class GraphTrainingJob:
             found = batch.get(name)
             if found is None or found.numel() != prod(shape):
                 raise ConfigError(
-                    "is not of the plan's shape", key=f"batch.{name}",
+                    "does not have the plan's shape", key=f"batch.{name}",
                     found="nothing" if found is None else str(tuple(found.shape)), allowed=str(tuple(shape)),
                 )  # fmt: skip
         return batch
 
 
 def _spans(plan: GraphPlan) -> Sequence[tuple[int, int]]:
-    """The first block of each stage, and the one behind its last."""
+    """The first block of each stage, and the block after its last."""
     layout = plan.layout
     return layout.spans if isinstance(layout, StagedLayout) else ((0, len(layout.blocks)),)
 
@@ -187,9 +196,13 @@ def graph_training_job(
     lr: float,
     max_norm: float,
 ) -> GraphTrainingJob:
-    """`module`, the whole of the plan's graph, laid out over the running processes, of which there are as
-    many as the plan has devices, and which compute on devices of `device_type`. `inputs` are what its
-    forward is called with, of the whole batch."""
+    """A training job of `module`, which computes the whole graph of the plan.
+
+    The running processes are as many as the plan has devices, and compute on devices of `device_type`.
+    `inputs` are the arguments of the module's forward for the whole batch; a `graph_module` needs none.
+    ConfigError where the module does not compute the plan's graph, or this runtime does not run one of its
+    operators.
+    """
     if not isinstance(module, GraphModule):
         return _captured_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
     if module.graph != plan.graph:
@@ -221,8 +234,8 @@ def _captured_job(
 ) -> GraphTrainingJob:
     if inputs is None:
         raise ConfigError(
-            "is needed to see what the module computes", key="inputs", found="nothing",
-            allowed="what its forward is called with, of the whole batch",
+            "is needed to capture the module", key="inputs", found="nothing",
+            allowed="the arguments of its forward for the whole batch",
         )  # fmt: skip
     check_kinds(plan.graph)
     own = captured(module, inputs, plan.graph)
@@ -233,7 +246,7 @@ def _captured_job(
 
 
 def check_kinds(graph: OpGraph) -> None:
-    """ConfigError by the name of the first operator of a kind that is not carried out."""
+    """ConfigError with the name of the first operator whose kind this runtime does not run."""
     for block in graph.blocks:
         for op in block.operators:
             if op.kind not in KERNELS:

@@ -1,12 +1,8 @@
-"""What each kind of operator computes on a rank.
+"""The kernel of each operator kind: computes a rank's part of the output from its shards of the inputs.
 
-What a rank computes of contractions and of tables.
-
-What a rank computes of attention: of its queries, heads or keys.
-
-What a rank computes of recurrent layers and cells: step after step, each with the whole state before.
-
-What a rank computes of convolutions and pooling: windows of its rows and of its neighbours'.
+`KERNELS` maps operator kinds to kernels. This module has products (einsum, linear, embedding), attention,
+recurrent layers and cells, convolution and pooling. `kernels_elementwise` has elementwise functions, norms,
+softmax and losses. Where no dim inside the operator is sharded, PyTorch's own operator is used.
 """
 
 from __future__ import annotations
@@ -32,9 +28,11 @@ from shardwise.runtime.graphs.sharded_operator import (
     without,
 )
 
+# Products and tables
+
 
 def contracted(operands: Sequence[tuple[Tensor, Dims]], output: Dims) -> Tensor:
-    """The product of all operands, summed over the dims that the output has not."""
+    """The product of all operands (einsum), summed over the dims that `output` does not have."""
     letters: dict[str, str] = {}
     for dims in (*(dims for _, dims in operands), output):
         for dim in dims:
@@ -49,7 +47,7 @@ def einsum(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence
 
 
 def linear(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """A product with a weight; where dims lie as PyTorch's own has them, that one."""
+    """A product with a weight, by PyTorch's own linear where the order of dims allows it."""
     op = work.op
     (read,), weight = op.inputs, op.parameters[0].dims
     is_plain = len(weight) == 2 and read.dims[-1] == weight[1] and op.output == (*read.dims[:-1], weight[0])
@@ -70,7 +68,7 @@ def _operands(
 
 
 def embedding(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """Rows of a table by index; of rows that other ranks hold a rank makes zeros."""
+    """Rows of a table by index. A rank returns zeros for rows of other ranks: the result is a partial sum."""
     op = work.op
     indices, table = op.inputs[0].dims, op.parameters[0].dims
     (rows,) = without(table, (*indices, *op.output))
@@ -107,7 +105,10 @@ PRODUCTS: Mapping[str, Kernel] = {
     "linear": linear,
     "embedding": embedding,
 }
-"""By kind."""
+"""Kernels of products and tables by operator kind."""
+
+
+# Attention
 
 
 def attention(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -144,8 +145,10 @@ def attention(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Seque
 def _for_queries(
     work: ShardedOperator, tensor: Tensor, dims: Dims, rows: Dims, last: Dims, *, may_share: bool
 ) -> Tensor:
-    """Keys or values with a row for every head of the queries that this rank has; or, where equal groups of
-    them share one and that `may_share` is said, for every group."""
+    """Keys or values with one entry for each query head of this rank.
+
+    Grouped-query attention: one entry per group where `may_share` is set and the groups are equal.
+    """
     op = work.op
     kv_heads = tuple(dim for dim in dims if dim not in rows and dim not in last)
     present = [dim for dim in rows if dim in dims]
@@ -165,7 +168,7 @@ def _for_queries(
 
 
 def _visible(work: ShardedOperator, at: str, to: str, device: torch.device) -> Tensor | None:
-    """Which keys each of this rank's queries meets; None where it meets all."""
+    """Mask of the keys that each of this rank's queries attends to; None where each attends to all."""
     op = work.op
     if not op.attributes.get("causal") and "window" not in op.attributes:
         return None
@@ -198,7 +201,7 @@ def _fused(
     at: str,
     to: str,
 ) -> Tensor:
-    """PyTorch's own, of all keys."""
+    """PyTorch's fused attention over all keys."""
     lead = query.shape[:-2]
     flat = [_as_4d(each) for each in (query, key, value)]
     is_causal = bool(work.op.attributes.get("causal")) and "window" not in work.op.attributes
@@ -215,14 +218,14 @@ def _fused(
 
 
 def _as_4d(tensor: Tensor) -> Tensor:
-    """With two dims in front of the last two, as PyTorch wants it, and no copy where there are two."""
+    """`tensor` with four dims, as PyTorch's fused attention needs it; no copy up to four dims."""
     if tensor.dim() <= 4:
         return tensor[(None,) * (4 - tensor.dim())]
     return tensor.flatten(0, -4)
 
 
 def _as_number(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores, where a mask says which keys are met."""
+    """A boolean mask as numbers to add to the scores."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, float("-inf"))
@@ -242,7 +245,8 @@ def _over_split_keys(
     at: str,
     to: str,
 ) -> Tensor:
-    """A partial sum of values, once ranks agree on the maximum and the sum of each row of scores."""
+    """Attention over this rank's keys: a partial sum of values. Ranks all-reduce the maximum and the sum of
+    each row of scores first."""
     scores = wide((query * _scale(work, query)) @ key.transpose(-1, -2))
     lowest = torch.finfo(scores.dtype).min
     for each in added:
@@ -256,14 +260,16 @@ def _over_split_keys(
 
 
 ATTENTION: Mapping[str, Kernel] = {"attention": attention}
-"""By kind."""
+"""Kernels of attention by operator kind."""
 
+
+# Recurrent layers and cells
 
 Gates = Sequence[Tensor]
 
 
 def recurrent(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """A layer over time. Without splits of its own it is PyTorch's."""
+    """A recurrent layer over time; PyTorch's own where none of its inner dims is sharded."""
     op = work.op
     gates, units, width = op.parameters[0].dims
     state = op.parameters[1].dims[2]
@@ -308,7 +314,7 @@ def _whole_layer(
 
 
 def _carried(work: ShardedOperator, before: Tensor, weight: Tensor, units: str, state: str) -> Tensor:
-    """The product of the state's weight and the whole state of the step before."""
+    """The recurrent weight times the whole state of the previous time step."""
     whole = all_gather_dim(work, before, before.dim() - 1, units)
     whole = local_part(work, whole, whole.dim() - 1, state)
     product = (whole @ weight.flatten(0, 1).T).unflatten(-1, weight.shape[:2])
@@ -316,7 +322,8 @@ def _carried(work: ShardedOperator, before: Tensor, weight: Tensor, units: str, 
 
 
 def cell(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """A step of a state that every rank has whole; of it a rank that makes some units takes their part."""
+    """One time step. The state is whole on every rank; a rank that computes some units slices their part of
+    it."""
     op = work.op
     gates, units, width = op.parameters[0].dims
     dims = op.inputs[0].dims
@@ -339,7 +346,7 @@ def cell(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[T
 def _lstm_step(
     own: Tensor, carried: Tensor | None, biases: Gates, before: Tensor | None, cell: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gates in PyTorch's order: input, forget, cell, output."""
+    """LSTM gates in PyTorch's order: input, forget, cell, output."""
     total = own if carried is None else own + carried
     for bias in biases:
         total = total + bias
@@ -353,8 +360,8 @@ def _lstm_step(
 def _gru_step(
     own: Tensor, carried: Tensor | None, biases: Gates, before: Tensor | None, cell: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gates in PyTorch's order: reset, update, candidate. The first bias is the input's, the second the
-    state's, which the reset gate scales."""
+    """GRU gates in PyTorch's order: reset, update, candidate. The first bias belongs to the input; the second
+    to the state, and the reset gate scales it."""
     of_input = own + biases[0] if biases else own
     of_state = torch.zeros_like(own) if carried is None else carried
     if len(biases) > 1:
@@ -368,8 +375,10 @@ def _gru_step(
 
 
 RECURRENT: Mapping[str, Kernel] = {"lstm": recurrent, "gru": recurrent, "lstm_cell": cell, "gru_cell": cell}
-"""By kind."""
+"""Kernels of recurrent layers and cells by operator kind."""
 
+
+# Convolution and pooling
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _MAXIMA = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
@@ -381,8 +390,8 @@ def _attribute(work: ShardedOperator, name: str, default: int) -> int:
 
 
 def _rows(value: Tensor, at: int, have: int, first: int, stop: int, fill: float) -> Tensor:
-    """Rows `first` to before `stop` of dim `at`, of a tensor whose rows begin with row `have`; what it
-    has not is `fill`."""
+    """Rows `first` to before `stop` of dim `at` of a tensor whose first row is number `have`; missing rows
+    are filled with `fill`."""
     size = value.shape[at]
     low, high = max(first - have, 0), min(stop - have, size)
     value = value.narrow(at, low, max(high - low, 0))
@@ -398,8 +407,11 @@ def _windowed(
     dilation: int,
     padding: int, fill: float,
 ) -> tuple[Tensor, list[int]]:  # fmt: skip
-    """The rows under this rank's windows, whose taps are those from the first to before the second of each
-    dim's; and what is still to be padded."""
+    """The rows under this rank's windows, with halo rows of its neighbours, and the padding left to do per
+    dim.
+
+    `taps` are the first kernel row of this rank in each spatial dim, and the one after its last.
+    """
     op = work.op
     left = [padding] * spatial
     for place, (low, high) in enumerate(taps):
@@ -420,7 +432,7 @@ def _windowed(
 
 
 def _is_part(work: ShardedOperator, place: int, high: int) -> bool:
-    """Whether a rank has a part of a kernel's taps along a spatial dim."""
+    """Whether a rank has only some of the kernel's taps along a spatial dim."""
     kernel = _kernel_dims(work) if work.op.parameters else ()
     return bool(kernel) and high < work.op.dims[kernel[place]]
 
@@ -465,7 +477,7 @@ def _grouped(
     spatial: int,
     settings: dict[str, Any],
 ) -> Tensor:
-    """Filters on the channels of their group, of which ranks may have a part."""
+    """A grouped convolution: filters on the channels of their group, of which a rank may have only some."""
     groups = _attribute(work, "groups", 1)
     convolve = _CONVOLUTIONS[spatial - 1]
     each, within = work.op.dims[made] // groups, work.op.dims[read] // groups
@@ -503,7 +515,7 @@ def pool(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[T
 def _to_last_window(
     value: Tensor, windows: Sequence[int], left: Sequence[int], kernel: int, stride: int, fill: float
 ) -> Tensor:
-    """Rows behind the padding, where the last window reaches beyond it (windows counted up)."""
+    """Add rows after the padding where the last window extends past it (ceil_mode)."""
     for place, count in enumerate(windows):
         at = value.dim() - len(windows) + place
         missing = (count - 1) * stride + kernel - value.shape[at] - 2 * left[place]
@@ -513,7 +525,7 @@ def _to_last_window(
 
 
 def _adaptive(work: ShardedOperator, value: Tensor, spatial: int, *, is_maximum: bool) -> Tensor:
-    """Windows that share the rows as evenly as they go: one dim after the other."""
+    """Adaptive pooling, one dim after the other: windows divide the rows as evenly as possible."""
     op = work.op
     for place in range(spatial):
         at = value.dim() - spatial + place
@@ -530,8 +542,10 @@ def _adaptive(work: ShardedOperator, value: Tensor, spatial: int, *, is_maximum:
 
 
 WINDOWS: Mapping[str, Kernel] = {"convolution": convolution, "pool": pool}
-"""By kind."""
+"""Kernels of convolution and pooling by operator kind."""
 
+
+# All kernels
 
 KERNELS: Mapping[str, Kernel] = {
     **PRODUCTS,
@@ -542,4 +556,4 @@ KERNELS: Mapping[str, Kernel] = {
     **ATTENTION,
     **LOSSES,
 }
-"""By kind."""
+"""All kernels by operator kind."""

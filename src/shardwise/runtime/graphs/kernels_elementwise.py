@@ -1,8 +1,7 @@
-"""What a rank computes of functions of elements, of reductions and of tensors in another shape.
+"""Kernels of elementwise functions, reductions and reshapes; of norms and softmax; and of losses.
 
-What a rank computes of normalisations and softmax: statistics over the parts of all ranks.
-
-What a rank computes of losses: its part of the mean over the whole batch.
+Norms and softmax all-reduce their statistics over the ranks that shard the normalised dims. A loss is this
+rank's part of the mean over the whole batch. `kernels.KERNELS` joins them with the other kernels.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ from shardwise.runtime.graphs.sharded_operator import (
     without,
 )
 
+# Elementwise functions, reductions and reshapes
+
 ELEMENT_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "add": lambda *terms: sum(terms[1:], start=terms[0]),
     "subtract": torch.sub,
@@ -53,7 +54,7 @@ ELEMENT_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "square": torch.square,
     "softplus": functional.softplus,
 }
-"""Those of which the name says all."""
+"""Functions that their name alone defines."""
 
 SCALAR_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "scale": lambda number, x: number * x,
@@ -61,18 +62,20 @@ SCALAR_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "power": lambda number, x: x**number,
     "masked_fill": lambda number, x, mask: x.masked_fill(mask > 0, number),
 }
-"""Those of which the name and the operator's `number` say all."""
+"""Functions that their name and the operator's attribute `number` define."""
 
 
 def element_function(op: OpNode) -> Callable[..., Tensor]:
-    """The function of an elementwise operator by its graph. ConfigError where only the module that the graph
-    was captured from can tell it."""
+    """The function of an elementwise operator as its graph defines it.
+
+    ConfigError where the graph does not define it: it needs the module that the graph was captured from.
+    """
     name = str(op.attributes["function"])
     if name in SCALAR_FUNCTIONS and "number" in op.attributes:
         return partial(SCALAR_FUNCTIONS[name], float(op.attributes["number"]))
     if name not in ELEMENT_FUNCTIONS:
         raise ConfigError(
-            f"of operator {op.name} does not say what is computed",
+            f"of operator {op.name} does not define what is computed",
             key="attributes.function",
             found=f"{name} without a number" if name in SCALAR_FUNCTIONS else name,
             allowed=f"{', '.join(ELEMENT_FUNCTIONS)}; {', '.join(SCALAR_FUNCTIONS)} with a `number`; "
@@ -109,11 +112,11 @@ def reduce(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence
 
 
 def rotary(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """The second half of a head's elements turned into the first, and back."""
+    """Rotary position embedding: rotates the halves of a head's elements by the given angles."""
     op = work.op
     if len(inputs) != 3:
         raise ConfigError(
-            f"of operator {op.name} does not say by which angles", key="inputs", found=str(len(inputs)),
+            f"of operator {op.name} lack the angles", key="inputs", found=str(len(inputs)),
             allowed="an activation, cosines and sines",
         )  # fmt: skip
     value, cosines, sines = (
@@ -166,11 +169,13 @@ POINTWISE: Mapping[str, Kernel] = {
     "concat": concat,
     "slice": slice_dims,
 }
-"""By kind."""
+"""Kernels of elementwise functions, reductions and reshapes by operator kind."""
 
+
+# Norms and softmax
 
 EPSILON = 1e-5
-"""Where the module of a graph does not say another: PyTorch's for layers, batches and groups."""
+"""Epsilon of a norm whose module names none: PyTorch's default for layer, batch and group norms."""
 
 
 def _over(work: ShardedOperator, default: Dims) -> Dims:
@@ -178,13 +183,13 @@ def _over(work: ShardedOperator, default: Dims) -> Dims:
 
 
 def _epsilon(work: ShardedOperator, value: Tensor) -> float:
-    """Where the module says none, the distance of one to the next number of the statistics' dtype."""
+    """The epsilon of a norm. For eps=None it is the machine epsilon of the dtype of the statistics."""
     configured = work.settings.get("epsilon", EPSILON)
     return torch.finfo(wide(value).dtype).eps if configured is None else float(configured)
 
 
 def _weighted(work: ShardedOperator, value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Times the scale, and the shift added."""
+    """`value` times the scale, plus the shift."""
     op = work.op
     for at, (tensor, parameter) in enumerate(zip(parameters, op.parameters, strict=True)):
         own = aligned(tensor, parameter.dims, op.output)
@@ -205,7 +210,7 @@ def layer_norm(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequ
 
 
 def batch_norm(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """Over the whole batch; kept statistics are not updated."""
+    """Statistics over the whole batch. Running statistics are not updated."""
     op = work.op
     channels = op.parameters[0].dims if op.parameters else op.output[1:2]
     over = _over(work, without(op.output, channels))
@@ -230,8 +235,10 @@ def _normed(
     over: Dims,
     moments: Sequence[int] = (1, 2),
 ) -> Tensor:
-    """Less its mean, where that is among the `moments` that are taken, over its deviation; times the scale,
-    and the shift added."""
+    """Normalise `value` over the dims `over`; then times the scale, plus the shift.
+
+    The mean is subtracted where 1 is among the `moments`.
+    """
     op = work.op
     own = [
         aligned(tensor, parameter.dims, op.output)
@@ -250,21 +257,21 @@ def _total(work: ShardedOperator, over: Dims, sums: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Statistics:
-    """Means over the dims `at`, of which all ranks together have `count` elements; `total` is the sum of what
-    they have."""
+    """Means over the dims `at`, which have `count` elements on all ranks together. `total` sums over
+    ranks."""
 
     at: Sequence[int]
     count: int
     total: Callable[[Tensor], Tensor]
 
     def means(self, *values: Tensor) -> Sequence[Tensor]:
-        """Of each, with one word between ranks."""
+        """The mean of each value, with one all-reduce for all."""
         sums = torch.stack([value.sum(self.at, keepdim=True) for value in values])
         return (self.total(sums) / self.count).unbind()
 
 
 class _Normed(Function):
-    """A normalisation that keeps what it read and its statistics, and nothing of that size besides."""
+    """A norm whose only saved tensor of full size is its input; statistics are saved too."""
 
     @staticmethod
     def forward(
@@ -315,7 +322,7 @@ def _summed_to(value: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 
 
 def group_norm(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """Statistics of every group, of which a rank may have a part of the channels or none."""
+    """Statistics of every group, of which a rank may have some channels or none."""
     op = work.op
     default = (op.parameters[0].dims if op.parameters else op.output[1:2])[0]
     channel = str(op.attributes.get("channel", default)).split()[0]
@@ -358,11 +365,13 @@ NORMALIZATIONS: Mapping[str, Kernel] = {
     "group_norm": group_norm,
     "softmax": softmax,
 }
-"""By kind."""
+"""Kernels of norms and softmax by operator kind."""
 
+
+# Losses
 
 IGNORED = -100
-"""A target without a loss, in PyTorch's cross entropies."""
+"""A target without a loss: the default `ignore_index` of PyTorch's cross entropy."""
 
 
 def cross_entropy(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -382,8 +391,11 @@ def cross_entropy(work: ShardedOperator, inputs: Sequence[Tensor], parameters: S
 
 
 class _TargetLogLikelihood(Function):
-    """What each row's target has not of the probability, as a logarithm. The gradient takes the place of the
-    logarithms that are kept for it: rows are by far the largest tensors of many models."""
+    """The negative log-likelihood of each row's target.
+
+    The gradient overwrites the log-probabilities that are saved for it: the logits are the largest tensors of
+    many models.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, targets: Tensor) -> Tensor:
@@ -403,8 +415,10 @@ class _TargetLogLikelihood(Function):
 
 
 class _VocabParallelLogLikelihood(Function):
-    """The same where ranks have parts of the classes: they agree on maximum, sum and target's logit. What is
-    kept are the summands, of which the gradient's products are made in place."""
+    """The same with the classes sharded: ranks all-reduce the maximum, the sum and the target's logit.
+
+    The saved exponentials are overwritten by the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, targets: Tensor, work: ShardedOperator, classes: str) -> Tensor:
@@ -432,12 +446,13 @@ class _VocabParallelLogLikelihood(Function):
 
 
 def _wide_dtype(rows: Tensor) -> torch.dtype:
-    """Sums of many numbers need fp32 at least."""
+    """At least fp32, which sums of many numbers need."""
     return rows.dtype if rows.dtype.itemsize >= 4 else torch.float32
 
 
 def _mean(work: ShardedOperator, each: Tensor, dims: Dims) -> Tensor:
-    """The sum over the dims that the output has not, as this rank's part of a mean."""
+    """Sum over the dims that the output does not have, divided by their full size: this rank's part of a
+    mean."""
     op = work.op
     reduced_dims = without(dims, op.output)
     if not reduced_dims:
@@ -464,4 +479,4 @@ LOSSES: Mapping[str, Kernel] = {
     "mean_square": _difference(lambda x, y: torch.square(x - y)),
     "binary_cross_entropy": _difference(_bce_with_logits),
 }
-"""By kind."""
+"""Kernels of losses by operator kind."""

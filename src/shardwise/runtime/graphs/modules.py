@@ -1,9 +1,8 @@
-"""The module of an operator graph: what its operators compute, on one process.
+"""Modules of operator graphs: what each operator computes exactly, its parameters and its data.
 
-What an operator computes exactly, from the call of PyTorch's that it was captured from.
-
-A user's module beside the graph that was captured from it: what each operator computes exactly, where its
-parameters are, and how the data that it reads are made.
+`graph_module` builds a module for a graph that has none, with seeded parameters. `captured` compares a user's
+module, exported by torch.export, with the plan's graph. It returns what the graph does not hold: the settings
+of each operator (`settings_of`), the parameter values, and how a batch becomes the graph's inputs.
 """
 
 from __future__ import annotations
@@ -43,14 +42,16 @@ from shardwise.runtime.graphs.kernels_elementwise import element_function
 from shardwise.runtime.graphs.program import Settings, operators_of, repeated
 from shardwise.runtime.initialization import generator_of
 
+# Modules for graphs without one
+
 NORMS = ("layer_norm", "rms_norm", "batch_norm", "group_norm")
 
 EMBEDDING_STD = 0.02
-"""Standard deviation of the rows of tables (GPT-2's)."""
+"""Standard deviation of the rows of embedding tables: GPT-2's."""
 
 
 class GraphModule(nn.Module):
-    """The parameters of `graph`, by the names that it gives them, repetitions counted."""
+    """The parameters of `graph` by their names in it, those of each repetition of a block included."""
 
     def __init__(self, graph: OpGraph, values: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -66,8 +67,11 @@ class GraphModule(nn.Module):
 
 
 def graph_module(graph: OpGraph, *, seed: int = 0) -> GraphModule:
-    """The module of `graph` with parameters that depend on the seed and on their names: weights normal, with
-    the inverse root of what they sum over as deviation, norms one, biases zero."""
+    """A module of `graph` whose parameters depend on the seed and on their names.
+
+    Weights are normal with the inverse root of their fan-in as standard deviation; norms are one, biases
+    zero.
+    """
     values: dict[str, Tensor] = {}
     for name, (op, slot) in first_readers(graph).items():
         if name not in values:
@@ -76,8 +80,8 @@ def graph_module(graph: OpGraph, *, seed: int = 0) -> GraphModule:
 
 
 def check_computable(graph: OpGraph) -> None:
-    """ConfigError by the name of the first operator of which `graph` does not say what it computes: it takes
-    the module that the graph was captured from."""
+    """ConfigError with the name of the first operator whose function `graph` does not define: running it
+    needs the module that the graph was captured from."""
     for block in graph.blocks:
         for op in block.operators:
             if op.kind == "elementwise":
@@ -88,7 +92,7 @@ def check_computable(graph: OpGraph) -> None:
 
 
 def first_readers(graph: OpGraph) -> dict[str, tuple[OpNode, int]]:
-    """Every parameter by its name, with its first reader and its place there."""
+    """Every parameter by name, with its first reader and its position among that reader's parameters."""
     found: dict[str, tuple[OpNode, int]] = {}
     for block in graph.blocks:
         for count in range(block.repeat):
@@ -99,7 +103,7 @@ def first_readers(graph: OpGraph) -> dict[str, tuple[OpNode, int]]:
 
 
 def is_weight(op: OpNode, slot: int) -> bool:
-    """Whether a parameter is multiplied with what is read: neither a bias nor the scale of a norm."""
+    """Whether a parameter is multiplied with an input: neither a bias nor the scale of a norm."""
     if op.kind in NORMS or op.kind == "elementwise":
         return False
     return slot < (2 if op.kind in ("lstm", "gru", "lstm_cell", "gru_cell") else 1) or op.kind == "einsum"
@@ -117,30 +121,34 @@ def _initial(name: str, op: OpNode, slot: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=generator_of(name, seed)).mul_(std)
 
 
+# Settings of operators, from traced calls
+
 COST_ONLY = (
     "std", "var", "linalg_vector_norm", "logsumexp", "stack", "prelu", "binary_cross_entropy",
 )  # fmt: skip
-"""Operators of PyTorch that graphs have for their cost alone: they compute something else."""
+"""PyTorch operators that graphs model for their cost only: the graph's operators compute something else."""
 
 EPSILONS: Mapping[str, int] = {
     "layer_norm": 4, "rms_norm": 3, "group_norm": 4, "batch_norm": 7, "instance_norm": 7
 }  # fmt: skip
-"""The place of the epsilon among the arguments."""
+"""Position of epsilon among the arguments."""
 
 ELEMENTWISE_LOSSES: Mapping[str, Callable[..., Tensor]] = {
     "l1_loss": lambda x, y: (x - y).abs(),
     "smooth_l1_loss": lambda x, y, beta=1.0: functional.smooth_l1_loss(x, y, reduction="none", beta=beta),
     "huber_loss": lambda x, y, delta=1.0: functional.huber_loss(x, y, reduction="none", delta=delta),
 }
-"""Losses that graphs have as a function of elements and a mean."""
+"""Losses that a graph has as an elementwise function and a mean."""
 
 MEAN = 1
-"""PyTorch's number for losses that are a mean."""
+"""PyTorch's enum value of reduction='mean'."""
 
 
 def settings_of(builder: Builder, node: OpNode, call: TracedCall, targets: Mapping[str, Any]) -> Settings:
-    """What `node` computes beside what its kind says. ConfigError by the line of a call that is not carried
-    out."""
+    """What `node` computes beyond its kind: its function, epsilon or scale.
+
+    ConfigError with the source line of a call that this runtime does not run.
+    """
     name = call.target.split(".")[1].rstrip("_") if call.target.startswith("aten.") else call.target
     _check(builder, node, call, name)
     if node.kind == "elementwise":
@@ -154,24 +162,24 @@ def settings_of(builder: Builder, node: OpNode, call: TracedCall, targets: Mappi
 
 
 def _check(builder: Builder, node: OpNode, call: TracedCall, name: str) -> None:
-    """Refuses what graphs do not say of a call."""
+    """ConfigError for a call that the graph does not represent exactly."""
     if name in COST_ONLY:
-        raise builder.refused(call, "is captured for its cost alone", "it written with other operators")
+        raise builder.refused(call, "is modelled for its cost only", "the same function in other operators")
     wrong = ""
     if node.kind == "elementwise" and node.attributes["function"] == "dropout":
         wrong = "draws random numbers, which depend on the layout; module.eval() or p=0"
     if name == "batch_norm" and node.kind == "elementwise":
-        wrong = "uses kept statistics; training mode"
+        wrong = "uses running statistics; training mode"
     if node.kind == "embedding" and int(argument(call, 2, "padding_idx", -1)) >= 0 and name == "embedding":
-        wrong = "has a row without gradient; no padding_idx"
+        wrong = "has a row without a gradient; no padding_idx"
     if node.kind == "slice" and name == "slice" and int(argument(call, 4, "step", 1)) != 1:
-        wrong = "has a step; steps of 1"
+        wrong = "has a step other than 1; step=1"
     if node.kind == "attention" and argument(call, 4, "dropout_p", 0.0):
         wrong = "draws random numbers, which depend on the layout; dropout_p=0"
     if name in ("lstm", "gru") and call.arguments[5] and call.arguments[6] and call.arguments[4] > 1:
         wrong = "draws random numbers, which depend on the layout; dropout=0"
     if name in ("addmm", "baddbmm") and {call.named.get("beta", 1), call.named.get("alpha", 1)} != {1}:
-        wrong = "is scaled; alpha and beta of 1"
+        wrong = "scales its terms; alpha=1 and beta=1"
     wrong = wrong or _pool_problem(call, name) or _loss_problem(node, call, name)
     if wrong:
         problem, _, allowed = wrong.partition("; ")
@@ -180,16 +188,16 @@ def _check(builder: Builder, node: OpNode, call: TracedCall, name: str) -> None:
 
 def _pool_problem(call: TracedCall, name: str) -> str:
     if name.startswith("max_pool") and argument(call, 4, "dilation", 1) not in (1, [1], [1, 1], [1, 1, 1]):
-        return "has dilated windows; dilation of 1"
+        return "has dilated windows; dilation=1"
     if name.startswith("avg_pool"):
         padding = argument(call, 3, "padding", 0)
         has_padding = any(padding) if isinstance(padding, list) else bool(padding)
         if argument(call, 4, "ceil_mode", False):
-            return "has windows beyond its rows; ceil_mode=False"
+            return "has windows past its last row; ceil_mode=False"
         if has_padding and not argument(call, 5, "count_include_pad", True):
-            return "counts fewer rows at the edges; count_include_pad=True"
+            return "leaves padding out of the mean; count_include_pad=True"
         if argument(call, 6, "divisor_override") is not None:
-            return "divides by another number; no divisor_override"
+            return "divides by a given number; no divisor_override"
     return ""
 
 
@@ -216,7 +224,7 @@ def _loss_problem(node: OpNode, call: TracedCall, name: str) -> str:
 def _element_settings(
     builder: Builder, node: OpNode, call: TracedCall, name: str, targets: Mapping[str, Any]
 ) -> Settings:
-    """The function of elements: PyTorch's own with the call's numbers."""
+    """The elementwise function: PyTorch's own with the numbers of the call."""
     if node.name == f"{call.name}_bias" or node.name.endswith("_repeat"):
         return {}
     if name in ELEMENTWISE_LOSSES:
@@ -228,8 +236,8 @@ def _element_settings(
 
 
 def _out_of_place(target: Any) -> Any:
-    """`target` as a function that makes a tensor of its own, where it changes the one that it is given:
-    several may read that, and under some layouts it is a view."""
+    """The out-of-place variant of an in-place `target`: other operators may read its operand, and under some
+    layouts the operand is a view."""
     space, name, *overload = str(target).split(".")
     if space != "aten" or not name.endswith("_") or name.endswith("__"):
         return target
@@ -237,14 +245,14 @@ def _out_of_place(target: Any) -> Any:
 
 
 def _called(builder: Builder, node: OpNode, call: TracedCall, target: Any) -> Callable[..., Tensor]:
-    """The call with its tensors replaced by operands: inputs in order, then parameters in order."""
+    """The call as a function of its operands: inputs in order, then parameters in order."""
     slots: dict[str, int] = {}
     seen: list[View] = []
     counts = [0, len(node.inputs)]
     for ref in refs_of(call):
         view = builder.views[ref.name]
         if not isinstance(view, View):
-            raise ConfigError("reads several tensors as one", key=call.where)
+            raise ConfigError("reads a list of tensors as one operand", key=call.where)
         if view in seen and len(node.inputs) + len(node.parameters) < len(refs_of(call)):
             slots[ref.name] = slots[next(name for name in slots if builder.views[name] == view)]
             continue
@@ -267,15 +275,20 @@ def _called(builder: Builder, node: OpNode, call: TracedCall, target: Any) -> Ca
     return function
 
 
+# A user's module compared with its graph
+
 MODULE = "module"
-"""How a module is called in messages: it has no file of its own."""
+"""Key of the module in messages: it has no file of its own."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A module as the graph of a plan has it: `settings` of operators by their number, `values` of parameters
-    by their names in the graph, `matrices` those that are matrices in the module, and `data` from what the
-    module's forward is called with to the inputs of the graph."""
+    """A module as the plan's graph has it.
+
+    `settings` are those of operators, by number. `values` are parameters by their names in the graph;
+    `matrices` are the names of those that are matrices in the module. `data` turns the arguments of the
+    module's forward into the inputs of the graph.
+    """
 
     settings: Mapping[int, Settings]
     values: Mapping[str, Tensor]
@@ -284,8 +297,11 @@ class Captured:
 
 
 def captured(module: nn.Module, inputs: Any, graph: OpGraph) -> Captured:
-    """`module`, called with `inputs` of the whole batch (by place, or a dict by name), as `graph` has it.
-    ConfigError where it is another network than the graph, or does what graphs tell for its cost alone."""
+    """Compare `module`, called with `inputs` of the whole batch, with `graph`.
+
+    `inputs` are positional arguments, or a dict of keyword arguments. ConfigError where the module is another
+    network than the graph, or has a call that graphs model for its cost only.
+    """
     check_derivatives(module, inputs)
     program, trace = _traced(module, inputs)
     more = tree_map(lambda value: _doubled(value, graph.batch), inputs)
@@ -319,8 +335,8 @@ def _traced(module: nn.Module, inputs: Any) -> tuple[ExportedProgram, ModuleTrac
 
 
 def check_derivatives(module: nn.Module, inputs: Any) -> None:
-    """ConfigError where a function of the module's has a backward pass of its own, which graphs do not have:
-    they differentiate what its forward pass does."""
+    """ConfigError where the module has an autograd function with its own backward pass: graphs differentiate
+    the forward pass."""
     for node in autograd_nodes(_results(module, inputs)):
         if isinstance(node, BackwardCFunction):
             raise ConfigError(
@@ -330,8 +346,7 @@ def check_derivatives(module: nn.Module, inputs: Any) -> None:
 
 
 def _results(module: nn.Module, inputs: Any) -> Any:
-    """What a copy of the module makes of its inputs: without values, unless it looks at some, as models that
-    leave out a mask which masks nothing do."""
+    """The results of a copy of the module: on the meta device, unless its forward reads values of tensors."""
     placed, named = tree_map(_on_meta, forward_arguments(inputs))
     try:
         with torch.device("meta"):
@@ -346,7 +361,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def _doubled(value: Any, batch: int) -> Any:
-    """The same with twice as many samples, where its first dim is the batch."""
+    """`value` with twice as many samples, where its first dim is the batch."""
     is_batch = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch
     return torch.cat((value, value)) if is_batch else value
 
@@ -363,7 +378,7 @@ def _parameter_names(graph: OpGraph) -> list[tuple[str, ...]]:
 def _match_operators(
     plan: Sequence[OpNode], found: Sequence[OpNode], names: Sequence[tuple[str, ...]]
 ) -> dict[str, str]:
-    """The names of data in the plan's graph with those in the module. ConfigError where operators differ."""
+    """Names of data in the plan's graph mapped to those in the module. ConfigError where operators differ."""
     data: dict[str, str] = {}
     if len(plan) != len(found):
         raise _other_network_error(f"{len(found)} operators", f"{len(plan)}")
@@ -380,7 +395,7 @@ def _match_operators(
 
 
 def _plain(op: OpNode) -> dict[str, Any]:
-    """The attributes that do not name dims; numbers are the module's to say."""
+    """The attributes that do not name dims; `number` is taken from the module."""
     dims = ("over", "time", "heads", "kv_heads", "channel", "number")
     return {name: value for name, value in op.attributes.items() if name not in dims}
 
@@ -395,7 +410,7 @@ def _other_network_error(found: str, allowed: str) -> ConfigError:
 
 
 def part_of_parameter(parameters: Mapping[str, Tensor], name: str) -> Tensor:
-    """A parameter by its name in a graph: `in_proj.weight[0:64]` are rows of one."""
+    """A parameter by its name in a graph: `in_proj.weight[0:64]` is a range of its rows."""
     own, _, rows = name.partition("[")
     value = parameters[own]
     for dim, text in enumerate(rows.rstrip("]").split(",") if rows else ()):
@@ -410,8 +425,11 @@ def _targets(program: ExportedProgram) -> Mapping[str, Any]:
 
 
 class _Data:
-    """What a graph reads, made from what the module is called with (tensors at `places`): its inputs,
-    buffers, and what it computes of them before any parameter comes in."""
+    """Computes the inputs of a graph from the arguments of the module.
+
+    The inputs are arguments (tensors at `places`), buffers, and tensors computed from these without a
+    parameter.
+    """
 
     def __init__(
         self,
@@ -440,12 +458,13 @@ class _Data:
             return {name: self._data(name, own, made) for name, own in self.names.items()}
 
     def forward_inputs(self, batch: Any) -> dict[str, Tensor]:
-        """What the module is called with, by the names of the export."""
+        """The arguments of the module's forward by their names in the exported program."""
         tensors = tensors_by_path(forward_arguments(batch))
         if set(tensors) != set(self.places):
             raise ConfigError(
-                "is not what the module is called with", key="batch", found=f"{len(tensors)} tensors",
-                allowed=f"{len(self.places)}, as the module was captured with",
+                "does not have the arguments that the module was captured with", key="batch",
+                found=f"{len(tensors)} tensors",
+                allowed=f"{len(self.places)} tensors",
             )  # fmt: skip
         users = map(str, self.program.graph_signature.user_inputs)
         return dict(zip(users, (tensors[place] for place in self.places), strict=True))
@@ -457,7 +476,8 @@ class _Data:
         if own in self.nodes:
             result: Tensor = self._value(own, made)
             return result
-        # What is not in the module is the one row of a parameter that is repeated, or a cell's first state.
+        # Not in the module: the index of a one-row parameter that is repeated, or the initial state of a
+        # cell.
         return torch.zeros(self.shapes[name], dtype=self.dtype)
 
     def _value(self, name: str, made: dict[str, Any]) -> Any:
@@ -480,7 +500,7 @@ class _Data:
         return value
 
     def check_states(self, builder: Any, found: Sequence[OpNode], inputs: Any) -> None:
-        """ConfigError where a recurrent layer does not begin with zeros."""
+        """ConfigError where the initial state of a recurrent layer is not zero."""
         made: dict[str, Any] = {**self.buffers, **self.forward_inputs(inputs)}
         for node in found:
             if node.kind in ("lstm", "gru"):
@@ -489,5 +509,5 @@ class _Data:
                 for state in states:
                     if self._value(state.name, made).count_nonzero():
                         raise ConfigError(
-                            f"{node.name} begins with a state", key=MODULE, found="numbers", allowed="zeros"
+                            f"{node.name} has an initial state", key=MODULE, found="nonzero", allowed="zeros"
                         )

@@ -1,4 +1,9 @@
-"""The parameters of a laid out graph: as they wait on this rank, brought to their readers, and updated."""
+"""The parameters of an operator graph on one rank: stored, gathered for their readers, and updated.
+
+`ShardedParameter` holds this rank's shard, its gradient and the part that the optimizer updates.
+`reduce_gradients` and `publish` batch the collectives of several parameters (ZeRO-1 reduce-scatter and
+all-gather).
+"""
 
 from __future__ import annotations
 
@@ -37,11 +42,13 @@ from shardwise.runtime.profiling import GATHERS, GRADIENTS, TRAFFIC_MARK, profil
 class ShardedParameter:
     """One parameter on this rank.
 
-    `weight` is its part as it is stored, in the `dtype` that is computed with; `owned` what the optimizer
-    updates, in the dtype of `whole`: the weight itself, or of one whose states are split this rank's share of
-    its elements, or of one that is computed with in another dtype all of them. `sums` is what this rank has
-    of its gradient until `gradient_steps`, in the dtype of `whole` too, in `buffer` (of `buffer_elements`).
-    Both rooms go into equal shares where states are split into runs of elements; a share of them is no copy.
+    `weight` is this rank's shard in the compute dtype. `owned` is what the optimizer updates, in the dtype of
+    `whole`. It is the weight itself; or this rank's share of it where optimizer states are sharded (ZeRO-1);
+    or a copy where the compute dtype differs.
+
+    `sums` accumulates this rank's gradient until `gradient_steps`, in the dtype of `whole`. It is a view of
+    `buffer`, which has `buffer_elements` elements. Where shares are ranges of elements, both buffers are
+    padded so that they divide into equal shares; a share is then a view.
     """
 
     def __init__(
@@ -72,7 +79,8 @@ class ShardedParameter:
         return self.stored.name
 
     def _share(self, local: Tensor) -> Tensor:
-        """This rank's share of the elements of what all ranks of its group have; all where none is split."""
+        """This rank's share of `local` among the ranks that share the states; all of it where states are not
+        sharded."""
         if not self.shares:
             return local
         if self.stored.parts is not None:
@@ -82,23 +90,23 @@ class ShardedParameter:
         return self._own(_padded(local.reshape(-1), self.grid.size(self.shares)))
 
     def _own(self, buffer: Tensor) -> Tensor:
-        """This rank's share of a row of elements that goes into as many."""
+        """This rank's share of a flat buffer, whose size the number of shares divides."""
         members = self.grid.members(self.shares)
         return buffer.view(len(members), -1)[members.index(self.grid.here)]
 
     def redistribute(self, used: TensorSpec) -> Tensor:
-        """The parameter as it is used; its gradient arrives in `sums`."""
+        """The parameter in the placements `used`; its gradient accumulates in `sums`."""
         if self.stored.spec.value == used.value and not self.is_copied:
             return self.weight
         result: Tensor = _Gather.apply(self.weight, self, used)
         return result
 
     def is_in(self, used: Tensor) -> bool:
-        """Whether a tensor is the parameter as it waits, or a view of it."""
+        """Whether `used` is the stored parameter or a view of it."""
         return used.untyped_storage() is self.weight.untyped_storage()
 
     def made(self, used: TensorSpec) -> Tensor:
-        """The parameter as one of its readers uses it, once more and without a gradient."""
+        """The parameter in the placements of one reader, gathered once more and without a gradient."""
         start, weight = self.stored.spec, self.weight.detach()
         shared = self.stored.used or start
         with profiled_range(TRAFFIC_MARK, GATHERS):
@@ -106,15 +114,18 @@ class ShardedParameter:
             return redistribute_local_tensor(self.grid, weight, used.shape, shared.value, used.value)
 
     def reset_gradient(self) -> None:
-        """Have what backward passes find from now on added up, from nothing, in `sums`."""
+        """Set the gradient to zero; backward passes accumulate in `sums`."""
         self.owned.grad = self._pending = None
         self.sums.zero_()
         if not self.is_copied and self.sums.shape == self.weight.shape:
             self.weight.grad = self.sums
 
     def receive(self, gradient: Tensor, used: TensorSpec) -> None:
-        """Take the gradient of what was gathered: scattered as the parameter is, where it has one reader; of
-        several, the sum of all of theirs will be, in the dtype of what is updated."""
+        """Accumulate the gradient of a gathered parameter.
+
+        With one reader, it is reduced to the parameter's placements at once. With several, the gradients are
+        summed first, in the dtype of `owned`.
+        """
         if self.stored.used is None:
             with profiled_range(TRAFFIC_MARK, GRADIENTS):
                 self.sums += run_alone(self.grid, self._scatter_steps(gradient.to(self.owned.dtype), used))
@@ -129,7 +140,7 @@ class ShardedParameter:
         )
 
     def gradient_steps(self) -> CollectiveCoroutine:
-        """The gradient that arrived as the optimizer updates the parameter."""
+        """The gradient in the placements of `owned`, reduced over ranks."""
         self.weight.grad = None
         if self._pending is not None and self.stored.used is not None:
             scattered = yield from self._scatter_steps(self._pending, self.stored.used)
@@ -151,7 +162,7 @@ class ShardedParameter:
             if placement == "whole" != arrived.by_axis[axis]
         )
         if late and late == self.shares and arrived == begin.with_axes_as(replicated, "partial"):
-            share = yield from self._reduce_scatter_steps(gradient)  # what shrinks a tensor comes first
+            share = yield from self._reduce_scatter_steps(gradient)  # shrinks the tensor first
             if replicated:
                 (share,) = yield self._call("all_reduce", replicated, share)
             return share
@@ -166,7 +177,8 @@ class ShardedParameter:
         return gradient
 
     def _reduce_scatter_steps(self, gradient: Tensor) -> CollectiveCoroutine:
-        """This rank's share of the sum of what the ranks that share the states have, in the room of sums."""
+        """This rank's share of the sum over the ranks that share the states, in the gradient buffer where it
+        fits."""
         count = self.grid.size(self.shares)
         is_there = gradient is self.sums and len(self._gradient_buffer) % count == 0
         sent = self._gradient_buffer if is_there else _padded(gradient.reshape(-1), count)
@@ -184,7 +196,7 @@ class ShardedParameter:
         return CollectiveRequest(kind, axes, sent, prod(self.stored.spec.shape), sizes, buffer=buffer)
 
     def publish_steps(self) -> CollectiveCoroutine:
-        """What ranks compute with, of the shares that all of them updated, in that dtype: put there."""
+        """Write the updated shares of all ranks to `weight`, in its dtype."""
         share = self.owned.detach().to(self.weight.dtype)
         if self.shares and self.stored.parts is None:
             yield from self._all_gather_steps(share, self._weight_buffer)
@@ -196,7 +208,7 @@ class ShardedParameter:
         return run_alone(self.grid, self._join_steps(share))
 
     def _join_steps(self, share: Tensor) -> CollectiveCoroutine:
-        """What all ranks of the group have, of the shares of each."""
+        """The shares of all ranks of the group, joined."""
         if not self.shares:
             return share
         shape, stored = self.stored.spec.shape, self.stored.spec.value
@@ -207,8 +219,7 @@ class ShardedParameter:
         return buffer[: self.weight.numel()].view(self.weight.shape)
 
     def _all_gather_steps(self, share: Tensor, buffer: Tensor) -> CollectiveCoroutine:
-        """The shares of all ranks of the group, put into `buffer`, which may have this one where it
-        belongs."""
+        """All-gather the shares of the group into `buffer`; this rank's share may be in place already."""
         sent = share.reshape(-1).clone()
         rows = yield self._call("all_gather", self.shares, sent, buffer=buffer)
         for own, row in zip(buffer.split(len(sent)), rows, strict=True):
@@ -218,31 +229,34 @@ class ShardedParameter:
 
     @property
     def replicated_axes(self) -> list[int]:
-        """The axes along which ranks have the same of what the optimizer updates."""
+        """The axes along which ranks update the same elements."""
         by_axis = self.stored.spec.value.by_axis
         whole = [axis for axis, placement in enumerate(by_axis) if not isinstance(placement, int)]
         return [axis for axis in whole if axis not in self.shares]
 
     @property
     def replica_count(self) -> int:
-        """On how many ranks each element of what the optimizer updates lies."""
+        """The number of ranks that hold each element that the optimizer updates."""
         return self.grid.size(self.replicated_axes)
 
     @property
     def is_first_copy(self) -> bool:
-        """Whether this rank is the first of those that have the same of what the optimizer updates."""
+        """Whether this rank is the first of those that update the same elements."""
         return all(self.grid.here[axis] == 0 for axis in self.replicated_axes)
 
     def chunks(self, own: Tensor) -> dict[Coordinates, Tensor]:
-        """`own`, of which each element belongs to one of what the optimizer updates (it or a state of it),
-        in boxes of the whole parameter, each by where it begins there; they share its memory."""
+        """The boxes of the whole parameter that `own` covers, by the coordinates where each begins.
+
+        `own` has one element for each that the optimizer updates: `owned` or one of its states. The boxes
+        share its memory.
+        """
         placements = self.stored.spec.value if self.stored.parts is None else self.stored.parts
         box = box_of(self.stored.spec.shape, self.grid.counts, placements, self.grid.here)
         start = tuple(first for first, _ in box)
         if not self.shares or self.stored.parts is not None:
             return {start: own} if own.numel() else {}
         first = self.grid.members(self.shares).index(self.grid.here) * own.numel()
-        stop = min(first + own.numel(), elements(box))  # behind it are zeros that fill up the last share
+        stop = min(first + own.numel(), elements(box))  # beyond it is the padding of the last share
         found: dict[Coordinates, Tensor] = {}
         taken = 0
         for box_of_range in boxes_of_range(extents(box), first, stop):
@@ -252,7 +266,7 @@ class ShardedParameter:
         return found
 
     def whole(self) -> Tensor:
-        """The whole parameter as it is updated, on every rank."""
+        """The whole parameter in the dtype in which it is updated, on every rank."""
         own = self._joined(self.owned.detach()) if self.is_copied else self.weight.detach()
         return self._whole(own)
 
@@ -263,7 +277,7 @@ class ShardedParameter:
             return self.owned.new_zeros(self.stored.spec.shape)
         whole = self._whole(self._joined(gradient))
         is_buffer = whole.untyped_storage() is self.sums.untyped_storage()
-        return whole.clone() if is_buffer else whole  # the room is used again
+        return whole.clone() if is_buffer else whole  # the buffer is reused
 
     def _whole(self, local: Tensor) -> Tensor:
         shape, start = self.stored.spec.shape, self.stored.spec.value
@@ -272,7 +286,7 @@ class ShardedParameter:
 
 
 class _Gather(Function):
-    """A parameter brought to a reader, and its gradient scattered."""
+    """A parameter gathered for a reader; its gradient is reduced back."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, param: ShardedParameter, used: TensorSpec) -> Tensor:
@@ -285,12 +299,12 @@ class _Gather(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.param.receive(gradients[0], ctx.used)  # of another shape than the weight's, where it waits whole
+        ctx.param.receive(gradients[0], ctx.used)  # has the shape of the gathered parameter, not of the shard
         return None, None, None
 
 
 def _padded(flat: Tensor, parts: int) -> Tensor:
-    """A row of elements, with zeros behind it where it does not go into equal parts."""
+    """A flat tensor, with zeros added so that `parts` divides its size."""
     missing = -len(flat) % parts
     return torch.cat((flat, flat.new_zeros(missing))) if missing else flat
 
@@ -298,8 +312,11 @@ def _padded(flat: Tensor, parts: int) -> Tensor:
 def shard_parameters(
     grid: ProcessMesh, program: GraphProgram, values: Mapping[str, Tensor], dtype: torch.dtype | None
 ) -> dict[str, ShardedParameter]:
-    """This rank's parts of all parameters of a program, from their whole `values`; computed with in `dtype`,
-    or in their own. Sums of gradients that travel together lie one behind the other."""
+    """This rank's shards of all parameters of a program, from their whole `values`.
+
+    They are computed with in `dtype`, or in their own dtype if it is None. Gradients whose collectives are
+    batched are adjacent in memory.
+    """
     found: dict[str, ShardedParameter] = {}
     for names in program.parameter_groups:
         own = {name: program.parameters[name] for name in names}
@@ -314,7 +331,7 @@ def shard_parameters(
 def _gradient_buffers(
     grid: ProcessMesh, parameters: Mapping[str, ParameterSpec], values: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
-    """Room for the gradient of each, in the dtype of its value; one piece of memory for all of a dtype."""
+    """A gradient buffer for each parameter, in the dtype of its value; one allocation for each dtype."""
     found: dict[str, Tensor] = {}
     for dtype in dict.fromkeys(values[name].dtype for name in parameters):
         names = [name for name in parameters if values[name].dtype == dtype]
@@ -325,30 +342,29 @@ def _gradient_buffers(
 
 
 def buffer_elements(grid: ProcessMesh, stored: ParameterSpec, placements: MeshPlacements) -> int:
-    """How many elements this rank has of a parameter in `placements`, and zeros behind them where they are to
-    go into equal shares."""
+    """Number of elements this rank has of a parameter in `placements`, with the padding that makes shares
+    equal."""
     own = elements(box_of(stored.spec.shape, grid.counts, placements, grid.here))
     return own + (-own % grid.size(stored.states_split) if stored.parts is None else 0)
 
 
 def reduce_gradients(grid: ProcessMesh, parameters: Sequence[ShardedParameter]) -> None:
-    """Bring the gradients that arrived to what the optimizer updates, those that need the same as one
-    message."""
+    """Reduce the accumulated gradients into those of `owned`; equal collectives are batched."""
     gradients = run_batched(grid, (param.gradient_steps() for param in parameters))
     for param, gradient in zip(parameters, gradients, strict=True):
         param.owned.grad = gradient
 
 
 def publish(grid: ProcessMesh, parameters: Iterable[ShardedParameter]) -> None:
-    """Put what other ranks updated with this one's, as one message, in the dtype that is computed with."""
+    """All-gather the updated shares into the weights that ranks compute with, in batched collectives."""
     apart = [param for param in parameters if param.owned is not param.weight]
     with torch.no_grad(), profiled_range(TRAFFIC_MARK, GATHERS):
         run_batched(grid, (param.publish_steps() for param in apart))
 
 
 def square_sum(parameters: Iterable[ShardedParameter], device_type: str) -> Tensor:
-    """This rank's share of the sum of the squares of all gradients, on its device: over all ranks, shares
-    add up to it."""
+    """This rank's share of the squared gradient norm, a fp64 scalar on its device; the shares of all ranks
+    sum to it."""
     squares = [
         param.owned.grad.square().sum(dtype=torch.float64) / param.replica_count
         for param in parameters

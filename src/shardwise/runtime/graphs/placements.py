@@ -1,6 +1,7 @@
-"""What each rank of a mesh holds of a tensor: its part of every dim, all of it, or a partial sum.
+"""Placements of tensors on a mesh of ranks, and the process groups of the mesh.
 
-The ranks of a mesh and their process groups, one for every set of axes.
+`MeshPlacements` gives, per mesh axis, a shard of a dim, a replica, or a partial sum. A `Box` is a rank's
+region of a tensor. `ProcessMesh` has one process group for every set of axes.
 """
 
 from __future__ import annotations
@@ -17,26 +18,30 @@ from torch.distributed import ProcessGroup
 from shardwise.graph import PARTIAL, REPLICATE, REPLICATE_SHARD_STATES, REPLICATE_SUM_GRAD, Placement
 from shardwise.runtime.mesh import group_among
 
+# Placements and boxes
+
 AxisPlacement = int | Literal["whole", "partial"]
-"""Along one mesh axis: a part of the dim of this number, the whole tensor, or a partial sum of it."""
+"""Placement along one mesh axis: shard of the dim with this number, replicated, or partial sum."""
 
 Box = tuple[tuple[int, int], ...]
-"""The first element and the one behind the last, along every dim."""
+"""The first element and the one after the last, along every dim."""
 
 Coordinates = tuple[int, ...]
-"""A rank by its place along every axis."""
+"""A rank's index along every mesh axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshPlacements:
-    """What ranks hold, one word per mesh axis, the outermost first; `units` are the elements that stay
-    together along the dim that an axis splits."""
+    """The placements of a tensor, one per mesh axis, outermost first.
+
+    `units` are the elements that stay together along the sharded dim of each axis.
+    """
 
     by_axis: tuple[AxisPlacement, ...]
     units: tuple[int, ...]
 
     def with_axes_of(self, axes: Sequence[int], other: MeshPlacements) -> MeshPlacements:
-        """The same, but along `axes` as `other` has it."""
+        """These placements, with those of `other` along `axes`."""
         return MeshPlacements(
             tuple(
                 other.by_axis[at] if at in axes else placement for at, placement in enumerate(self.by_axis)
@@ -45,7 +50,7 @@ class MeshPlacements:
         )
 
     def with_axes_as(self, axes: Sequence[int], placement: AxisPlacement) -> MeshPlacements:
-        """The same, but `placement` along `axes`."""
+        """These placements, with `placement` along `axes`."""
         return MeshPlacements(
             tuple(placement if at in axes else own for at, own in enumerate(self.by_axis)), self.units
         )
@@ -61,14 +66,14 @@ _GRADIENTS: dict[int, AxisPlacement] = {REPLICATE: "whole", REPLICATE_SUM_GRAD: 
 
 
 def value_placements(placements: Sequence[Placement], units: Sequence[int] | None = None) -> MeshPlacements:
-    """What ranks hold of a tensor that lies so."""
+    """Placements of the values of a tensor."""
     return _placements_of(tuple(_VALUES.get(each, int(each)) for each in placements), units)
 
 
 def gradient_placements(
     placements: Sequence[Placement], units: Sequence[int] | None = None
 ) -> MeshPlacements:
-    """What ranks hold of the gradient of a tensor that lies so."""
+    """Placements of the gradient of a tensor."""
     return _placements_of(tuple(_GRADIENTS.get(each, int(each)) for each in placements), units)
 
 
@@ -81,14 +86,17 @@ def _placements_of(by_axis: tuple[AxisPlacement, ...], units: Sequence[int] | No
 
 
 def replicated_placements(axes: int) -> MeshPlacements:
-    """Every rank of a mesh of so many axes has everything."""
+    """Replicated on all ranks of a mesh with this number of axes."""
     everything: AxisPlacement = "whole"
     return MeshPlacements((everything,) * axes, (1,) * axes)
 
 
 def shard_range(start: int, stop: int, count: int, index: int, unit: int) -> tuple[int, int]:
-    """The part with number `index` of `count` parts of a run of elements, in whole units, the first parts one
-    unit longer where they do not go evenly; element by element where another axis has cut units apart."""
+    """The shard `index` of `count` of the elements from `start` to before `stop`, in whole units.
+
+    The first shards are one unit longer where `count` does not divide the units. Where another axis has split
+    units apart, shards are split by element.
+    """
     unit = unit if (stop - start) % unit == 0 else 1
     each, longer = divmod((stop - start) // unit, count)
     first = start + (each * index + min(index, longer)) * unit
@@ -96,7 +104,7 @@ def shard_range(start: int, stop: int, count: int, index: int, unit: int) -> tup
 
 
 def box_of(shape: Sequence[int], counts: Sequence[int], placements: MeshPlacements, at: Coordinates) -> Box:
-    """What the rank at `at` of a mesh of `counts` ranks per axis has of a tensor of `shape`."""
+    """The region that the rank at `at` has of a tensor of `shape`, on a mesh of `counts` ranks per axis."""
     box = [(0, size) for size in shape]
     for axis, placement in enumerate(placements.by_axis):
         if isinstance(placement, int):
@@ -105,23 +113,23 @@ def box_of(shape: Sequence[int], counts: Sequence[int], placements: MeshPlacemen
 
 
 def mesh_coordinates(counts: Sequence[int]) -> Iterator[Coordinates]:
-    """Every rank of a mesh, in order: the last axis is the fastest."""
+    """Every rank of a mesh in order; the last axis varies fastest."""
     return product(*map(range, counts))
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """What two boxes have in common; None where that is nothing."""
+    """The intersection of two boxes; None where it is empty."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return common if all(first < stop for first, stop in common) else None
 
 
 def within(inner: Box, outer: Box) -> bool:
-    """Whether `outer` has all of `inner`."""
+    """Whether `outer` contains `inner`."""
     return all(c <= a and b <= d for (a, b), (c, d) in zip(inner, outer, strict=True))
 
 
 def elements(box: Box | None) -> int:
-    """How many elements a box has."""
+    """Number of elements of a box; zero for None."""
     return 0 if box is None else prod(stop - first for first, stop in box)
 
 
@@ -131,13 +139,15 @@ def extents(box: Box) -> tuple[int, ...]:
 
 
 def slices(inner: Box, outer: Box) -> tuple[slice, ...]:
-    """Where `inner` lies in a tensor that is `outer`."""
+    """The slices of `inner` in a tensor whose region is `outer`."""
     return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(inner, outer, strict=True))
 
 
 def boxes_of_range(sizes: Sequence[int], first: int, stop: int) -> Iterator[Box]:
-    """The boxes that make up the elements `first` to before `stop` of a tensor of `sizes`, counted row by
-    row: in their order, and each of elements that follow one another."""
+    """The boxes that make up elements `first` to before `stop` of a tensor of `sizes`, in row-major order.
+
+    Each box is contiguous in memory.
+    """
     if first >= stop:
         return
     if not sizes:
@@ -156,12 +166,15 @@ def boxes_of_range(sizes: Sequence[int], first: int, stop: int) -> Iterator[Box]
     yield from (((last, last + 1), *box) for box in boxes_of_range(inner, 0, stop_offset))
 
 
-class ProcessMesh:
-    """A mesh of `counts` ranks per axis, the outermost first, and where this process is on it.
+# Process mesh
 
-    Of several `meshes` alike, of as many ranks in a row each, it is the one that this process is on, with the
-    number `mesh`. Every process of the default group must make it at the same point, for it makes groups; a
-    grid of one rank needs no processes.
+
+class ProcessMesh:
+    """A mesh of `counts` ranks per axis, outermost first, and the coordinates of this process on it.
+
+    With several equal `meshes` of consecutive ranks, it is the mesh of this process, number `mesh`. The
+    constructor creates process groups: every process of the default group calls it at the same point. A mesh
+    of one rank needs no process group.
     """
 
     def __init__(self, counts: Sequence[int], *, meshes: int = 1) -> None:
@@ -189,11 +202,12 @@ class ProcessMesh:
         return found
 
     def size(self, axes: Sequence[int]) -> int:
-        """How many ranks differ along `axes` alone."""
+        """Number of ranks that differ along `axes` only."""
         return prod(self.counts[axis] for axis in axes)
 
     def members(self, axes: Sequence[int], at: Coordinates | None = None) -> list[Coordinates]:
-        """The ranks that differ from `at` (this one) along `axes` alone, in the order of their group."""
+        """The ranks that differ from `at` (default: this rank) along `axes` only, in the order of their
+        group."""
         start = self.here if at is None else at
         ranges = [range(count) if axis in axes else (start[axis],) for axis, count in enumerate(self.counts)]
         return list(product(*ranges))
@@ -203,5 +217,5 @@ class ProcessMesh:
         return self._groups[tuple(axis for axis in sorted(axes) if self.counts[axis] > 1)]
 
     def peer_rank(self, meshes: int) -> int:
-        """The rank that lies where this one does, so many meshes further on."""
+        """The rank with the same index, `meshes` meshes further on."""
         return self.rank + meshes * len(self.ranks)

@@ -1,4 +1,4 @@
-"""A graph as a list of steps: its repetitions written out, each with its own parameters."""
+"""An operator graph as a sequence of steps, with repeated blocks unrolled: `program_of`, `GraphProgram`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from shardwise.runtime.graphs.redistribute import TensorSpec
 from shardwise.runtime.graphs.sharded_operator import ShardedOperator
 
 Settings = Mapping[str, Any]
-"""What the kind of an operator does not say of it."""
+"""What an operator computes beyond its kind: function, epsilon, scale."""
 
 
 @dataclass(frozen=True)
 class OperatorStep:
-    """An operator of one repetition of a block; `parameters` are the names that its parameters have there.
-    Profiles call it by its `label`."""
+    """An operator of one repetition of a block; `parameters` are the names of its parameters in it.
+
+    `label` is its name in profiles.
+    """
 
     work: ShardedOperator
     parameters: tuple[str, ...]
@@ -41,10 +43,12 @@ class OperatorStep:
 
 @dataclass(frozen=True)
 class Section:
-    """One repetition of a block. `lies` says of tensors with several readers, of the entry, of the result and
-    of what blocks share where they lie for their readers; `readers` how many readers a tensor has in the
-    block. It lends what is `skip_outputs` to sections behind, and borrows what is `skip_inputs`. Profiles
-    call it by its `label`."""
+    """One repetition of a block.
+
+    `specs` has the placements in which readers find the entry, the result, tensors with several readers, and
+    skip tensors. `readers` counts the readers of each tensor in the block. `skip_outputs` are read by later
+    sections, `skip_inputs` come from earlier ones. `label` is the section's name in profiles.
+    """
 
     block: Block
     layout: BlockLayout
@@ -61,7 +65,7 @@ class Section:
 
     @property
     def data(self) -> frozenset[str]:
-        """What it reads that neither it nor a block before it makes: graph inputs, by name."""
+        """The graph inputs that the block reads, by name."""
         made = {self.block.entry, *self.skip_inputs, *(op.name for op in self.block.operators)}
         reads = {operand.source for op in self.block.operators for operand in op.inputs}
         return frozenset(reads - made)
@@ -69,13 +73,15 @@ class Section:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """A parameter: its name, its shape in the graph, where it waits, where it is brought to for all of its
-    readers (None where it has one), and what ranks have of its gradient when all of them are done: along axes
-    that split it their parts, along others what its readers leave.
+    """How a parameter is stored, gathered and updated.
 
-    Along the axes `states_split` each rank updates a share of what all of them have: the part in `parts`
-    where readers use it in parts along all of these, so that the gradient of the share is there when it
-    comes; None where a share is a run of elements.
+    `spec` has its shape in the graph and its stored placements. `used` are the placements that it is gathered
+    to for all readers; None with one reader. `arrived` are the placements of its gradient after all readers:
+    sharded along the axes that shard the parameter, and as the readers leave it along others.
+
+    Along the axes `states_split`, optimizer states are sharded and each rank updates a share. `parts` are the
+    placements of shares where readers use the parameter sharded along all these axes: the gradient of the
+    share is then local. It is None where a share is a range of elements.
     """
 
     name: str
@@ -101,8 +107,8 @@ class GraphProgram:
 
     @property
     def parameter_groups(self) -> Sequence[Sequence[str]]:
-        """Names of parameters that travel together: those of a block, or where several blocks read one, of
-        the first of these."""
+        """Names of parameters whose collectives are batched: those of a block; a shared one with its first
+        block."""
         found: list[list[str]] = []
         known: set[str] = set()
         for section in self.sections:
@@ -113,7 +119,7 @@ class GraphProgram:
 
     @property
     def data(self) -> Mapping[str, int]:
-        """The graph inputs that are read, by name, and how often."""
+        """The graph inputs that are read, by name, with their number of readers."""
         found: Counter[str] = Counter()
         for section in self.sections:
             found.update({name: section.readers[name] for name in section.data})
@@ -123,7 +129,10 @@ class GraphProgram:
 def program_of(
     graph: OpGraph, layout: GraphLayout, grid: ProcessMesh, settings: Mapping[int, Settings] | None = None
 ) -> GraphProgram:
-    """`graph` laid on `grid`; `settings` of operators by their number, repetitions counted."""
+    """The program of `graph` under `layout` on `grid`.
+
+    `settings` are those of operators by number, repetitions counted.
+    """
     own = settings or {}
     skips, shapes = skip_tensors_of(graph), tensor_shapes(graph)
     repetitions = [
@@ -170,8 +179,11 @@ def program_of(
 
 
 def repeated(name: str, count: int, repeat: int) -> str:
-    """The name of a parameter in the repetition with number `count` of `repeat`: `layers.{2}.weight` is
-    `layers.5.weight` in the one with number 3. Without a number of its own it gets one behind it."""
+    """The name of a parameter in repetition `count` of `repeat`.
+
+    `layers.{2}.weight` becomes `layers.5.weight` in repetition 3. A name without such a number gets one
+    appended.
+    """
     own = re.sub(r"\{(\d+)\}", lambda found: str(int(found[1]) + count), name)
     return f"{name}.{count}" if own == name and repeat > 1 else own
 

@@ -1,8 +1,7 @@
-"""One operator on one rank: which elements it has, and what it tells the ranks that do the rest.
+"""One operator on one rank: `ShardedOperator` has its shards of every dim and its collectives.
 
-The whole of a dim inside an operator whose ranks make or need a part of it each.
-
-Rows at the edges of a part: every rank has those of the ranks beside it.
+`all_gather_dim` and `local_part` change a dim inside an operator between sharded and whole. `with_neighbours`
+exchanges halo rows.
 """
 
 from __future__ import annotations
@@ -27,14 +26,16 @@ from shardwise.runtime.graphs.placements import (
 from shardwise.runtime.graphs.redistribute import TensorSpec, redistribute_local_tensor
 from shardwise.runtime.profiling import OPERATOR_COLLECTIVES, TRAFFIC_MARK, profiled_range
 
+# Operators and their kernels
+
 Dims = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ShardedOperator:
-    """An operator under one rule per mesh axis, on this rank of `grid`.
+    """An operator on this rank of `grid`, with one sharding rule per mesh axis.
 
-    `settings` are what its kind does not say of it: epsilons, numbers, the function of its elements.
+    `settings` hold what its kind does not define: epsilon, numbers, elementwise function.
     """
 
     op: OpNode
@@ -43,7 +44,8 @@ class ShardedOperator:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def interval(self, dim: str, at: Coordinates | None = None) -> tuple[int, int]:
-        """The elements of `dim` that the rank at `at` (this one) has where tensors are split along it."""
+        """The elements of `dim` on the rank at `at` (default: this rank), where tensors are sharded along
+        it."""
         place = self.grid.here if at is None else at
         start, stop = 0, self.op.dims[dim]
         for axis, rule in enumerate(self.rules):
@@ -53,21 +55,21 @@ class ShardedOperator:
         return start, stop
 
     def length(self, dim: str) -> int:
-        """How many elements of `dim` this rank has."""
+        """Number of elements of `dim` on this rank."""
         start, stop = self.interval(dim)
         return stop - start
 
     def is_divided(self, dim: str) -> bool:
-        """Whether ranks have parts of `dim`."""
+        """Whether `dim` is sharded."""
         return self.interval(dim) != (0, self.op.dims[dim])
 
     def unit(self, dim: str, rule: ShardingRule) -> int:
-        """Elements of `dim` that a rule leaves together."""
+        """Elements of `dim` that a rule keeps together."""
         size = self.op.dims[dim]
         return size // rule.units if rule.split is not None and size % rule.units == 0 else 1
 
     def spec(self, dims: Dims, placements: Sequence[Placement]) -> TensorSpec:
-        """How a tensor of these dims lies under `placements`, one per axis."""
+        """Shape and placements of a tensor with these dims; one placement per axis."""
         units = [
             self.unit(dims[placement], rule) if placement >= 0 else 1
             for placement, rule in zip(placements, self.rules, strict=True)
@@ -76,7 +78,7 @@ class ShardedOperator:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """How it reads each of its inputs."""
+        """The placements of its inputs."""
         return tuple(
             self.spec(operand.dims, [rule.inputs[slot] for rule in self.rules])
             for slot, operand in enumerate(self.op.inputs)
@@ -84,7 +86,7 @@ class ShardedOperator:
 
     @property
     def parameters(self) -> tuple[TensorSpec, ...]:
-        """How it reads each of its parameters."""
+        """The placements of its parameters."""
         return tuple(
             self.spec(parameter.dims, [rule.parameters[slot] for rule in self.rules])
             for slot, parameter in enumerate(self.op.parameters)
@@ -92,18 +94,20 @@ class ShardedOperator:
 
     @property
     def output(self) -> TensorSpec:
-        """How it makes its output."""
+        """The placements of its output."""
         return self.spec(self.op.output, [rule.output for rule in self.rules])
 
     def axes(self, split: Collection[str]) -> tuple[int, ...]:
-        """The mesh axes of several ranks along which one of the dims `split` is split."""
+        """The mesh axes of more than one rank along which one of the dims `split` is sharded."""
         return tuple(
             axis for axis, rule in enumerate(self.rules) if rule.split in split and self.grid.counts[axis] > 1
         )
 
     def summed(self, tensor: Tensor, split: Collection[str], *, gradients: str) -> Tensor:
-        """The sum over the ranks that split one of `split`. Behind it a rank has a part of the gradient, to
-        be `summed` too, or the `whole` of it."""
+        """All-reduce over the ranks that shard one of the dims `split`.
+
+        `gradients` says whether a rank's gradient is a partial sum, to be `summed` too, or the `whole`.
+        """
         axes = self.axes(split)
         if not axes:
             return tensor
@@ -112,7 +116,7 @@ class ShardedOperator:
         return result
 
     def largest(self, tensor: Tensor, split: Collection[str]) -> Tensor:
-        """The maximum over the ranks that split one of `split`, without gradient."""
+        """All-reduce of the maximum over the ranks that shard one of the dims `split`, without gradient."""
         result = tensor.detach()
         if axes := self.axes(split):
             result = result.clone(memory_format=torch.contiguous_format)
@@ -122,7 +126,7 @@ class ShardedOperator:
 
 
 class _Summed(Function):
-    """An all-reduce whose backward pass is one too, in the group `back`, or none."""
+    """An all-reduce whose backward pass is an all-reduce in the group `back`, or nothing if that is None."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ProcessGroup, back: ProcessGroup | None) -> Tensor:
@@ -142,21 +146,21 @@ def _reduced(tensor: Tensor, group: ProcessGroup) -> Tensor:
 
 
 Kernel = Callable[[ShardedOperator, Sequence[Tensor], Sequence[Tensor]], Tensor]
-"""What a kind computes on a rank: from its parts of inputs and parameters its part of the output."""
+"""Computes an operator kind on a rank: from its shards of inputs and parameters to its part of the output."""
 
 
 def without(dims: Sequence[str], left_out: Collection[str]) -> Dims:
-    """`dims` in their order but for those left out."""
+    """`dims` in order, without those in `left_out`."""
     return tuple(dim for dim in dims if dim not in left_out)
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """`tensor` in fp32 where it is narrower: sums of many numbers, and differences of such sums, need it."""
+    """`tensor` in at least fp32, which sums of many numbers and their differences need."""
     return tensor if tensor.dtype.itemsize >= 4 else tensor.float()
 
 
 def aligned(tensor: Tensor, dims: Sequence[str], order: Sequence[str]) -> Tensor:
-    """A tensor of `dims` with its dims in `order`, those that it has not of size 1."""
+    """A tensor of `dims` with its dims in `order`; dims that it does not have get size 1."""
     present = [dim for dim in order if dim in dims]
     tensor = tensor.permute([list(dims).index(dim) for dim in present])
     for at, dim in enumerate(order):
@@ -166,18 +170,20 @@ def aligned(tensor: Tensor, dims: Sequence[str], order: Sequence[str]) -> Tensor
 
 
 def arranged(tensor: Tensor, dims: Sequence[str], order: Sequence[str]) -> Tensor:
-    """A tensor of `dims` with the same dims in `order`."""
+    """A tensor of `dims` permuted to `order`, which has the same dims."""
     return tensor if tuple(dims) == tuple(order) else tensor.permute([list(dims).index(dim) for dim in order])
 
 
+# Redistribution inside an operator
+
+
 def all_gather_dim(work: ShardedOperator, value: Tensor, at: int, dim: str) -> Tensor:
-    """The whole of `dim`, dim `at` of `value`, on every rank that splits it; gradients are summed and
-    scattered."""
+    """All-gather `dim`, which is dim `at` of `value`; gradients are reduce-scattered."""
     return _redistributed(work, value, at, dim, ("part", "whole"), ("partial", "part"))
 
 
 def local_part(work: ShardedOperator, value: Tensor, at: int, dim: str) -> Tensor:
-    """The part of its own that a rank takes of what all have; gradients are gathered."""
+    """This rank's shard of a replicated `value` along `dim`; gradients are all-gathered."""
     return _redistributed(work, value, at, dim, ("whole", "part"), ("part", "whole"))
 
 
@@ -196,7 +202,7 @@ def _redistributed(
 
 
 def _placements_of(word: str, axes: Sequence[int], at: int, units: Sequence[int]) -> MeshPlacements:
-    """What is held along `axes`; along all others nothing changes, and a rank's tensor counts as whole."""
+    """Placements along `axes`; along other axes the tensor counts as replicated."""
     along: AxisPlacement = at if word == "part" else "partial" if word == "partial" else "whole"
     by_axis = tuple(along if axis in axes else "whole" for axis in range(len(units)))
     return MeshPlacements(
@@ -206,30 +212,35 @@ def _placements_of(word: str, axes: Sequence[int], at: int, units: Sequence[int]
 
 
 class _RedistributeBothWays(Function):
-    """From one form to another, and gradients between two others."""
+    """Redistributes a value, and its gradient between two other placements."""
 
     @staticmethod
     def forward(
         ctx: Any, value: Tensor, grid: ProcessMesh, shape: tuple[int, ...], *placements_list: MeshPlacements
     ) -> Tensor:
         start, end, *back = placements_list
-        ctx.way = (grid, shape, *back)
+        ctx.arguments = (grid, shape, *back)
         with profiled_range(TRAFFIC_MARK, OPERATOR_COLLECTIVES):
             return redistribute_local_tensor(grid, value, shape, start, end)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        grid, shape, late, first = ctx.way
+        grid, shape, late, first = ctx.arguments
         with profiled_range(TRAFFIC_MARK, OPERATOR_COLLECTIVES):
             gradient = redistribute_local_tensor(grid, gradients[0].contiguous(), shape, late, first)
         return gradient, None, None, None, None, None, None
 
 
+# Halo exchange
+
+
 def with_neighbours(
     work: ShardedOperator, value: Tensor, at: int, read: str, made: str
 ) -> tuple[Tensor, int]:
-    """A tensor with as many rows more at either end of dim `at` as the rules that split `made` name, zeros
-    beyond the ends; and the number of its first row."""
+    """A tensor with halo rows of its neighbours at both ends of dim `at`, and the number of its first row.
+
+    The rules that shard `made` say how many rows. Rows beyond the ends are zero.
+    """
     first, _ = work.interval(read)
     along = [
         (axis, rule)
@@ -244,20 +255,21 @@ def with_neighbours(
 
 
 class _Neighbours(Function):
-    """Rows from the ranks beside; backward their gradients, added to what the rank has itself."""
+    """Halo rows from the neighbouring ranks; in the backward pass their gradients are added to the rank's own
+    rows."""
 
     @staticmethod
     def forward(
         ctx: Any, value: Tensor, work: ShardedOperator, at: int, read: str, axes: tuple[int, ...], rows: int
     ) -> Tensor:
-        ctx.way = (work, at, axes, rows)
+        ctx.arguments = (work, at, axes, rows)
         size = value.shape[at]
         before, after = _passed(work, axes, value.narrow(at, 0, rows), value.narrow(at, size - rows, rows))
         return torch.cat((before, value, after), dim=at)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        work, at, axes, rows = ctx.way
+        work, at, axes, rows = ctx.arguments
         gradient = gradients[0]
         size = gradient.shape[at]
         own = gradient.narrow(at, rows, size - 2 * rows).clone()
@@ -272,8 +284,8 @@ class _Neighbours(Function):
 def _passed(
     work: ShardedOperator, axes: tuple[int, ...], first: Tensor, last: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What the rank before and the rank behind give, where this one gives `first` to the one before it and
-    `last` to the one behind it; zeros at the ends."""
+    """Send `first` to the previous rank and `last` to the next; returns what these send, zeros at the
+    ends."""
     group, members = work.grid.group(axes), work.grid.members(axes)
     here = members.index(work.grid.here)
     given = (first.contiguous(), last.contiguous())

@@ -1,18 +1,11 @@
-"""From grids down to evaluated strategies: one part of the search.
+"""Branching rules and the depth-first part of the search, from root nodes to evaluated strategies.
 
-    grids -> what is kept -> families of schedules -> what is sharded -> schedules -> splits
-          -> recomputed layers -> states -> evaluate
+    micro-batches -> recomputation and offload -> family of schedules -> parameter and gradient sharding
+          -> schedule -> stage split -> recomputed layers -> leaves (see `leaves.Leaves`)
 
-On every level what cannot fit is rejected, and what cannot matter any more is cut, with everything below it;
-the rest is divided further.
-
-What all levels of the tree share: what decides about rows, and rows beside options.
-
-The upper levels of the tree: micro-batches, what is kept, families of schedules, what is sharded.
-
-Ranges of numbers of recomputed layers: blocks between a row and its single numbers.
-
-The lower levels of the tree: schedules, splits, recomputed layers.
+`CoarseBranching` has the upper levels, `FineBranching` the lower ones, `SubtreeSearch` descends through them.
+On every level, nodes that cannot fit are rejected, nodes that cannot improve on the incumbents are pruned,
+and the others are branched. `Ranges` halves ranges of numbers of recomputed layers.
 """
 
 from __future__ import annotations
@@ -70,7 +63,8 @@ from shardwise.strategy import MEMORY, Column, StrategyTable
 
 @dataclass(frozen=True)
 class Branching:
-    """Some levels of the tree below some grids; `weights` says how many grids each of them stands for."""
+    """The common part of all branching rules below some grids; `weights` has the number of grids that each
+    stands for."""
 
     problem: Problem
     space: Space
@@ -81,20 +75,20 @@ class Branching:
 
     @cached_property
     def tightening(self) -> BoundTightening:
-        """What narrows the rows of these grids."""
+        """Bound tightening for nodes of these grids."""
         return BoundTightening(self.problem, self.space, self.grids, self.goal, self.pruner)
 
     def block(self, nodes: SearchNodes, split: Split) -> Subproblem:
-        """The blocks of rows, with these splits."""
+        """The subproblems of nodes, with these splits."""
         return subproblem_of(self.problem, nodes.table, split)
 
     def variants(self, pp: int) -> Variants:
-        """Schedules of a pipeline of so many ranks that has enough layers for them."""
+        """Schedules of a pipeline of `pp` ranks for which the model has enough layers."""
         variants = self.space.variants(pp)
         return variants.take(pp * variants.vpp <= self.space.layers)
 
     def candidates_with(self, nodes: SearchNodes, pp: int, variants: Variants) -> NDArray[np.int64]:
-        """Candidates below each row (down), of all schedules, with each of some (across): none where it is
+        """Candidates below each node (down) with each schedule of `variants` (across); 0 where it is
         illegal."""
         table, m = nodes.table, microbatches_of(self.problem, nodes.table)
         legal = map_distinct(self.space.count_legal, table.pp, m, table.recompute)
@@ -103,7 +97,8 @@ class Branching:
     def candidates_by_variant(
         self, nodes: SearchNodes, pp: int, variants: Variants, legal: Any
     ) -> NDArray[np.int64]:
-        """The same where `legal` schedules, splits and recomputed layers lie below each row."""
+        """The same, where each node has `legal` combinations of schedule, split and recomputed layers below
+        it."""
         space, m = self.space, microbatches_of(self.problem, nodes.table)
         stages = (pp * variants.vpp).tolist()
         below = np.array([[space.count_splits(n, kind) for n in stages] for kind in range(FULL + 1)])
@@ -113,7 +108,7 @@ class Branching:
         )
 
     def as_column(self, nodes: SearchNodes, split: Split, **changes: Any) -> Subproblem:
-        """The blocks of rows, down, to be combined with options, across."""
+        """The subproblems of nodes as columns (down), to be combined with options (across)."""
         block = self.block(nodes, split)
         down = {name: getattr(block, name)[:, None] for name in BLOCK_FIELDS}
         return replace(block, split=split, **(down | changes))
@@ -121,36 +116,38 @@ class Branching:
     def improving_options(
         self, nodes: SearchNodes, time_s: Any, device_bytes: Any, candidates: NDArray[np.int64], level: str
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Row and option of the combinations that may matter; the others are counted. Combinations without
-        candidates are none."""
+        """Node and option of the pairs that may improve; the others count as pruned. Pairs without candidates
+        are left out."""
         keep = self.pruner.may_improve(level, time_s, device_bytes)
         self.pruner.prune(level, nodes.of_grid, np.where(keep, 0, candidates).sum(axis=1))
         row, option = np.nonzero(keep & (candidates > 0))
         return row, option
 
     def fewest_recompute_layers(self, stages: int, recompute: int) -> int:
-        """Layers of a stage that are recomputed at least over so many stages, whatever the split."""
+        """Recomputed layers of a stage in a pipeline of `stages`, at least, whatever the split."""
         space = self.space
         if space.is_core and recompute == FULL:
             return int(space.split_range(stages).largest)
         return int(space.recompute_layers(recompute, space.layers).min(initial=space.layers))
 
     def split_of(self, table: StrategyTable) -> Split:
-        """The splits of a table whose splits are known."""
+        """The splits of a table in which they are known."""
         return known_split(
             self.space.layers, table.pp * table.vpp, table.first_stage_layers, table.last_stage_layers
         )
 
 
+# Upper levels
+
 FEW_NODES = 2048
-"""Rows of one depth that are bounded together though their schedules are of several families."""
+"""Nodes of one pp up to which several families of schedules are bounded in one batch."""
 
 
 class CoarseBranching(Branching):
-    """From grids to rows whose sharding of parameters and gradients is known."""
+    """Branching from grids down to the sharding of parameters and gradients."""
 
     def root_nodes(self) -> SearchNodes:
-        """The grids, each with the candidates whose schedule is legal."""
+        """The grids as nodes, with the candidates whose schedule is legal."""
         space, table = self.space, self.grids.table
         pp, m = table.pp, microbatches_of(self.problem, table)
         legal = map_distinct(
@@ -165,14 +162,14 @@ class CoarseBranching(Branching):
         return SearchNodes(table, np.arange(len(table)), none, none, legal * below)
 
     def bound_micro_batches(self, nodes: SearchNodes) -> SearchNodes:
-        """Grids with their micro-batch sizes, by all of their work."""
+        """Bounds grids with their micro-batch sizes by their whole work."""
         block = self.block(nodes, NO_SPLIT)
         return self.pruner.pruned(
             nodes, "micro_batch", grid_work_lower_bound_s(self.problem, block, self.grids.totals)
         )
 
     def branch_recompute(self, nodes: SearchNodes) -> SearchNodes:
-        """What is recomputed and offloaded; states are sharded as far as they can be."""
+        """Branches on recomputation and offload; states count as sharded as far as possible."""
         space = self.space
         kinds, offloads = np.meshgrid(space.recomputes, space.offloads, indexing="ij")
         options = {"recompute": kinds.ravel(), "offload": offloads.ravel()}
@@ -191,18 +188,17 @@ class CoarseBranching(Branching):
         return self.tightening.recomputes_within_capacity(nodes)
 
     def _fewest_layers(self, pp: int, recompute: int) -> int:
-        """Layers of a stage that any schedule of a pipeline recomputes at least, where it recomputes in
-        full."""
+        """Recomputed layers of a stage, at least, under any schedule of a pipeline of `pp` ranks."""
         stages = np.unique(pp * self.space.variants(pp).vpp)
         return min((self.fewest_recompute_layers(int(n), recompute) for n in stages), default=0)
 
     def _common_states(self, ranks: int) -> int:
-        """A degree that all of the optimizer's states over so many ranks divide."""
+        """The least sharding degree that all degrees of the optimizer states divide."""
         return int(np.lcm.reduce(self.space.shards(ranks)["optim_shard"], initial=1))
 
     def branch_family(self, nodes: SearchNodes) -> SearchNodes:
-        """Families of schedules: those that have room, with everything sharded as far as can be and no
-        traffic for it."""
+        """Branches on families of schedules: those within capacity, with everything sharded as far as
+        possible and no traffic for it."""
         parts = [empty_like(nodes)]
         for pp in np.unique(nodes.table.pp).tolist():
             same = nodes.take(np.flatnonzero(nodes.table.pp == pp))
@@ -221,8 +217,8 @@ class CoarseBranching(Branching):
         return SearchNodes.joined(parts)
 
     def _families_within_capacity(self, nodes: SearchNodes, level: str, pp: int) -> SearchNodes:
-        """The rows of one depth and families of schedules that fit and may matter, and whose ranks have room
-        for all layers."""
+        """The nodes of one `pp`, each with a family of schedules, that fit, may improve and have capacity for
+        all layers."""
         families, parts = self.variants(pp).families, [empty_like(nodes)]
         if len(nodes) < FEW_NODES:
             return self.tightening.families_within_capacity(nodes, level, pp, families)
@@ -233,7 +229,7 @@ class CoarseBranching(Branching):
         return SearchNodes.joined(parts)
 
     def branch_sharding(self, nodes: SearchNodes) -> SearchNodes:
-        """Degrees of parameters and gradients."""
+        """Branches on the sharding degrees of parameters and gradients."""
         parts = [empty_like(nodes).replaced(traffic=NO_TRAFFIC_ROWS)]
         each, of_each = np.unique(nodes.table.dp * nodes.table.cp, return_inverse=True)
         for index, ranks in enumerate(each.tolist()):
@@ -248,7 +244,7 @@ class CoarseBranching(Branching):
         return SearchNodes.joined(parts)
 
     def _sharded_alike(self, nodes: SearchNodes, ranks: int, options: Mapping[str, Column]) -> SearchNodes:
-        """The same for rows of one number of ranks: every row (down) with every option (across)."""
+        """The same for nodes of one number of `ranks`: every node (down) with every option (across)."""
         problem, grids = self.problem, self.grids
         used, place = np.unique(nodes.of_grid, return_inverse=True)
         param, grad, optim = (options[name] for name in ("param_shard", "grad_shard", "optim_shard"))
@@ -273,13 +269,15 @@ class CoarseBranching(Branching):
         return below.replaced(lower_bound_s=time_s[row, option], traffic=child_traffic)
 
 
+# Numbers of recomputed layers
+
 Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Range i belongs to row `row[i]` and holds `numbers[start[i]]` to `numbers[stop[i] - 1]`, ascending;
-    none is empty."""
+    """Ranges of numbers of recomputed layers. Range i belongs to node `row[i]` and has `numbers[start[i]]` to
+    `numbers[stop[i] - 1]`, ascending; none is empty."""
 
     numbers: Column
     row: Ints
@@ -291,25 +289,25 @@ class Ranges:
 
     @property
     def least(self) -> Column:
-        """The smallest number of each."""
+        """The smallest number of each range."""
         return self.numbers[self.start]
 
     @property
     def most(self) -> Column:
-        """The largest number of each."""
+        """The largest number of each range."""
         return self.numbers[self.stop - 1]
 
     @property
     def width(self) -> Ints:
-        """How many numbers each holds."""
+        """How many numbers each range has."""
         return self.stop - self.start
 
     def take(self, ranges: Any) -> Ranges:
-        """These ranges."""
+        """The selected ranges."""
         return replace(self, row=self.row[ranges], start=self.start[ranges], stop=self.stop[ranges])
 
     def halved(self) -> Ranges:
-        """Both halves of each, one after another; a single number as it is."""
+        """Both halves of each range, one after the other; a single number stays."""
         count = np.minimum(self.width, 2)
         whole = np.repeat(np.arange(len(self)), count)
         is_second = np.arange(len(whole)) != np.repeat(np.cumsum(count) - count, count)
@@ -326,12 +324,12 @@ class Ranges:
 def ranges_from(
     least: Column, largest: Column, choices_of: Callable[[int], Sequence[int] | Column]
 ) -> tuple[Ranges, Ints]:
-    """Of every row the ascending choices for its `largest` from `least` on (one at least), and how many
-    choices are less."""
+    """For every row the ascending choices for its `largest` from `least` on (at least one), and the number of
+    choices below `least`."""
     each, of_row = np.unique(largest, return_inverse=True)
     choices = [np.asarray(choices_of(most), dtype=np.int64) for most in each.tolist()]
     numbers, begins = np.concatenate(choices), np.cumsum([0, *map(len, choices)])
-    # One ascending key for all choices, so that every row is found at once.
+    # One ascending key for all choices, so that one search serves all rows.
     step = int(each.max()) + 1
     keys = np.repeat(np.arange(len(each)), np.diff(begins)) * step + numbers
     start = np.searchsorted(keys, of_row * step + least)
@@ -339,11 +337,14 @@ def ranges_from(
     return ranges, start - begins[of_row]
 
 
+# Lower levels
+
+
 class FineBranching(Branching):
-    """From rows whose sharding is known to rows that are known but for their optimizer states."""
+    """Branching from known sharding down to nodes in which only the sharding of optimizer states is open."""
 
     def branch_schedule(self, nodes: SearchNodes) -> SearchNodes:
-        """Schedules with their virtual stages."""
+        """Branches on the schedule and its number of chunks (vpp)."""
         parts = [empty_like(nodes)]
         for pp in np.unique(nodes.table.pp).tolist():
             variants, is_deep = self.variants(pp), nodes.table.pp == pp
@@ -371,8 +372,7 @@ class FineBranching(Branching):
         return SearchNodes.joined(parts)
 
     def _scheduled_alike(self, nodes: SearchNodes, pp: int, variants: Variants) -> tuple[SearchNodes, Split]:
-        """Every row (down) with every schedule of its family (across); and what their splits have at
-        least."""
+        """Every node (down) with every schedule of its family (across), and the ranges of their splits."""
         family, m = FAMILIES[nodes.table.schedule], microbatches_of(self.problem, nodes.table)
         legal = map_distinct(self.space.count_legal, nodes.table.pp, m, nodes.table.recompute, family)
         candidates = self.candidates_by_variant(nodes, pp, variants, legal)
@@ -400,10 +400,8 @@ class FineBranching(Branching):
     def _improving_pairs(
         self, nodes: SearchNodes, block: Subproblem, candidates: NDArray[np.int64], level: str
     ) -> tuple[Any, Any, Any]:
-        """Row, option and bound of the combinations that may matter; the others are counted.
-
-        Combinations without candidates are none.
-        """
+        """Node, option and bound of the pairs that may improve; the others count as pruned. Pairs without
+        candidates are left out."""
         problem, layer_counts = self.problem, layer_counts_of(block)
         totals = self.grids.totals_at(nodes.of_grid[:, None])
         traffic = nodes.traffic.taken(np.arange(len(nodes))[:, None])
@@ -417,7 +415,7 @@ class FineBranching(Branching):
         return row, option, time_s[row, option]
 
     def branch_split(self, nodes: SearchNodes) -> SearchNodes:
-        """First and last stages."""
+        """Branches on the layers of the first and last stage."""
         table, parts, few = nodes.table, [empty_like(nodes)], np.zeros(len(nodes), dtype=bool)
         first, of_each = distinct_rows([table.pp, table.vpp, table.schedule])
         for index, row in enumerate(first.tolist()):
@@ -442,7 +440,7 @@ class FineBranching(Branching):
         return splits["first_stage_layers"], splits["last_stage_layers"]
 
     def _parts_of_few(self, nodes: SearchNodes, mask: NDArray[np.bool_]) -> Iterator[NDArray[np.intp]]:
-        """The rows under a mask, in parts that have so many splits together."""
+        """The indices under `mask`, in batches of about PAIRS_PER_BATCH splits."""
         index = np.flatnonzero(mask)
         if len(index):
             stages = (nodes.table.pp * nodes.table.vpp)[index]
@@ -450,7 +448,8 @@ class FineBranching(Branching):
             yield from np.split(index, np.flatnonzero(np.diff(below // PAIRS_PER_BATCH)) + 1)
 
     def _split_each(self, nodes: SearchNodes) -> SearchNodes:
-        """The same for rows of several schedules that have few: every row's splits, one after another."""
+        """The same for nodes of several schedules with few splits: the splits of every node, one after the
+        other."""
         space, stages = self.space, nodes.table.pp * nodes.table.vpp
         parent, table = expanded(nodes.table, [stages], space.splits)
         split = self.split_of(table)
@@ -473,12 +472,12 @@ class FineBranching(Branching):
         return self.pruner.pruned(each, "split", time_s, device_bytes)
 
     def _fully_recomputed_bytes(self, block: Subproblem, layer_counts: LayerCounts, totals: Totals) -> Any:
-        """The least bytes with as much recomputed as may be."""
+        """Lower bound of bytes, with as many recomputed layers as possible."""
         most = replace(block, recompute_layers=np.where(block.recompute == FULL, block.split.largest, 0))
         return lower_bound_bytes(self.problem, most, layer_counts, totals)
 
     def _split_alike(self, nodes: SearchNodes) -> SearchNodes:
-        """The same for rows of one schedule: every row (down) with every split (across)."""
+        """The same for nodes of one schedule: every node (down) with every split (across)."""
         space, table = self.space, nodes.table
         stages = int(table.pp[0] * table.vpp[0])
         ends = space.splits(stages)
@@ -506,7 +505,7 @@ class FineBranching(Branching):
         return nodes.children(row, table, candidates[row, option]).replaced(lower_bound_s=time_s)
 
     def branch_recompute_layers(self, nodes: SearchNodes) -> SearchNodes:
-        """Numbers of recomputed layers; fewer than fit are rejected."""
+        """Branches on the number of recomputed layers; numbers too small to fit are rejected."""
         is_full = nodes.table.recompute == FULL
         plain, full = nodes.take(~is_full), nodes.take(is_full)
         if not len(full):
@@ -521,8 +520,8 @@ class FineBranching(Branching):
         return SearchNodes.joined([plain, self._of_ranges(full, ranges)])
 
     def _of_ranges(self, nodes: SearchNodes, ranges: Ranges) -> SearchNodes:
-        """Rows with each number of recomputed layers in their ranges, each of which has a row's candidates:
-        ranges are bounded, and those that may matter halved, until each is one number."""
+        """Nodes with each number of recomputed layers in their ranges; each number has a node's candidates.
+        Ranges are bounded, and those that may improve are halved until each is one number."""
         parts, places = [empty_like(nodes)], [ranges.row[:0]]
         while len(ranges):
             ranges = ranges.halved()
@@ -535,8 +534,8 @@ class FineBranching(Branching):
         return SearchNodes.joined(parts).take(np.argsort(np.concatenate(places), kind="stable"))
 
     def _bounded(self, nodes: SearchNodes, ranges: Ranges) -> tuple[SearchNodes, NDArray[np.bool_]]:
-        """Rows with their ranges, those that may matter, and which these are: the least time goes with the
-        fewest recomputed layers, the least memory with the most."""
+        """The nodes with their ranges that may improve, and the mask of these ranges. The least time is at
+        the fewest recomputed layers, the least memory at the most."""
         problem, row = self.problem, ranges.row
         table = nodes.table.take(row).replaced(recompute_layers=ranges.least)
         below = nodes.children(row, table, nodes.candidates[row] * ranges.width)
@@ -555,19 +554,22 @@ class FineBranching(Branching):
         return self.pruner.pruned_to(below.replaced(lower_bound_s=time_s), "layers", keep), keep
 
 
+# Depth-first search
+
 FIRST_BATCHES = (512, 2048, 4096, 1 << 14, 2048, 1 << 14)
-"""Rows of each level that are divided first, before anything is found."""
+"""Nodes of each level that are branched first, before there is an incumbent."""
 
 LARGE_BATCH, BATCH_GROWTH = 1 << 14, 8
-"""Rows that are divided first once something is found, and how many times more in each further part."""
+"""Nodes that are branched first once there is an incumbent, and the factor from each batch to the next."""
 
 
 class SubtreeSearch:
-    """Searches everything below some grids (with their micro-batch sizes).
+    """Searches the subtrees below some grids (with their micro-batch sizes).
 
-    `weights` says how many grids each row stands for. What is found goes to `goal`; `outcomes` says
-    afterwards what became of the candidates. `without` names bounds that are not used; `check` is called now
-    and then, and may raise."""
+    `weights` has the number of grids that each row stands for. Incumbents go to `goal`; after `run`,
+    `outcomes` has the outcomes of all candidates. `without` names bounds that are switched off. `check` is
+    called regularly and may raise.
+    """
 
     def __init__(
         self,
@@ -587,7 +589,7 @@ class SubtreeSearch:
         self._pruner = Pruner(problem, goal, self.outcomes, is_exhaustive=exhaustive, without=without)
 
     def run(self) -> None:
-        """Searches; afterwards every candidate below the grids is counted in `outcomes`."""
+        """Searches; afterwards `outcomes` counts every candidate below the grids."""
         if len(self._table):
             self._descend(self._coarse.bound_micro_batches(self._coarse.root_nodes()), 0)
 
@@ -608,7 +610,7 @@ class SubtreeSearch:
 
     @cached_property
     def _levels(self) -> tuple[tuple[str, Callable[[SearchNodes], SearchNodes]], ...]:
-        """How rows of each level are divided: the level's name, and the next level's rows."""
+        """The levels with their branching rules."""
         coarse = self._coarse
         fine = FineBranching(self._problem, self._space, self._goal, self._grids, self._pruner, self._weights)
         return (
@@ -621,8 +623,8 @@ class SubtreeSearch:
         )
 
     def _descend(self, nodes: SearchNodes, depth: int) -> None:
-        """Goes on with rows of a level by increasing bound, a growing part at a time: what is found below the
-        first of them cuts the others."""
+        """Branches the nodes of a level by increasing bound, in growing batches: incumbents from the first
+        ones prune the others."""
         if depth == len(self._levels):
             self._leaves.evaluate(nodes)
             return

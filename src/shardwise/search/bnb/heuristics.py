@@ -1,11 +1,7 @@
-"""A small part of a space in which good strategies are soon found: what they take is what all others must
-beat.
+"""Spaces of the primal heuristics, in which good incumbents are found early.
 
-Nothing is proven on a sketch; whatever it leaves out is searched afterwards.
-
-The surroundings of known strategies: a part of a space in which better ones are soon found.
-
-Nothing is proven on a close-up; whatever it leaves out is searched afterwards.
+`RestrictedSpace` has few values per axis. `NeighbourhoodSpace` has the values of some strategies (`centers`)
+and the values next to them. Nothing is proven in them: the search of the whole space follows.
 """
 
 from __future__ import annotations
@@ -22,6 +18,8 @@ from shardwise.cost import distinct_rows
 from shardwise.search.space import FAMILIES, FULL, Degrees, Space, Variants, divisors
 from shardwise.strategy import SCHEDULES, Column, StrategyTable
 
+# Restricted space
+
 FEW_SCHEDULES = tuple(SCHEDULES.index(name) for name in ("1f1b", "interleaved_1f1b", "zb_v"))
 FEW_CHUNKS = (1, 2, 4, 8, 16)
 FEW_MICRO_BATCHES = (1, 2, 4, 8)
@@ -29,11 +27,11 @@ FEW_SPLITS = 3
 
 
 class RestrictedSpace(Space):
-    """Of each axis few values: the first axis order, sequences parallel, experts whole or split like
-    the rest, small micro-batches, three schedules, splits that are
-    even but for the last stage, nothing or everything sharded, quarters of the layers recomputed.
+    """A space with few values per axis. It has the first axis order, sequence parallelism, etp of 1 or tp,
+    small micro-batches, three schedules, splits that are even but for the last stage, nothing or everything
+    sharded, and quarters of the layers recomputed.
 
-    An axis that would have none of these keeps all its values.
+    An axis that would have none of these values keeps all of its own.
     """
 
     def _restrict_shapes(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
@@ -80,17 +78,19 @@ class RestrictedSpace(Space):
 
 
 def _subset_or_all(options: Mapping[str, Column], keep: NDArray[np.bool_]) -> dict[str, Column]:
-    """The options under a mask; all where it leaves none."""
+    """The options under `keep`; all of them where it selects none."""
     return {name: column[keep] if keep.any() else column for name, column in options.items()}
 
 
 def restricted_space(space: Space) -> RestrictedSpace:
-    """The sketch of a space."""
+    """The restricted space of a space."""
     return RestrictedSpace(**space.declared)
 
 
+# Neighbourhood
+
 NEIGHBOUR_LAYERS = 4
-"""Layers by which the ends of a split may differ from the even one, less one."""
+"""The ends of a split together differ from the even split by fewer layers than this."""
 
 NONE = 0
 """The code of no recomputation, and of no offload."""
@@ -98,11 +98,11 @@ NONE = 0
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourhoodSpace(Space):
-    """Strategies whose choices are those of known ones (`centers`, one row each) or next to them.
+    """Strategies whose values are those of the `centers` (one row each) or next to them.
 
-    Degrees that differ by one prime factor moved from one axis to another, expert degrees by a factor of two;
-    schedules of the same families, of their virtual stages the known ones and the fewest for each number of
-    layers on a stage; splits that are about even; every micro-batch size and sharding.
+    Degrees differ by one prime factor moved from one axis to another, expert degrees by a factor of two.
+    Schedules are of the same families, with the known vpp and the least vpp for each number of layers per
+    stage. Splits are nearly even. Micro-batch sizes and sharding degrees are all allowed.
     """
 
     centers: StrategyTable
@@ -147,12 +147,12 @@ class NeighbourhoodSpace(Space):
 
 
 def neighbourhood_space(space: Space, centers: StrategyTable) -> NeighbourhoodSpace:
-    """The surroundings of some strategies in a space."""
+    """The neighbourhood of some strategies in a space."""
     return NeighbourhoodSpace(**space.declared, centers=centers)
 
 
 def _known(values: Column, known: NDArray[np.int64]) -> Column:
-    """The values that are known, and none."""
+    """The values that occur in `known`, and 0."""
     keep: NDArray[np.bool_] = np.isin(values, known) | (values == NONE)
     return values[keep]
 
@@ -163,7 +163,7 @@ def _are_neighbours(pair: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def _neighbour_degrees(degrees: Degrees) -> list[Degrees]:
-    """The degrees with a prime factor of one moved to another."""
+    """The degrees with one prime factor moved from one axis to another."""
     found = []
     for source, target in permutations(range(len(degrees)), 2):
         for prime in (d for d in divisors(degrees[source]) if len(divisors(d)) == 2):

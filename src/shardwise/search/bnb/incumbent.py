@@ -1,8 +1,11 @@
-"""What a search looks for: which rows may still matter, and what was found.
+"""Goals of the search and their incumbents.
 
-A row is a strategy or a block, with a time and device bytes that nothing in it undercuts. Of strategies whose
-figures differ by no more than EQUAL the first in canonical text order is the one that is found, however and
-in whatever order they are met: a bound cuts only what is more than NEAR above what was found.
+A `Goal` says which rows may still improve on its incumbents. A row is a strategy with its time and bytes on
+the fullest rank, or a node with lower bounds of both. `Fastest` keeps a solution pool, `Smallest` the
+strategy of least memory, `Tradeoff` the Pareto frontier of time and memory.
+
+Of strategies within `TIE_TOLERANCE` of each other, the first in canonical text order is the incumbent, in
+whatever order they are evaluated. So a bound prunes only above `PRUNE_FACTOR` times the incumbent.
 """
 
 from __future__ import annotations
@@ -23,19 +26,19 @@ Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 KIND_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
-"""Runners-up differ from the best, and from each other, in at least one of these."""
+"""A kind of strategy. The members of the solution pool differ in at least one of these fields."""
 
 TIE_TOLERANCE = PROVEN_GAP / 4
-"""Relative difference up to which two strategies are equal in time or bytes: above what rounding leaves, and
-so far below PROVEN_GAP that the one chosen among equals is still proven to be the best."""
+"""Relative difference in time or bytes up to which two strategies are tied. It is above rounding errors, and
+far enough below PROVEN_GAP that any of the tied strategies is still proven optimal."""
 
 PRUNE_FACTOR = 1.0 + PROVEN_GAP
-"""The factor by which the bound of a strategy may exceed the figures of an equal one that was found."""
+"""Factor over the incumbent up to which a bound is not pruned, so that tied strategies are met."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """An evaluated strategy (a table of one row) with its price."""
+    """An evaluated strategy (a table of one row) with its step time and bytes on the fullest device."""
 
     time_s: float
     device_bytes: float
@@ -44,7 +47,7 @@ class Incumbent:
 
 @dataclass(frozen=True, slots=True)
 class Incumbents:
-    """Evaluated strategies with their prices, as columns: what goes from one process to another."""
+    """Evaluated strategies as columns: the form that processes exchange."""
 
     time_s: Floats
     device_bytes: Floats
@@ -55,44 +58,46 @@ NO_INCUMBENTS = Incumbents(np.zeros(0), np.zeros(0), StrategyTable.of([]))
 
 
 class Goal(Protocol):
-    """What is looked for. All answers are about rows that fit. `weighs_memory` says whether bytes decide."""
+    """An objective with its incumbents. All rows that it is given fit in memory. `weighs_memory` says whether
+    bytes are part of the objective."""
 
     weighs_memory: bool
 
     def may_improve(self, time_s: Any, device_bytes: Any | None = None) -> Mask:
-        """Whether a row could change what is found; without bytes, whatever it takes."""
+        """Whether each row could change the incumbents; without bytes, whatever its memory."""
         ...
 
     def may_improve_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Mask:
-        """The same where the row's kind is known."""
+        """Whether each row could change the incumbents, given its kind."""
         ...
 
     def cutoff_s(self, device_bytes: Any) -> Any:
-        """A time from which on no row of so many bytes matters."""
+        """Seconds from which a row with these bytes cannot change the incumbents."""
         ...
 
     def order(self, time_s: Floats, device_bytes: Floats) -> Index:
-        """In which order to look at rows: those first whose finds cut most."""
+        """The order in which rows are branched or evaluated: those first whose incumbents prune most."""
         ...
 
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
-        """Takes evaluated rows into account; of equals the first in text order stays."""
+        """Updates the incumbents with evaluated rows."""
         ...
 
     @property
     def incumbents(self) -> list[Incumbent]:
-        """What was found, best first."""
+        """The incumbents, best first."""
         ...
 
     def copy(self) -> Goal:
-        """The same, to be pursued apart."""
+        """An independent copy."""
         ...
 
 
 class Fastest:
-    """The fastest strategy, and runners-up of other kinds: others must not exceed the `pool_size`-th best.
+    """The fastest strategy and runners-up of other kinds: a solution pool of `pool_size` kinds.
 
-    All take less than the upper bound `threshold_s`, which is given and never changes.
+    The cutoff is the time of the worst one in a full pool. All must take less than the fixed upper bound
+    `threshold_s`.
     """
 
     weighs_memory = False
@@ -146,7 +151,7 @@ class Fastest:
 
 
 class Smallest:
-    """The strategy that takes least memory; of equals the fastest."""
+    """The strategy of least memory; of ties the fastest."""
 
     weighs_memory = True
 
@@ -191,13 +196,13 @@ class Smallest:
 
 
 class Tradeoff:
-    """The frontier of time against memory: every strategy that none beats in one without losing in the
-    other. Of equals in both the first in text order stays."""
+    """The Pareto frontier of step time and memory: all non-dominated strategies. Of ties in both, the first
+    in text order."""
 
     weighs_memory = True
 
     def __init__(self) -> None:
-        # Points by ascending bytes, hence by descending times.
+        # Points by ascending bytes, so by descending time.
         self._table = StrategyTable.of([])
         self._bytes = np.zeros(0)
         self._times = np.zeros(0)
@@ -207,7 +212,7 @@ class Tradeoff:
             return np.ones(np.shape(time_s), dtype=bool)
         if not len(self._bytes):
             return np.ones(np.broadcast_shapes(np.shape(time_s), np.shape(device_bytes)), dtype=bool)
-        # The last that takes no more is the fastest of them.
+        # Of the points with at most these bytes, the last one is the fastest.
         place = np.searchsorted(self._bytes, device_bytes, side="right") - 1
         fastest_s, most = self._times[np.maximum(place, 0)], self._bytes[np.maximum(place, 0)] * PRUNE_FACTOR
         is_equal = (time_s <= fastest_s * PRUNE_FACTOR) & (device_bytes <= most)
@@ -222,8 +227,8 @@ class Tradeoff:
         return times[place + 1] * PRUNE_FACTOR
 
     def order(self, time_s: Floats, device_bytes: Floats) -> Index:
-        """By how much slower they are than the fastest of those that take no more: those that none of them
-        beats come first, and must be evaluated anyway."""
+        """By excess over the fastest row of at most as many bytes. Non-dominated rows come first, since they
+        must be evaluated anyway."""
         by_bytes = np.lexsort((time_s, device_bytes))
         excess = np.empty(len(by_bytes))
         excess[by_bytes] = time_s[by_bytes] / np.minimum.accumulate(time_s[by_bytes])
@@ -254,7 +259,7 @@ class Tradeoff:
 
 
 def incumbents_of(goal: Goal) -> Incumbents:
-    """What a goal has found, best first."""
+    """The incumbents of a goal as columns, best first."""
     found = goal.incumbents
     return Incumbents(
         np.array([one.time_s for one in found]),
@@ -264,7 +269,7 @@ def incumbents_of(goal: Goal) -> Incumbents:
 
 
 def _is_better(one: Incumbent, other: Incumbent, *, weighs_memory: bool = False) -> bool:
-    """Whether it is better: smaller, where memory is weighed; faster; or equal and first in text order."""
+    """Whether `one` is smaller (where memory is weighed), else faster, else first in text order."""
     figures = [(one.time_s, other.time_s)]
     if weighs_memory:
         figures.insert(0, (one.device_bytes, other.device_bytes))
@@ -275,7 +280,7 @@ def _is_better(one: Incumbent, other: Incumbent, *, weighs_memory: bool = False)
 
 
 def _non_dominated(table: StrategyTable, time_s: Floats, device_bytes: Floats) -> list[int]:
-    """Of rows by ascending bytes those that none beats; of equals in both the first in text order."""
+    """The non-dominated rows, given by ascending bytes; of ties in both, the first in text order."""
     place_in_text = np.argsort(table.text_order()).tolist()
     non_dominated: list[int] = []
     for row in range(len(table)):
@@ -289,7 +294,7 @@ def _non_dominated(table: StrategyTable, time_s: Floats, device_bytes: Floats) -
 
 
 def _best_first(found: list[Incumbent]) -> list[Incumbent]:
-    """From the fastest to the slowest; equal ones in text order."""
+    """From the fastest to the slowest; ties in text order."""
     order = StrategyTable.joined([NO_INCUMBENTS.table, *(one.table for one in found)]).text_order()
     in_order = [found[place] for place in order.tolist()]
     return [in_order[place] for place in least_first([one.time_s for one in in_order], TIE_TOLERANCE)]

@@ -1,4 +1,4 @@
-"""Leaves of the search: optimizer states, exact memory, evaluation."""
+"""Leaves of the search: sharding of optimizer states, exact memory, evaluation."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ from shardwise.search.step_times import microbatches_of, pipeline_makespan_s, st
 from shardwise.strategy import HOST_MEMORY, MEMORY, StrategyTable
 
 FIRST_NODES, MOST_NODES = 192, 1 << 14
-"""Rows whose states are listed first and at most; every further round takes four times as many."""
+"""Nodes whose optimizer-state shardings are listed in the first round, and in any round at most. Each round
+takes four times as many."""
 
 FIRST_LEAVES = 16
-"""Strategies evaluated first; then twice as many."""
+"""Strategies evaluated first; the number doubles after each batch."""
 
 ACTIONS_PER_ROUND = 1 << 21
-"""Stage-microbatch pairs evaluated between two looks at the goal, at most."""
+"""Pairs of a stage and a micro-batch evaluated between two updates of the incumbents, at most."""
 
 
 class Leaves:
-    """Evaluates what lies below rows that are known but for their optimizer states.
+    """Evaluates the strategies below nodes in which only the sharding of optimizer states is open.
 
-    `weights` says how many grids each of `grids` stands for; `check` is called now and then, and may raise.
+    `weights` has the number of grids that each of `grids` stands for. `check` is called regularly and may
+    raise.
     """
 
     def __init__(
@@ -55,8 +57,8 @@ class Leaves:
         self._weights, self._grids, self._check = weights, grids, check
 
     def evaluate(self, rows: SearchNodes) -> None:
-        """Takes rows by increasing bound, a round at a time, lists their optimizer states and evaluates what
-        fits and may matter."""
+        """Takes nodes by increasing bound in rounds, lists their optimizer-state shardings, and evaluates
+        those that fit and may improve."""
         order, size = self._goal.order(rows.lower_bound_s, rows.device_bytes), FIRST_NODES
         while len(order):
             self._check()
@@ -72,16 +74,16 @@ class Leaves:
                 order = order[may_improve_rows]
 
     def _round_size(self, rows: SearchNodes, order: Any, size: int) -> int:
-        """Rows of the next round: `size`, or fewer where their tables are large."""
+        """Nodes of the next round: `size`, or fewer where their tables of actions are large."""
         few = rows.table.take(order[: 1 << 14])
         pairs = np.cumsum(few.pp * few.vpp * microbatches_of(self._problem, few))
         fitting = int(np.searchsorted(pairs, ACTIONS_PER_ROUND, side="right"))
         return max(fitting if self._pruner.is_exhaustive else min(size, fitting), 1)
 
     def _evaluate_round(self, rows: SearchNodes) -> None:
-        """Evaluates first what the states do not change, then the strategies that are left.
+        """Checks the memory of nodes, and lists the optimizer-state shardings of those that remain.
 
-        Memory falls with the degree of the optimizer's states, so a row stands at its least.
+        Memory falls with the sharding degree of the optimizer states, so a node has its least memory.
         """
         problem = self._problem
         known = self._pruner.may_improve_kind(
@@ -104,8 +106,9 @@ class Leaves:
             self._evaluate_states(rows)
 
     def _evaluate_states(self, rows: SearchNodes) -> None:
-        """Lists the optimizer states of rows, prices what they change, and evaluates the schedules of the
-        rows that may still matter."""
+        """Lists the optimizer-state shardings of nodes, estimates memory and time outside the schedule for
+        each, and evaluates the schedule of the nodes that may still improve, once for all shardings of a
+        node."""
         problem, space = self._problem, self._space
         keys = [rows.table.dp * rows.table.cp, rows.table.param_shard, rows.table.grad_shard]
         parent, table = expanded(rows.table, keys, space.states)
@@ -135,13 +138,13 @@ class Leaves:
         self._evaluate_leaves(table, of_grid[fits], least_s, device_bytes[matters])
 
     def _pipeline_bounds_s(self, rows: SearchNodes) -> NDArray[np.float64]:
-        """What the schedules of rows take at least, without what lies around them."""
+        """Lower bound of each node's pipeline makespan, without the time outside the schedule."""
         block = subproblem_of(self._problem, rows.table, NO_SPLIT)
         totals = self._grids.totals_at(rows.of_grid)
         return np.asarray(rows.lower_bound_s - end_s(self._problem, block, totals))
 
     def _evaluate_leaves(self, table: StrategyTable, of_grid: Any, least_s: Any, device_bytes: Any) -> None:
-        """Evaluates strategies by increasing bound, a few at a time, until none that is left may matter."""
+        """Evaluates strategies by increasing bound, in small batches, until no remaining one may improve."""
         order, size = self._goal.order(least_s, device_bytes), FIRST_LEAVES
         weights = self._weights[of_grid]
         while len(order):

@@ -1,6 +1,8 @@
-"""What became of every candidate: counted exactly, by fate and by the degrees it has.
+"""Ledger of the search: the outcome of every candidate, counted exactly.
 
-What became of the candidates, block by block: one block for each choice of (tp, cp, pp, dp).
+Outcomes are the reason codes of rejected candidates, `cut_<level>` (pruned at a level), and `simulated`
+(evaluated). `CandidateLedger` has their counts for each choice of (tp, cp, dp, pp); `LedgerEntry` is one such
+choice.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from shardwise.cost import distinct_rows
 from shardwise.strategy import REASONS, StrategyTable
 
 LEVELS = ("degrees", "micro_batch", "kept", "family", "sharded", "schedule", "split", "layers", "states")
-"""Where a block may be cut by its bound, coarsest first: named after what was chosen last."""
+"""Levels at which a node may be pruned, from the root down, each named after the choice made last."""
 
 SIMULATED = "simulated"
 OUTCOMES = (*REASONS, *(f"cut_{level}" for level in LEVELS), SIMULATED)
@@ -24,41 +26,41 @@ OUTCOME_INDEX = {name: index for index, name in enumerate(OUTCOMES)}
 
 Degrees = tuple[int, int, int, int]
 DEGREES = ("tp", "cp", "dp", "pp")
-"""The columns that a ledger tells apart."""
+"""The degrees that a ledger has separate counts for."""
 
 
 @dataclass
 class OutcomeCounts:
-    """Candidates per fate below each of some rows (of a table of grids); `bounded_nodes` blocks were compared
-    with what is known."""
+    """Candidates per outcome (down) below each row of a table of grids (across). `bounded_nodes` counts the
+    nodes whose bounds were compared with the incumbents."""
 
     counts: NDArray[np.int64]
     bounded_nodes: int = 0
 
     @staticmethod
     def of(rows: int) -> OutcomeCounts:
-        """Nothing counted yet."""
+        """Zero counts."""
         return OutcomeCounts(np.zeros((len(OUTCOMES), rows), dtype=np.int64))
 
     def add(self, outcome: str, rows: NDArray[np.intp], candidates: NDArray[np.int64]) -> None:
-        """Adds candidates below these rows."""
+        """Adds candidates below the grids `rows`."""
         np.add.at(self.counts[OUTCOME_INDEX[outcome]], rows, candidates)
 
 
 @dataclass
 class CandidateLedger:
-    """Candidates per fate for each choice of (tp, cp, dp, pp), integers without limit; blocks whose bounds
-    were compared with what was known."""
+    """Candidates per outcome for each choice of (tp, cp, dp, pp), as unbounded integers. `bounded_nodes`
+    counts the nodes whose bounds were compared with the incumbents."""
 
     by_degrees: dict[Degrees, list[int]] = field(default_factory=dict)
     bounded_nodes: int = 0
 
     def entry(self, degrees: Degrees) -> list[int]:
-        """The counts of these degrees, per fate, to be added to."""
+        """The mutable counts of these degrees, by outcome."""
         return self.by_degrees.setdefault(degrees, [0] * len(OUTCOMES))
 
     def add(self, table: StrategyTable, outcomes: OutcomeCounts) -> None:
-        """Adds the candidates below the rows of a table of grids."""
+        """Adds the candidates below each row of a table of grids."""
         self.bounded_nodes += outcomes.bounded_nodes
         columns = [getattr(table, name) for name in DEGREES]
         for degrees, counts in _by_degrees(columns, outcomes.counts):
@@ -67,7 +69,7 @@ class CandidateLedger:
                 mine[outcome] += count
 
     def add_below(self, outcome: str, table: StrategyTable, rows: Any, candidates: NDArray[np.int64]) -> None:
-        """Adds candidates below some rows of a table of grids, all of one fate."""
+        """Adds candidates with one outcome below some rows of a table of grids."""
         columns = [getattr(table, name)[rows] for name in DEGREES]
         for degrees, (count,) in _by_degrees(columns, candidates[None]):
             self.entry(degrees)[OUTCOME_INDEX[outcome]] += count
@@ -81,32 +83,34 @@ class CandidateLedger:
                 mine[outcome] += count
 
     def count(self, outcome: str) -> int:
-        """Candidates of a fate."""
+        """Candidates with an outcome."""
         return sum(counts[OUTCOME_INDEX[outcome]] for counts in self.by_degrees.values())
 
     @property
     def rejected(self) -> dict[str, int]:
-        """Candidates per reason code, in the fixed order of the codes."""
+        """Rejected candidates by reason code, in the fixed order of the codes."""
         return {code: count for code in REASONS if (count := self.count(code))}
 
     @property
     def pruned(self) -> int:
-        """Candidates cut by a bound."""
+        """Candidates pruned by a bound."""
         return sum(self.count(f"cut_{level}") for level in LEVELS)
 
     @property
     def simulated(self) -> int:
+        """Candidates evaluated."""
         return self.count(SIMULATED)
 
     @property
     def total(self) -> int:
+        """All candidates."""
         return sum(map(sum, self.by_degrees.values()))
 
 
 def _by_degrees(
     columns: Sequence[NDArray[np.int64]], counts: NDArray[np.int64]
 ) -> Iterator[tuple[Degrees, list[int]]]:
-    """Counts (fates, rows) summed over the rows of each degrees."""
+    """Sums `counts`, of shape (outcomes, rows), over the rows with the same degrees."""
     first, of_each = distinct_rows(columns)
     ordered = counts[:, np.argsort(of_each, kind="stable")]
     starts = np.concatenate([[0], np.cumsum(np.bincount(of_each, minlength=len(first)))])
@@ -116,7 +120,7 @@ def _by_degrees(
 
 
 def _sums(counts: NDArray[np.int64]) -> Iterable[int]:
-    """Row sums as integers without limit: halves first, which cannot overflow."""
+    """Row sums as unbounded integers: both halves of the bits are summed apart, which cannot overflow."""
     low, high = counts & 0xFFFFFFFF, counts >> 32
     return (
         int(h) * 2**32 + int(n)
@@ -126,7 +130,7 @@ def _sums(counts: NDArray[np.int64]) -> Iterable[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """The candidates with these degrees, and how many of them met which fate (names of FATES; none is 0)."""
+    """The candidates with these degrees, by outcome (names of OUTCOMES; no count is 0)."""
 
     tp: int
     cp: int
@@ -140,7 +144,7 @@ class LedgerEntry:
 
 
 def ledger_entries(ledger: CandidateLedger) -> tuple[LedgerEntry, ...]:
-    """All blocks that have candidates, the largest first; of equals by degrees."""
+    """The degrees that have candidates, most candidates first, ties by degrees."""
     entries = [
         LedgerEntry(tp=tp, cp=cp, pp=pp, dp=dp, outcomes=_named(counts))
         for (tp, cp, dp, pp), counts in ledger.by_degrees.items()
@@ -150,7 +154,7 @@ def ledger_entries(ledger: CandidateLedger) -> tuple[LedgerEntry, ...]:
 
 
 def ledger_totals(ledger: CandidateLedger) -> dict[str, int]:
-    """Candidates of the whole space per fate, in the order of FATES."""
+    """Candidates of the whole space by outcome, in the order of OUTCOMES."""
     return _named([sum(column) for column in zip(*ledger.by_degrees.values(), strict=True)])
 
 

@@ -1,6 +1,8 @@
-"""Rows of a level of the search: blocks of strategies with what bounds them.
+"""Nodes of the branch and bound of uniform plans: subproblems with their lower bounds, as columns.
 
-Rows and options side by side: parts that fit a cache, rows that are alike, counts asked once.
+`SearchNodes` has one row per node. The helpers combine nodes with options (nodes down, options across): they
+split work into batches that fit the cache, group nodes of equal kind, and call a function once per distinct
+row.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from shardwise.strategy import StrategyTable
 
 @dataclass(frozen=True, slots=True)
 class SearchNodes:
-    """Blocks: row i has the grid `of_grid[i]`, takes at least `lower_bound_s[i]` seconds and on some rank at
-    least `device_bytes[i]`, and stands for `candidates[i]`.
+    """Nodes of the search tree, one row each.
 
-    Fields of the table that are still open stand at the value that bounds them: optimizer states at a degree
-    that all they may have divide, recomputed layers at the fewest. `traffic` is there once the sharding of
-    parameters and gradients is known.
+    Node i is below the grid `of_grid[i]` and stands for `candidates[i]` strategies. None of them takes less
+    than `lower_bound_s[i]` seconds, nor less than `device_bytes[i]` bytes on the fullest rank.
+
+    Open fields of `table` have the value that gives the lower bound: the optimizer states a sharding degree
+    that all allowed degrees divide, the recomputed layers their fewest. `traffic` is known once the sharding
+    of parameters and gradients is.
     """
 
     table: StrategyTable
@@ -39,12 +43,11 @@ class SearchNodes:
         return len(self.of_grid)
 
     def take(self, rows: Any) -> SearchNodes:
-        """These rows."""
+        """The selected nodes."""
         return self.children(rows, self.table.take(rows), self.candidates[rows])
 
     def children(self, parent: Any, table: StrategyTable, candidates: NDArray[np.int64]) -> SearchNodes:
-        """Rows of a further level: row i lies below row `parent[i]`, whose bounds it has until it is bounded
-        itself."""
+        """Nodes of the next level. Child i has the parent `parent[i]` and inherits its bounds."""
         traffic = self.traffic if self.traffic is NO_TRAFFIC else self.traffic.taken(parent)
         return SearchNodes(
             table,
@@ -56,12 +59,12 @@ class SearchNodes:
         )
 
     def replaced(self, **changes: Any) -> SearchNodes:
-        """The same rows with some columns changed."""
+        """The same nodes with some columns changed."""
         return replace(self, **changes)
 
     @staticmethod
     def joined(parts: list[SearchNodes]) -> SearchNodes:
-        """All rows, one part after another (at least one part; all with traffic, or none)."""
+        """Concatenates `parts` (at least one; all with traffic, or none)."""
         is_open = parts[0].traffic is NO_TRAFFIC
         return SearchNodes(
             table=StrategyTable.joined([part.table for part in parts]),
@@ -74,10 +77,10 @@ class SearchNodes:
 
 
 PAIRS_PER_BATCH = 1 << 16
-"""Pairs of a row and an option that are bounded together: their columns stay in the processor's cache."""
+"""Pairs of a node and an option that are bounded in one batch: their columns fit the processor's cache."""
 
 FEW_PAIRS = PAIRS_PER_BATCH // 8
-"""So few that it does not pay to tell them apart."""
+"""Pairs below which grouping nodes by kind costs more than it saves."""
 
 SPLIT_FIELDS = ("first", "last", "between", "largest")
 """The columns of a `Split`."""
@@ -86,33 +89,36 @@ BLOCK_FIELDS = (
     "pp", "microbatches", "recompute", "recompute_layers",
     "offload", "param_shard", "grad_shard", "optim_shard",
 )  # fmt: skip
-"""The columns of a `Block` that its row decides, and no option."""
+"""The columns of a `Subproblem` that the node fixes, not the option."""
 
 NO_SPLIT = Split(0, 0, 0, 1)
-"""Where the split is of no account."""
+"""Placeholder where a bound does not use the split."""
 
 NO_TRAFFIC_ROWS = Traffic(*(np.zeros(0) for _ in range(5)))
-"""Traffic of no row."""
+"""Traffic of no node."""
 
 
 def take_splits(split: Split, rows: Any) -> Split:
-    """The splits of these rows."""
+    """The splits of the selected rows."""
     return Split(*(getattr(split, name)[rows] for name in SPLIT_FIELDS))
 
 
 def join_splits(parts: Sequence[Split]) -> Split:
-    """All splits, one part after another."""
+    """Concatenates splits."""
     return Split(*(np.concatenate([getattr(part, name) for part in parts]) for name in SPLIT_FIELDS))
 
 
 def empty_like(rows: SearchNodes) -> SearchNodes:
-    """No row, with every column of these."""
+    """No node, with the columns of `rows`."""
     return rows.take(slice(0, 0))
 
 
 def alike_nodes(rows: SearchNodes, mask: Any, options: int) -> Iterator[NDArray[np.intp]]:
-    """The rows under a mask. Many are told apart by whether they recompute in full and whether they offload
-    activations: each needs a part of its bound that the others do not."""
+    """Yields the indices under `mask`, grouped by full recomputation and by activation offload.
+
+    Each of the two adds a term to the bound that other nodes do not need. Few pairs of nodes and `options`
+    form a single group.
+    """
     same = np.flatnonzero(mask)
     if len(same) * options < FEW_PAIRS:
         if len(same):
@@ -126,21 +132,21 @@ def alike_nodes(rows: SearchNodes, mask: Any, options: int) -> Iterator[NDArray[
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of at most `size` rows; one at least."""
+    """Consecutive slices of at most `size` rows; at least one."""
     yield slice(0, size)
     for start in range(size, length, size):
         yield slice(start, start + size)
 
 
 def map_distinct(count: Any, *columns: Any) -> NDArray[np.int64]:
-    """`count` of every row of some columns, asked once per distinct row."""
+    """`count` of every row of `columns`, called once per distinct row."""
     rows, of_row = distinct_rows(columns)
     each = [count(*(int(column[row]) for column in columns)) for row in rows]
     return np.array(each, dtype=np.int64)[of_row]
 
 
 def legal_pairs(space: Space, pp: int, microbatches: Any, variants: Variants) -> Any:
-    """Whether each row's microbatches (down) allow each schedule (across)."""
+    """Whether the micro-batches of each row (down) allow each schedule (across)."""
     each, of_each = np.unique(microbatches, return_inverse=True)
     pairs = list(zip(variants.schedule.tolist(), variants.vpp.tolist(), strict=True))
     rows = []

@@ -1,6 +1,8 @@
-"""What becomes of rows: which fit, which may still matter; all others are counted where they stand.
+"""Pruning and bound tightening of nodes.
 
-What rows of blocks need at least: recomputed layers that memory demands, room on all ranks together.
+`Pruner` rejects nodes that exceed memory and prunes nodes that cannot improve on the incumbents; it counts
+the outcome of their candidates. `BoundTightening` raises the bounds of nodes by the fewest recomputed layers
+that fit, and tests the capacity relaxation: whether all layers fit on all ranks together.
 """
 
 from __future__ import annotations
@@ -39,14 +41,15 @@ from shardwise.search.step_times import microbatches_of
 from shardwise.strategy import HOST_MEMORY, MEMORY, StrategyTable
 
 ROUNDING_SLACK = 1.0 - 1e-12
-"""Sums of bytes in another order differ in their last digits: blocks are given the benefit of the doubt."""
+"""Factor on bytes before a node is rejected or pruned: sums in another order differ in their last digits."""
 
 
 class Pruner:
-    """Decides by memory and by what the goal still wants; `outcomes` counts what is lost.
+    """Rejects and prunes nodes; `outcomes` counts their candidates.
 
-    With `is_exhaustive` nothing is cut. `without` names what is not used: levels whose bounds are ignored
-    (see `outcomes.LEVELS`), "room", and "memory" (of blocks; strategies that do not fit are never evaluated).
+    With `is_exhaustive` nothing is pruned. `without` names techniques that are switched off: levels whose
+    bounds are ignored (see `ledger.LEVELS`), "room" (the capacity relaxation), and "memory" (rejection of
+    nodes by memory; strategies that do not fit are never evaluated).
     """
 
     def __init__(
@@ -62,22 +65,22 @@ class Pruner:
         self.is_exhaustive, self._without = is_exhaustive, without
 
     def add(self, outcome: str, of_grid: Any, candidates: Any) -> None:
-        """Counts candidates below grids."""
+        """Counts candidates with an outcome below grids."""
         self.outcomes.add(outcome, of_grid, candidates)
 
     def prune(self, level: str, of_grid: Any, candidates: Any) -> None:
-        """Counts candidates that a bound cuts."""
+        """Counts candidates as pruned at a level."""
         self.outcomes.add(f"cut_{level}", of_grid, candidates)
 
     def may_improve(self, level: str, time_s: Any, device_bytes: Any) -> Any:
-        """Which rows may still matter that take at least so much."""
+        """Which rows may improve on the incumbents, given lower bounds of time and bytes."""
         self.outcomes.bounded_nodes += int(np.size(time_s))
         if self.is_exhaustive or level in self._without:
             return np.ones(np.shape(time_s), dtype=bool)
         return self._goal.may_improve(time_s, ROUNDING_SLACK * device_bytes)
 
     def may_improve_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Any:
-        """Which rows may matter among their kind."""
+        """Which rows may improve on the incumbents, given their kind."""
         if self.is_exhaustive:
             return np.ones(len(table), dtype=bool)
         return self._goal.may_improve_kind(table, time_s, device_bytes)
@@ -87,19 +90,19 @@ class Pruner:
         return (ROUNDING_SLACK * device_bytes <= self._problem.usable_bytes) | ("memory" in self._without)
 
     def fits_host(self, host_bytes: Any) -> Any:
-        """Which rows may fit on the host; where nothing is cut, strategies are asked one by one."""
+        """Which rows may fit on the host. In an exhaustive search this is left to single strategies."""
         return (ROUNDING_SLACK * host_bytes <= self._problem.host_bytes_per_device) | (
             self.is_exhaustive or "memory" in self._without
         )
 
     def has_capacity(self, capacity: LayerCapacity) -> Any:
-        """Which rows have room for all layers in time."""
+        """Which rows pass the capacity relaxation."""
         return capacity.is_enough | (self.is_exhaustive or "room" in self._without)
 
     def pruned(
         self, nodes: SearchNodes, level: str, time_s: Any, device_bytes: Any | None = None
     ) -> SearchNodes:
-        """The rows that fit and may matter, with their new bounds; the others are counted."""
+        """Gives nodes their new bounds; returns those that fit and may improve, and counts the others."""
         nodes = nodes.replaced(lower_bound_s=time_s)
         if device_bytes is None:
             return self.pruned_to(nodes, level, self.may_improve(level, time_s, nodes.device_bytes))
@@ -108,14 +111,14 @@ class Pruner:
     def pruned_by_capacity(
         self, nodes: SearchNodes, level: str, device_bytes: Any, capacity: LayerCapacity
     ) -> SearchNodes:
-        """The rows that fit and may matter, and whose ranks have room for all layers."""
+        """The nodes that fit, may improve, and whose ranks have capacity for all layers."""
         fit = self.fits(np.where(capacity.fits, device_bytes, np.inf))
         return self._pruned_by_memory(nodes, level, device_bytes, fit, self.has_capacity(capacity))
 
     def _pruned_by_memory(
         self, nodes: SearchNodes, level: str, device_bytes: Any, fit: Any, matters: Any
     ) -> SearchNodes:
-        """The rows that fit and may matter, with their new bytes."""
+        """The nodes that fit, match `matters` and may improve, with their new bytes."""
         nodes = nodes.replaced(device_bytes=np.maximum(nodes.device_bytes, device_bytes))
         keep = matters & self.may_improve(level, nodes.lower_bound_s, nodes.device_bytes)
         if not np.all(fit):
@@ -125,7 +128,7 @@ class Pruner:
         return self.pruned_to(nodes, level, keep)
 
     def pruned_to(self, nodes: SearchNodes, level: str, keep: Any) -> SearchNodes:
-        """The rows under a mask; the others are cut."""
+        """The nodes under `keep`; the others count as pruned."""
         if np.all(keep):
             return nodes
         self.prune(level, nodes.of_grid[~keep], nodes.candidates[~keep])
@@ -133,7 +136,7 @@ class Pruner:
 
 
 class BoundTightening:
-    """Narrows rows of some grids of a space."""
+    """Raises the bounds of nodes below some grids of a space."""
 
     def __init__(self, problem: Problem, space: Space, grids: Grids, goal: Goal, pruner: Pruner) -> None:
         self._problem, self._space, self._grids, self._goal, self._pruner = (
@@ -149,8 +152,8 @@ class BoundTightening:
         return subproblem_of(self._problem, nodes.table, split)
 
     def recomputes_within_capacity(self, nodes: SearchNodes) -> SearchNodes:
-        """The rows whose ranks have room under some schedule, with everything sharded as far as can be and
-        no traffic for it: no schedule has fewer microbatches in flight than 1F1B."""
+        """The nodes whose ranks have capacity for all layers under some schedule, with everything sharded as
+        far as possible and no traffic for it. No schedule has fewer micro-batches in flight than 1F1B."""
         parts = [empty_like(nodes)]
         for pp in np.unique(nodes.table.pp).tolist():
             few = nodes.take(np.flatnonzero(nodes.table.pp == pp))
@@ -168,8 +171,10 @@ class BoundTightening:
     def families_within_capacity(
         self, nodes: SearchNodes, level: str, pp: int, families: Mapping[int, Variants]
     ) -> SearchNodes:
-        """The rows of one depth, each with a family of schedules, whose ranks have room for all layers;
-        before anything is sharded, in memory with everything sharded."""
+        """The nodes of one `pp`, each with a family of schedules, whose ranks have capacity for all layers.
+
+        At level "family", memory counts everything as sharded as far as possible.
+        """
         problem, totals = self._problem, self._grids.totals_at(nodes.of_grid)
         family, m = FAMILIES[nodes.table.schedule], microbatches_of(problem, nodes.table)
         first, of_row = np.unique(family, return_inverse=True)
@@ -203,14 +208,13 @@ class BoundTightening:
         return self._pruner.pruned_by_capacity(nodes, level, device_bytes, capacity)
 
     def _in_flight_per_rank(self, nodes: SearchNodes, pp: int) -> Any:
-        """Microbatches in flight on each rank of rows of one depth, of its layers on average; shape (pp,
-        rows)."""
+        """Micro-batches in flight on each rank, as the mean over its chunks; shape (pp, nodes)."""
         table, rank = nodes.table, np.arange(pp)[:, None]
         m = microbatches_of(self._problem, table)
         return in_flight(table.schedule, table.pp, m, table.vpp, rank) / table.vpp
 
     def schedules_within_capacity(self, nodes: SearchNodes, split: Split, pp: int) -> SearchNodes:
-        """The rows of one depth whose ranks have room for all layers."""
+        """The nodes of one `pp`, each with a schedule, whose ranks have capacity for all layers."""
         problem, totals = self._problem, self._grids.totals_at(nodes.of_grid)
         block = replace(self._block(nodes, split), recompute_most=split.largest)
         most = replace(block, recompute_layers=np.where(block.recompute == FULL, split.largest, 0))
@@ -224,10 +228,10 @@ class BoundTightening:
     def tightened(
         self, nodes: SearchNodes, split: Split, level: str, pp: int | None = None
     ) -> tuple[SearchNodes, Split]:
-        """The rows that may fit, with their splits; of those that recompute in full, the fewest recomputed
-        layers are raised to what memory demands, and the bound with them.
+        """The nodes that may fit, with their splits. With full recomputation, the fewest recomputed layers
+        are raised to the fewest that fit, and the bound with them.
 
-        Rows of one depth `pp` whose splits are open must have room on all ranks together.
+        With `pp` (nodes of one depth with open splits), all ranks together must have memory for all layers.
         """
         block = self._block(nodes, split)
         most = replace(block, recompute_layers=np.where(block.recompute == FULL, split.largest, 0))
@@ -266,7 +270,7 @@ class BoundTightening:
         )
 
     def _fewest_that_fit(self, nodes: SearchNodes, split: Split, pp: int | None) -> NDArray[np.int64]:
-        """Halves the range of recomputed layers down to the fewest with which a row may fit; all fit with the
+        """The fewest recomputed layers with which each node may fit, by bisection; all nodes fit with the
         most."""
         problem, totals = self._problem, self._grids.totals_at(nodes.of_grid)
         block = self._block(nodes, split)

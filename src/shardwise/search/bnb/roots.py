@@ -1,9 +1,8 @@
-"""The legal grids of a space, with what bounds them: where a search starts.
+"""Root nodes of the search: the legal grids of a space with their lower bounds, and their batches.
 
-How many candidates lie below the grids of each choice of (tp, cp, dp, pp), and how many of them are
-illegal or beyond the target.
-
-How the work of a round is divided into lanes: the same for any number of workers.
+`list_roots` rejects the candidates that break a rule or a limit of the target (`CandidateCounts` counts them
+without listing them), merges grids that symmetry makes equal, and bounds the others for any micro-batch size.
+`batches_of` divides the root nodes of a round into batches, the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from shardwise.strategy import GRID_RULES, SCHEDULE_RULES, TARGET_LIMIT, Limits,
 
 
 class CandidateCounts:
-    """Counts below the grids of a table of shapes, which stand for `orders` grids each. `of_shape` says which
-    degrees a shape has: as many candidates lie below each grid with the same degrees."""
+    """Counts candidates below the grids of a table of shapes, each of which stands for `orders` grids (axis
+    orders). `of_shape` has the index of the degrees of each shape: grids with the same degrees have equally
+    many candidates."""
 
     def __init__(self, limits: Limits, space: Space, table: StrategyTable) -> None:
         self._limits, self._space = limits, space
@@ -42,7 +42,7 @@ class CandidateCounts:
         self._orders_within = self._count_orders_within(table)
 
     def _count_orders_within(self, table: StrategyTable) -> NDArray[np.int64]:
-        """Axis orders of each shape that are within the limits; of shapes that break a rule all."""
+        """Axis orders of each shape within the limits; all of them for a shape that breaks a rule."""
         each = self._orders[self.of_shape]
         if self._space.limits:
             legal = np.flatnonzero(self._reason < 0)
@@ -52,20 +52,20 @@ class CandidateCounts:
 
     @cached_property
     def _below_within(self) -> NDArray[np.int64]:
-        """Candidates below a grid of each degrees whose shards are within the limits."""
+        """Candidates below a grid, by degrees, whose sharding degrees are within the limits."""
         ranks = self._few.dp * self._few.cp
         each = self._below // np.maximum(self._space.count_all_shards(ranks), 1)
         return np.asarray(each * self._space.count_shards(ranks))
 
     @cached_property
     def legal(self) -> NDArray[np.intp]:
-        """The shapes that break no rule, are within the limits and have candidates."""
+        """Indices of the shapes that break no rule, are within the limits and have candidates."""
         has_some = (self._below_within > 0)[self.of_shape] & (self._orders_within > 0)
         return np.flatnonzero((self._reason < 0) & has_some)
 
     @cached_property
     def _illegal(self) -> dict[str, NDArray[np.int64]]:
-        """Candidates below a legal grid of each degrees whose schedule breaks a rule, by its code."""
+        """Candidates below a legal grid, by degrees, whose schedule breaks a rule, by reason code."""
         few, below = self._few, 0 * self._below
         counts = {rule.code: below.copy() for rule in SCHEDULE_RULES}
         states = self._space.count_shards(few.dp * few.cp) * len(self._space.offloads)
@@ -90,7 +90,7 @@ class CandidateCounts:
         return self._orders_within[self.legal]
 
     def reject(self, ledger: CandidateLedger) -> None:
-        """Counts what breaks a rule or is beyond a limit of the target."""
+        """Counts in the ledger the candidates that break a rule or a limit of the target."""
         rules = len(GRID_RULES) + 1
         is_legal = self._reason < 0
         within = np.bincount(self.of_shape[is_legal], self._orders_within[is_legal], len(self._below))
@@ -112,8 +112,8 @@ class CandidateCounts:
 
 
 def _illegal_schedules(space: Space, limits: Limits, grid: StrategyTable) -> dict[str, int]:
-    """How many choices of micro-batch size, schedule, split and recomputed layers break each rule first,
-    beside the dp and pp of a grid (a table of one row)."""
+    """Choices of micro-batch size, schedule, split and recomputed layers that break a rule, by the code of
+    the first rule broken, at the dp and pp of `grid` (a table of one row)."""
     counts: dict[str, int] = {}
     pp = int(grid.pp[0])
     sizes = space.micro_batch_sizes(int(grid.dp[0]))["micro_batch_size"]
@@ -131,14 +131,16 @@ def _illegal_schedules(space: Space, limits: Limits, grid: StrategyTable) -> dic
     return counts
 
 
+# Root nodes
+
 Bound = Callable[[Problem, StrategyTable], Any]
-"""Seconds that everything on each grid takes at least, with any micro-batch size up to the row's."""
+"""Lower bound in seconds of each grid, for all micro-batch sizes up to the row's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootNodes:
-    """Legal grids, one for all that are alike, in the order of their bounds: how many are alike, and the
-    candidates below them all."""
+    """Legal grids by increasing lower bound. Grid i stands for `weights[i]` grids of equal cost, which have
+    `candidates[i]` candidates together."""
 
     table: StrategyTable
     weights: NDArray[np.int64]
@@ -147,7 +149,7 @@ class RootNodes:
 
     @staticmethod
     def joined(parts: Sequence[RootNodes]) -> RootNodes:
-        """The grids of all parts, in the order of their bounds."""
+        """The grids of all parts, by increasing lower bound."""
         lower_bound_s = np.concatenate([part.lower_bound_s for part in parts])
         whole = RootNodes(
             table=StrategyTable.joined([part.table for part in parts]),
@@ -158,7 +160,7 @@ class RootNodes:
         return whole.take(np.argsort(lower_bound_s, kind="stable"))
 
     def take(self, rows: Any) -> RootNodes:
-        """These grids."""
+        """The selected grids."""
         return RootNodes(
             table=self.table.take(rows),
             weights=self.weights[rows],
@@ -167,13 +169,13 @@ class RootNodes:
         )
 
     def pruned(self, goal: Goal, ledger: CandidateLedger) -> RootNodes:
-        """The grids that may still matter; the others are cut."""
+        """The grids that may improve on the incumbents; the others count as pruned."""
         keep = goal.may_improve(self.lower_bound_s)
         ledger.add_below("cut_degrees", self.table, ~keep, self.candidates[~keep])
         return self.take(keep)
 
     def with_micro_batches(self, space: Space) -> tuple[StrategyTable, NDArray[np.int64]]:
-        """The grids with every micro-batch size, and how many each row stands for."""
+        """The grids with every micro-batch size, and the number of grids that each row stands for."""
         parent, table = expanded(self.table, [self.table.dp], space.micro_batch_sizes)
         return table, self.weights[parent]
 
@@ -188,12 +190,14 @@ def list_roots(
     prunes: bool = True,
     most: int | None = None,
 ) -> tuple[RootNodes, CandidateLedger]:
-    """The legal grids with these degrees that may matter to the goal (all legal ones without `prunes`; those
-    with the least bounds where no more than `most` are wanted), and what became of the others.
+    """The legal grids with these degrees that may improve on the goal's incumbents, and a ledger of the
+    others.
 
-    With `merges_symmetric`, grids that cost the same are one. Candidates whose schedule is illegal are
-    rejected here too. Grids are cut by their computation first, which is soon known: few are left to be told
-    apart."""
+    Without `prunes`, all legal grids; with `most`, only that many, those with the least bounds. With
+    `merges_symmetric`, one grid stands for all of equal cost. Candidates with an illegal schedule are
+    rejected here too. Grids are first pruned by computation alone, which is cheap, so that few remain to be
+    compared by symmetry.
+    """
     shapes, ledger = space.shapes(degrees), CandidateLedger()
     counts = CandidateCounts(problem.limits, space, shapes)
     counts.reject(ledger)
@@ -218,9 +222,10 @@ def list_roots(
 
 
 def _bounded(problem: Problem, space: Space, grids: RootNodes, goal: Goal, most: int) -> RootNodes:
-    """The `most` grids with the least bounds, with communication where they may matter.
+    """The `most` grids with the least bounds, bounded with communication where they may improve.
 
-    Bounds without communication are lower: what exceeds the `most`-th best by these alone is not among them.
+    Bounds without communication are lower: a grid that exceeds the `most`-th best by them alone is not among
+    the result.
     """
     lower_bound_s = grids.lower_bound_s.copy()
     matters = np.flatnonzero(goal.may_improve(lower_bound_s))
@@ -239,42 +244,46 @@ def _bounded(problem: Problem, space: Space, grids: RootNodes, goal: Goal, most:
 def _lower_bounds_s(
     problem: Problem, space: Space, table: StrategyTable, least_s: Bound
 ) -> NDArray[np.float64]:
-    """Seconds that everything on a grid takes at least, whatever its micro-batch size."""
+    """Lower bound in seconds of each grid, for any micro-batch size."""
     dps, of_dp = np.unique(table.dp, return_inverse=True)
     most = [space.micro_batch_sizes(int(dp))["micro_batch_size"].max(initial=1) for dp in dps]
     table = table.replaced(micro_batch_size=np.array(most, dtype=np.int64)[of_dp])
     return np.array(least_s(problem, table)) if len(table) else np.zeros(0)
 
 
+# Batches of a round
+
 LISTING_BATCHES, DEGREES_PER_BATCH = 4, 32
-"""Lanes that grids are listed in, at most, and the choices of (tp, cp, dp) in each, at least."""
+"""Batches in which grids are listed, at most, and choices of (tp, cp, dp) per batch, at least."""
 
 ONE_BATCH_NODES, ONE_BATCH_HEURISTIC_NODES = 1 << 12, 1 << 9
-"""Grids with micro-batch sizes that are searched in one lane, and those of a first look."""
+"""Grids with micro-batch sizes up to which a round is a single batch: in the search, and in a primal
+heuristic."""
 
 MEMORY_NODE_WEIGHT = 64
-"""How many times more a row takes where its memory matters as much as its time."""
+"""Factor on the work of a node where memory is part of the objective."""
 
 LARGE_SHARE, LARGE_SHARE_WITH_MEMORY = 0.2, 0.08
-"""The share of a round's work from which on the grids of one depth are two lanes; less where memory matters
-too: there `_work` counts too little for deep pipelines."""
+"""Share of a round's work above which the grids of one pp are two batches. It is less where memory is part of
+the objective, because `_work` underestimates deep pipelines there."""
 
 
 def listing_batches(degrees: list[Degrees]) -> list[list[Degrees]]:
-    """The degrees whose grids are listed together."""
+    """The degrees in batches whose grids are listed by one worker each."""
     batches = max(min(len(degrees) // DEGREES_PER_BATCH, LISTING_BATCHES), 1)
     return [degrees[batch::batches] for batch in range(batches)]
 
 
 def heuristic_batches(space: Space, grids: RootNodes, *, weighs_memory: bool) -> list[RootNodes]:
-    """The lanes of a first look, where all depends on what is found first: some of everything in each."""
+    """The batches of a primal heuristic's round. Grids are dealt out in turn, so that each batch has good
+    ones: its result depends on the first incumbents."""
     batches = 1 if _is_one_batch(space, grids, ONE_BATCH_HEURISTIC_NODES, weighs_memory) else 2
     return [grids.take(slice(batch, None, batches)) for batch in range(batches)]
 
 
 def batches_of(space: Space, grids: RootNodes, *, weighs_memory: bool) -> list[RootNodes]:
-    """The lanes of a round, those with most work first: one for each depth, since depths are bounded apart,
-    two for one that is much of the round."""
+    """The batches of a round, most work first: one for each pp, because pipelines of different depth are
+    bounded apart, and two for a pp that is a large share of the round."""
     if _is_one_batch(space, grids, ONE_BATCH_NODES, weighs_memory):
         return [grids]
     rows = space.count_micro_batches(grids.table.dp)
@@ -289,12 +298,12 @@ def batches_of(space: Space, grids: RootNodes, *, weighs_memory: bool) -> list[R
 
 
 def _is_one_batch(space: Space, grids: RootNodes, most_nodes: int, weighs_memory: bool) -> bool:
-    """Whether grids are too few to be divided."""
+    """Whether the grids are too few to be divided."""
     rows = int(space.count_micro_batches(grids.table.dp).sum())
     return rows * (MEMORY_NODE_WEIGHT if weighs_memory else 1) <= most_nodes
 
 
 def _work(rows: NDArray[np.int64], candidates: NDArray[np.int64]) -> float:
-    """About how much work grids of one depth are, in no unit: it grows with their rows, and slowly with what
-    lies below them."""
+    """Estimate of the work on grids of one pp, in no unit: proportional to the nodes, and slowly growing with
+    the candidates below them."""
     return float(rows.sum() * float(candidates.sum()) ** 0.125)

@@ -1,10 +1,11 @@
-"""The search: the one loop with a clock.
+"""Branch and bound over the uniform strategies of one space, in rounds of root nodes.
 
-    sketch --look--> close-up --look--> what others must beat          (not where candidates are few)
-    grids --rules, symmetry, bound--> rounds of grids with micro-batch sizes --dive--> what was found
+    restricted space -> neighbourhood search -> incumbents         (primal heuristics; not for small spaces)
+    grids -> rules, symmetry, bounds -> rounds of grids with micro-batch sizes -> subtree search -> incumbents
 
-Grids are taken in the order of their bound, a round at a time. A round is cut into lanes that do not see each
-other's finds, so that any number of workers gives the same answer and the same ledger.
+Grids are taken by increasing bound, a round at a time. A round is divided into batches that do not see each
+other's incumbents, so any number of workers gives the same answer and the same ledger. Only this module reads
+a clock. docs/concepts/exact-search.md follows one search.
 """
 
 from __future__ import annotations
@@ -39,24 +40,26 @@ from shardwise.strategy import RULES, Strategy, StrategyTable, first_broken
 Progress = Callable[[str], None]
 
 INCUMBENT_SLACK = 1e-12
-"""How much slower and larger a strategy of the sketch stands until the search itself meets it."""
+"""Relative slack that is added to the time and bytes of a heuristic's incumbent, so that the search meets,
+evaluates and counts it once."""
 
 HEURISTIC_ROOTS = 256
-"""Grids of a first look, at most: those with the least bounds."""
+"""Grids that a primal heuristic searches, at most: those with the least bounds."""
 
 SMALL_SPACE, SMALL_SPACE_WITH_MEMORY = 1 << 18, 1 << 14
-"""Candidates, at most, of a space that is searched without a look before; fewer where their memory matters as
-much as their time, since less is cut then."""
+"""Candidates up to which a space is searched without primal heuristics; fewer where memory is part of the
+objective, since less is pruned then."""
 
 FIRST_ROUND, LARGEST_ROUND = 1 << 14, 1 << 17
-"""Grids with micro-batch sizes in a round."""
+"""Grids with micro-batch sizes in the first round, and in any round at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a search found, best first; what became of every candidate; the clock.
+    """The incumbents of a search, best first, the ledger of all candidates, and the time that the search
+    took.
 
-    `unexplored` candidates were not looked at when the budget was spent or the user interrupted; none takes
+    `unexplored` candidates were open when the budget was spent or the user interrupted. No candidate takes
     less than `lower_bound_s`.
     """
 
@@ -70,13 +73,14 @@ class SearchResult:
 
     @property
     def enumerated(self) -> int:
-        """Candidates that were rejected, cut or evaluated."""
+        """Candidates that were rejected, pruned or evaluated."""
         return self.ledger.total
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRegion:
-    """A part of the space: all of it, its sketch, or what lies next to strategies, `centers`."""
+    """A part of the space: the whole, the restricted space, or the neighbourhood of the strategies
+    `centers`."""
 
     is_restricted: bool = False
     centers: StrategyTable | None = None
@@ -88,7 +92,7 @@ class SearchRegion:
 
 @dataclass(frozen=True, slots=True)
 class RootTask:
-    """Degrees whose grids are to be listed, and what is known."""
+    """Degrees whose grids a worker lists, with the goal and its incumbents."""
 
     region: SearchRegion
     degrees: list[Degrees]
@@ -97,7 +101,7 @@ class RootTask:
 
 @dataclass(frozen=True, slots=True)
 class SubtreeTask:
-    """Grids to be searched, and what is known when their round starts."""
+    """Grids that a worker searches, with the goal and the incumbents at the start of the round."""
 
     region: SearchRegion
     grids: RootNodes
@@ -109,8 +113,8 @@ Task = RootTask | SubtreeTask
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """Listed grids (none where a task was to search), or what was found below grids; their ledger, or None
-    where time ran out before all was done."""
+    """The grids of a `RootTask` (none for a `SubtreeTask`), or the incumbents of a `SubtreeTask`, with the
+    ledger. The ledger is None where time ran out first."""
 
     grids: RootNodes
     incumbents: Incumbents
@@ -121,15 +125,17 @@ WHOLE_SPACE, RESTRICTED = SearchRegion(), SearchRegion(is_restricted=True)
 
 
 class BranchAndBound:
-    """One search over one space. `run` gives its outcome; nothing is kept between two searches.
+    """One search of one space for the incumbents of `goal`. Each instance serves one `run`.
 
-    `goal` is what is looked for. With `exhaustive`, nothing is cut and every legal candidate that fits is
-    evaluated. `clock` ends the search early. `warm_start` are strategies of the space that may be good: where
-    as many as are looked for are legal and fit, it begins next to them, and needs no sketch. With `degrees`,
-    the candidates are only those that have them, and a goal with an upper bound is expected. `without` names
-    means that are not used, for comparison: "sketch" (and what follows from it), "close-up", "symmetry",
-    "room", "memory" (of blocks), and the levels (`outcomes.LEVELS`) whose bounds are ignored. With any of
-    these the answer is the same."""
+    With `exhaustive`, nothing is pruned, and every legal candidate that fits is evaluated. `clock` ends the
+    search early. `warm_start` are strategies of the space; those that are legal and fit become incumbents. If
+    they fill the solution pool, the restricted space is not searched, only their neighbourhood. With
+    `degrees`, the space has only these degrees, and the goal must have an upper bound.
+
+    `without` names techniques that are switched off, for comparison: "sketch" (all primal heuristics),
+    "close-up" (the neighbourhood search), "symmetry", "room" (the capacity relaxation), "memory" (rejection
+    of nodes), and levels (`ledger.LEVELS`) whose bounds are ignored. The answer is the same with any of them.
+    """
 
     def __init__(
         self,
@@ -152,7 +158,7 @@ class BranchAndBound:
         self._pass = _Pass(goal)
 
     def run(self, progress: Progress | None = None) -> SearchResult:
-        """Searches the whole space, or until the clock is over: what is left is listed even then."""
+        """Searches the whole space, or until the clock is over; the grids are listed in any case."""
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
         whole = self._pass
         with SearchWorkers(self._workers, self._run_task) as pool:
@@ -177,7 +183,7 @@ class BranchAndBound:
 
     @cached_property
     def _is_small_space(self) -> bool:
-        """Whether a search takes no longer than a look at a sketch would, so that it begins at once."""
+        """Whether the search takes no longer than its heuristics would."""
         degrees = self._space.degrees()
         if len(degrees) > DEGREES_PER_BATCH:
             return False
@@ -193,7 +199,7 @@ class BranchAndBound:
     def _list_roots(
         self, pool: SearchWorkers[Task, TaskResult], whole: _Pass, region: SearchRegion
     ) -> RootNodes:
-        """Lists all legal grids."""
+        """Lists all legal grids of a region."""
         parts, degrees = [], self._space_of(region).degrees()
         if region.is_whole and self._degrees is not None:
             degrees = list(self._degrees)
@@ -205,8 +211,7 @@ class BranchAndBound:
         return whole.left
 
     def _offer_warm_start(self) -> None:
-        """Takes what may be good into account, where it can run. It stands as a little worse than it is, so
-        that it is met, and counted, like all others."""
+        """Makes incumbents of the warm start's strategies that are legal and fit, with `INCUMBENT_SLACK`."""
         table = StrategyTable.of(self._warm_start)
         if len(table):
             table = table.take(first_broken(table, self._problem.limits, RULES) < 0)
@@ -222,8 +227,8 @@ class BranchAndBound:
             self._pass.goal.offer(table, step_times_s(self._problem, table) * more, device_bytes * more)
 
     def _run_heuristic(self, pool: SearchWorkers[Task, TaskResult], region: SearchRegion) -> None:
-        """A first look at a part of the space: what it finds is what the search must not exceed. It is met,
-        evaluated and counted again, since it stands as a little worse than it is."""
+        """Searches a region for incumbents. They get `INCUMBENT_SLACK`, so that the search evaluates and
+        counts them again."""
         heuristic = _Pass(self._pass.goal.copy())
         grids = self._list_roots(pool, heuristic, region).take(slice(0, HEURISTIC_ROOTS))
         self._search(pool, heuristic, region, grids, None)
@@ -231,8 +236,8 @@ class BranchAndBound:
         self._pass.goal.offer(incumbents.table, incumbents.time_s * more, incumbents.device_bytes * more)
 
     def _search_neighbourhood(self, pool: SearchWorkers[Task, TaskResult]) -> None:
-        """A look at what lies next to what is known; the core space is so small that one look is enough, and
-        what lies next to all of a frontier is much of the space."""
+        """Searches the neighbourhood of the incumbents. It is omitted in the space `core`, which is small,
+        and for a frontier, whose neighbourhood is a large part of the space."""
         known = [found.table for found in self._pass.goal.incumbents]
         is_enough = self._space.is_core or self._pass.goal.weighs_memory
         if known and not is_enough and "close-up" not in self._without and not self._clock.is_over:
@@ -246,7 +251,7 @@ class BranchAndBound:
         left: RootNodes,
         progress: Progress | None,
     ) -> None:
-        """Round after round, until nothing is left that may matter or the time is over."""
+        """Runs rounds until no grid may improve or time is over."""
         space, total, size = self._space_of(region), len(left.table), FIRST_ROUND
         while len(left.table):
             if self._prunes_roots:
@@ -267,20 +272,21 @@ class BranchAndBound:
             left, size = rest, min(2 * size, LARGEST_ROUND)
 
     def _must_end(self, region: SearchRegion, goal: Goal) -> bool:
-        """Whether the time is over. The first look, or the search of a small space, goes on until it has
-        found something, but for an interrupt, or where nothing is needed because an upper bound is given."""
+        """Whether time is over. Without an incumbent or an upper bound, the restricted space or a small space
+        is searched on, unless the user interrupted."""
         is_first = region.is_restricted or (region.is_whole and self._is_small_space)
         is_needed = not goal.incumbents and goal.cutoff_s(0.0) == float("inf")
         must_continue = is_first and is_needed and not self._clock.is_interrupted
         return self._clock.is_over and not must_continue
 
     def _count(self, space: Space, grids: RootNodes, size: int) -> int:
-        """How many grids have about so many rows with micro-batch sizes; one at least, if there is one."""
+        """How many grids have about `size` nodes with their micro-batch sizes; at least one, if there is
+        one."""
         below = np.cumsum(space.count_micro_batches(grids.table.dp))
         return min(max(int(np.searchsorted(below, size, side="right")), 1), len(grids.table))
 
     def _batches_of(self, region: SearchRegion, grids: RootNodes) -> list[RootNodes]:
-        """The parts of a round."""
+        """The batches of a round."""
         batches = heuristic_batches if region.is_restricted else batches_of
         return batches(self._space_of(region), grids, weighs_memory=self._pass.goal.weighs_memory)
 
@@ -303,7 +309,7 @@ class BranchAndBound:
         return self._search_subtrees(task)
 
     def _search_subtrees(self, task: SubtreeTask) -> TaskResult:
-        """Searches below a task's grids."""
+        """Searches below the grids of a task."""
 
         def check() -> None:
             if self._must_end(task.region, task.goal):
@@ -329,7 +335,7 @@ class BranchAndBound:
 
 @dataclass
 class _Pass:
-    """What a pass over a space has found, what became of its candidates, and the grids that are left."""
+    """The state of a search of one region: goal with incumbents, ledger, and the grids that are left."""
 
     goal: Goal
     ledger: CandidateLedger = field(default_factory=CandidateLedger)
@@ -346,12 +352,12 @@ class _Pass:
 
     @property
     def lower_bound_s(self) -> float:
-        """No candidate takes less."""
+        """Seconds that no candidate undercuts."""
         bounds = np.zeros(0) if self.left is None else self.left.lower_bound_s
         return min(self.best_s, float(bounds.min(initial=float("inf"))))
 
     def merged(self, answer: TaskResult) -> bool:
-        """Takes an answer into account; whether it is complete."""
+        """Merges the result of a task; returns whether the task was completed."""
         self.goal.offer(answer.incumbents.table, answer.incumbents.time_s, answer.incumbents.device_bytes)
         if answer.ledger is None:
             return False

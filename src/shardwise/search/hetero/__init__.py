@@ -1,4 +1,4 @@
-"""Uneven plans of mixed clusters: pipelines whose stages, layers and shares suit the devices they lie on."""
+"""Search of uneven plans on mixed clusters: pipelines whose stages, layers and shares fit their devices."""
 
 from shardwise.search.hetero.answer import UNEVEN_GAP, UnevenSearchResult, best_uneven, plan_mixed_cluster
 from shardwise.search.hetero.branch_and_bound import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven

@@ -1,4 +1,5 @@
-"""From a question about a mixed cluster to the best uneven plan with its price, layout and certificate."""
+"""The answer to a question about a mixed cluster: the best uneven plan, or the best uniform strategy if that
+is faster."""
 
 from __future__ import annotations
 
@@ -20,27 +21,27 @@ from shardwise.search.targets import plan_for
 from shardwise.strategy import Target
 
 EXACT_DEVICES = 16
-"""Clusters of up to so many devices are searched until nothing can be better; larger ones until nothing can
-be better by more than `UNEVEN_GAP`."""
+"""Devices up to which a cluster is searched until the optimum is proven; on larger ones the search ends at
+`UNEVEN_GAP`."""
 
 UNEVEN_GAP = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class UnevenSearchResult:
-    """The best uneven plan (None: there is none, or none is looked for), and what all that are looked for
-    take at least."""
+    """The best uneven plan (None: there is none, or uneven plans are not searched), and a lower bound of
+    those searched."""
 
     result: UnevenResult | None
     lower_bound_s: float
 
 
 def refusal(question: Question) -> str | None:
-    """Why no uneven plan is looked for; None where one is."""
+    """Why no uneven plans are searched for the question; None where they are."""
     if question.space != "default" or question.fixed or question.axes:
         return "a space or fields were chosen: only uniform strategies have them"
     if question.frontier or question.exhaustive:
-        return "a frontier or every candidate was asked for: only uniform strategies have them"
+        return "a frontier or every candidate was requested: only uniform strategies have them"
     if question.model.experts is not None:
         return "uneven plans of mixtures of experts are not searched"
     if len(question.model.kinds) > 1:
@@ -51,11 +52,11 @@ def refusal(question: Question) -> str | None:
 def plan_mixed_cluster(
     question: Question, *, target: Target | None = None, progress: Progress | None = None
 ) -> Answer | UnevenAnswer:
-    """The best plan of a mixed cluster: uneven where that is faster than every uniform strategy on any part
-    of it, else the best of these. Among what `target` carries out, where that is given.
+    """The best plan of a mixed cluster: the best uneven plan if it is faster than every uniform strategy on
+    any part of the cluster, else the best of these. With `target`, only plans that the target runs.
 
-    Half of a budget is for uniform strategies. Raises Infeasible where neither fits, and what `plan_for`
-    raises.
+    Half of a budget is for uniform strategies. Raises Infeasible where neither fits, and the errors of
+    `plan_for`.
     """
     if target is not None and not target.runs_mixed_pool_stages:
         question = replace(question, mixed_stage_rows=1)
@@ -67,11 +68,15 @@ def plan_mixed_cluster(
 
 
 def _refusal_by(target: Target | None, question: Question) -> str | None:
-    """Why the target carries out no uneven plan of this question; None where it does."""
+    """Why the target runs no uneven plan of this question; None where it does."""
     if target is None or question.job.dtype in target.uneven_dtypes:
         return None
-    known = f"in {', '.join(target.uneven_dtypes)} only" if target.uneven_dtypes else "not at all"
-    return f"{target.command} runs uneven plans {known}: --target any looks for them"
+    known = (
+        f"uneven plans in {', '.join(target.uneven_dtypes)} only"
+        if target.uneven_dtypes
+        else "no uneven plans"
+    )
+    return f"{target.command} runs {known}: use --target any to search them"
 
 
 def _uniform(
@@ -109,7 +114,7 @@ def _plan_mixed(
 
 
 def _figures(question: Question, found: Searched | None) -> MixedFigures:
-    """What uneven plans are compared with; nothing uniform fits where nothing was found."""
+    """The uniform step times that uneven plans are compared with; None where no uniform strategy fits."""
     figures = None if found is None else figures_of(question, found)
     if figures is not None:
         return figures
@@ -119,7 +124,7 @@ def _figures(question: Question, found: Searched | None) -> MixedFigures:
 def _of_target(
     question: Question, target: Target, half: SearchClock, clock: SearchClock, progress: Progress | None
 ) -> Answer | UnevenAnswer:
-    """The same among what the target carries out; runners-up are found with the best."""
+    """The same among plans that the target runs; runners-up are found together with the best."""
     try:
         answer = _uniform(question, target, half, progress)
     except Infeasible:
@@ -146,8 +151,8 @@ def _of_target(
 def _faster(
     question: Question, figures: MixedFigures, clock: SearchClock, progress: Progress | None
 ) -> tuple[UnevenAnswer | None, str, float]:
-    """The best uneven plan that is faster than uniform strategies; or why there is none, and by how much one
-    may be faster all the same, as a share."""
+    """The best uneven plan that is faster than uniform strategies. If there is none: None, the reason, and by
+    which share an uneven plan may still be faster."""
     space = _space_of(question)
     cutoff_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
     gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
@@ -172,8 +177,8 @@ def _space_of(question: Question) -> UnevenSpace:
 def best_uneven(
     question: Question, cutoff_s: float = float("inf"), gap: float | None = None
 ) -> UnevenSearchResult:
-    """The best uneven plan for the question that takes less than `cutoff_s`, to within the share `gap`, where
-    it is None that which its cluster is allowed."""
+    """The best uneven plan for the question that takes less than `cutoff_s`, to within the share `gap` (None:
+    the default gap of the cluster)."""
     is_many = len(pools_of(question.cluster)) > MOST_POOLS
     if refusal(question) is not None or question.cluster.links or is_many:
         return UnevenSearchResult(result=None, lower_bound_s=float("inf"))
@@ -192,11 +197,11 @@ def _with_reason(answer: Answer, why: str, gap: float = 0.0) -> Answer:
 
 
 def _why_uniform(outcome: UnevenOutcome, cutoff_s: float) -> tuple[str, float]:
-    """What the search that found nothing faster has shown, and the gap that it left."""
+    """The reason after a search that found nothing faster, and the gap that is left."""
     left = (cutoff_s - outcome.lower_bound_s) / cutoff_s
     if left <= PROVEN_GAP:
         return "no uneven plan is faster", 0.0
-    return f"no uneven plan that is faster was found; none is by more than {left * 100:.1f} %", left
+    return f"no faster uneven plan was found; none is faster by more than {left * 100:.1f} %", left
 
 
 def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> UnevenAnswer:

@@ -1,12 +1,9 @@
-"""The search for the best uneven plan: blocks in order of their bounds, until none can be better.
+"""Branch and bound for the best uneven plan: open nodes in the order of their bounds, in rounds.
 
-Uneven plans as a search finds them: pipelines side by side, and the best so far.
-
-What a search of uneven plans does block by block: bounding soon, dividing, laying out.
-
-An errand is one such step for one block, and what it does depends on it and on the errands before it for the
-same micro-batch size alone: so errands for several sizes may be done at a time, in as many processes as there
-are, and give the same plans and the same bounds.
+`search_uneven` is the entry. `NodeProcessor.process` takes one `OpenNode` (a subproblem with its lower
+bound): it bounds it quickly, branches a wide range of numbers of pipelines, or searches it for better plans.
+Its result depends only on the node and on earlier nodes of the same micro-batch size. So the nodes of a
+round, which have different sizes, may run in any number of processes, with the same plans and bounds.
 """
 
 from __future__ import annotations
@@ -30,13 +27,14 @@ from shardwise.search.hetero.subproblem import (
 from shardwise.search.worker_pool import SearchWorkers
 
 IMPROVEMENT_FACTOR = 1.0 - 5e-13
-"""A plan is better where it takes less than this share of the time: closer than what counts as proven."""
+"""A plan improves on the incumbent if it takes less than this factor of its time. The difference is smaller
+than PROVEN_GAP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenPipeline:
-    """One pipeline of a plan: kind of stage per pool of the union, stages in order, its microbatches, and the
-    seconds of its step."""
+    """One pipeline of a plan: the kind of its stages on each site, its stages in order, its micro-batches,
+    and the seconds of its step."""
 
     kinds: tuple[int, ...]
     stages: tuple[StagePlacement, ...]
@@ -46,8 +44,8 @@ class UnevenPipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenPlan:
-    """Pipelines side by side, the slowest of which takes `time_s`; `subproblem` says on which pools, with
-    which micro-batch size, and how many there are."""
+    """The pipelines of a plan, the slowest of which takes `time_s`. `subproblem` has its pools, micro-batch
+    size and number of pipelines."""
 
     subproblem: UnevenSubproblem
     pipelines: tuple[UnevenPipeline, ...]
@@ -56,8 +54,9 @@ class UnevenPlan:
 
 @dataclass(slots=True)
 class UnevenIncumbent:
-    """The best plan so far, and the time to beat, which may be less than its own at first; `laid` are blocks
-    of one number of pipelines each in which a plan was laid out that was the best then."""
+    """The best plan so far and the upper bound of the step time, which may be less than the plan's own at
+    first. `improving` are subproblems of one number of pipelines whose plan was the incumbent at some time.
+    """
 
     plan: UnevenPlan | None
     time_s: float
@@ -69,7 +68,8 @@ class UnevenIncumbent:
         subproblem: UnevenSubproblem,
         found: Sequence[tuple[EvaluatedPipeline, int]],
     ) -> None:
-        """Takes over what was found where it is better at the prices of its own number of pipelines."""
+        """Replaces the incumbent by these pipelines if they are faster at the costs of their own number of
+        pipelines."""
         pipelines = _capped(found, pricing.options(subproblem))
         if pipelines is None:
             return
@@ -84,12 +84,12 @@ class UnevenIncumbent:
 
 
 _Pipeline = tuple[PipelineShape, tuple[StagePlacement, ...], int]
-"""Its shape, its stages and its microbatches."""
+"""Its shape, its stages and its micro-batches."""
 
 
 def _capped(found: Sequence[tuple[EvaluatedPipeline, int]], options: StageOptions) -> list[_Pipeline] | None:
-    """No more pipelines than there are microbatches, of those whose stages are spread only as many as fill
-    their nodes; None where these do not do all."""
+    """At most as many pipelines as micro-batches, and those with spread stages in whole sets; None where
+    these do not do all micro-batches."""
     required, pipelines = options.microbatches, list[_Pipeline]()
     for evaluated, times in found:
         set_size = spread_set_size(options.spread, evaluated.shape)
@@ -99,7 +99,8 @@ def _capped(found: Sequence[tuple[EvaluatedPipeline, int]], options: StageOption
 
 
 def _trimmed(options: StageOptions, pipelines: Sequence[_Pipeline], required: int) -> list[UnevenPipeline]:
-    """The pipelines with no more microbatches than wanted: what is too much is taken from the slowest."""
+    """The pipelines with exactly the required micro-batches: the excess is taken from the slowest, one at a
+    time."""
     known: dict[_Pipeline, float] = {}
 
     def time_s(one: _Pipeline) -> float:
@@ -124,30 +125,34 @@ def _trimmed(options: StageOptions, pipelines: Sequence[_Pipeline], required: in
     ]
 
 
+# Processing of a node
+
 BOUND_TOLERANCE = 1e-6
-"""How near the bound of a block is to the time of its best plan when only that plan may be left between."""
+"""Relative difference between the bound and the best time of a subproblem at which its optimum is tested
+directly."""
 
 GAP_SHARE = 0.75
-"""Of the gap that is allowed: a block whose plans cannot be better by more is not searched."""
+"""A subproblem whose plans cannot improve by more than this share of the allowed gap is not searched."""
 
 MANY_PIPELINES = 16
-"""Pipelines whose gradients cost about as much as those of more: a ring moves 15 sixteenths of what it would
-move among any number of replicas."""
+"""Number of pipelines above which gradients cost about the same: a ring of 16 moves 15/16 of the bytes that a
+ring of any number of replicas moves at most."""
 
 SKIP_BOUND_RATIO = 0.8
-"""Of the time to beat: where what is soon told of a wide range is less, closer bounds are not tried on it."""
+"""Share of the cutoff: where the quick bound of a wide range is below it, closer bounds are not tried on the
+range."""
 
 HALVINGS = 12
-"""Of the interval in which a block's bound lies, where layouts were given up."""
+"""Bisections of the interval of a subproblem's bound after a truncated search."""
 
 EXACT_EFFORT, GAP_EFFORT = 1000, 32
-"""Layouts of one pipeline that are evaluated, where no gap is allowed, and where one is."""
+"""Partial pipelines of one pipeline that are expanded, where no gap is allowed and where one is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenNode:
-    """A block to look at closer, all of whose plans take at least `lower_bound_s`, where plans that take less
-    than `incumbent_s` are looked for. `parent` is the block that it is a part of, None where it is none."""
+    """An open node: a subproblem none of whose plans takes less than `lower_bound_s`. Only plans below
+    `incumbent_s` are searched for. `parent` is the subproblem that it was branched from, if any."""
 
     subproblem: UnevenSubproblem
     lower_bound_s: float
@@ -157,8 +162,8 @@ class OpenNode:
 
 @dataclass(slots=True)
 class NodeOutcome:
-    """What came of it: blocks that are left to look at; what is closed, and the seconds that its plans take
-    at least; the best plan, if it is better; layouts that were evaluated, and runs that were bounded."""
+    """The outcome of processing a node: the incumbent; the open nodes that are left (`left`); the bound of
+    its plans, if it was fathomed; layouts evaluated, and suffixes bounded."""
 
     best: UnevenIncumbent
     left: list[OpenNode] = field(default_factory=list)
@@ -168,7 +173,7 @@ class NodeOutcome:
 
 
 class NodeProcessor:
-    """Does errands for one space; what is known of a block it keeps for those that come after."""
+    """Processes nodes of one space. It keeps the search of a subproblem for its later nodes."""
 
     def __init__(self, space: UnevenSpace, clock: SearchClock, gap: float) -> None:
         self._space, self._clock, self._gap = space, clock, gap
@@ -177,7 +182,7 @@ class NodeProcessor:
         self._searches: dict[UnevenSubproblem, SubproblemSearch] = {}
 
     def process(self, node: OpenNode) -> NodeOutcome:
-        """Does it."""
+        """Bounds, branches or searches the node."""
         outcome = NodeOutcome(best=UnevenIncumbent(plan=None, time_s=node.incumbent_s))
         search = self._searches.get(node.subproblem)
         if search is None:
@@ -191,8 +196,8 @@ class NodeProcessor:
         return outcome
 
     def initial_incumbent(self, incumbent_s: float) -> NodeOutcome:
-        """Looks for plans whose pipelines lie on one pool each, which are few: a time to beat. Of many
-        pipelines first, which devices that hold the whole model are."""
+        """Searches for a first incumbent among plans whose pipelines are on one pool each, which are few.
+        Many pipelines are tried first: devices that hold the whole model can be pipelines of their own."""
         outcome = NodeOutcome(best=UnevenIncumbent(plan=None, time_s=incumbent_s))
         subproblems = [subproblem for subproblem in self._space.subproblems() if not subproblem.is_alike]
         for lower_bound_s, _, subproblem in sorted(
@@ -220,15 +225,15 @@ class NodeProcessor:
         return subproblem_search(options, subproblem, self._effort, parent, most_sites, self._clock)
 
     def _cutoff_s(self, outcome: NodeOutcome) -> float:
-        """Plans that take less are looked for."""
+        """The cutoff: only plans with a smaller step time are searched for."""
         return outcome.best.time_s * (IMPROVEMENT_FACTOR - GAP_SHARE * self._gap)
 
     def _is_open(self, lower_bound_s: float, outcome: NodeOutcome) -> bool:
-        """Whether plans that take no less may be better by more than the gap."""
+        """Whether plans with this lower bound may improve by more than the gap."""
         return lower_bound_s < outcome.best.time_s * (IMPROVEMENT_FACTOR - self._gap)
 
     def _bound_quickly(self, node: OpenNode, outcome: NodeOutcome) -> None:
-        """Bounds the block soon."""
+        """Bounds the subproblem by its quick bounds."""
         subproblem, cutoff_s = node.subproblem, self._cutoff_s(outcome)
         parent = None if node.parent is None else self._searches[node.parent]
         if (
@@ -248,7 +253,7 @@ class NodeProcessor:
         outcome.left.append(replace(node, lower_bound_s=search.bound_s(lower_bound_s, cutoff_s)))
 
     def _branch(self, node: OpenNode, search: SubproblemSearch, outcome: NodeOutcome) -> None:
-        """A wide range, unless bounds forbid all of it; before anything good is found they rarely do."""
+        """Branches a wide range, unless bounds exclude all of it. Without a good incumbent they rarely do."""
         bounded, cutoff_s = search.bounded, self._cutoff_s(outcome)
         is_refuted = SKIP_BOUND_RATIO * cutoff_s < node.lower_bound_s and search.is_refuted(cutoff_s)
         outcome.bounded += search.bounded - bounded
@@ -262,7 +267,8 @@ class NodeProcessor:
         ]
 
     def _search_node(self, node: OpenNode, search: SubproblemSearch, outcome: NodeOutcome) -> None:
-        """Looks for plans of the block; what is left of it is halved, or looked at again with more effort."""
+        """Searches the subproblem for plans. A subproblem that stays open is halved, or searched again with
+        more effort."""
         subproblem = node.subproblem
         lower_bound_s = self._improved_bound_s(subproblem, search, node.lower_bound_s, outcome)
         if not self._is_open(lower_bound_s, outcome):
@@ -286,8 +292,11 @@ class NodeProcessor:
         lower_bound_s: float,
         outcome: NodeOutcome,
     ) -> float:
-        """Improves the best plan by the block's, while there is time; returns what the block's plans take at
-        least, or that they cannot be better than the best so far."""
+        """Improves the incumbent by plans of the subproblem, while there is time.
+
+        Bisects the time between bound and incumbent. Returns a lower bound of the subproblem's plans, or a
+        time from which they cannot improve on the incumbent.
+        """
         best, gap = outcome.best, self._gap
         high_s, before, bounded = best.time_s, search.evaluated, search.bounded
         if high_s == float("inf"):
@@ -323,12 +332,12 @@ class NodeProcessor:
 
 
 def is_wide(subproblem: UnevenSubproblem) -> bool:
-    """Whether the block's least figures are far below those of most of its numbers of pipelines."""
+    """Whether the least costs of the range are far below those of most numbers of pipelines in it."""
     return subproblem.least < MANY_PIPELINES and subproblem.most >= 2 * subproblem.least
 
 
 def _doubling_ranges(subproblem: UnevenSubproblem) -> list[UnevenSubproblem]:
-    """A wide range of numbers of pipelines in parts none of which is wide."""
+    """A wide range of numbers of pipelines in parts, none of which is wide."""
     found, least = [], subproblem.least
     while least <= subproblem.most:
         most = subproblem.most if least >= MANY_PIPELINES else min(2 * least - 1, subproblem.most)
@@ -338,7 +347,8 @@ def _doubling_ranges(subproblem: UnevenSubproblem) -> list[UnevenSubproblem]:
 
 
 def _proven_s(search: SubproblemSearch, lower_bound_s: float, most_s: float) -> float:
-    """A time within which no plan of the block is possible, as long as can be told, at most `most_s`."""
+    """A time up to `most_s` within which the proven bounds exclude every plan of the subproblem, by
+    bisection."""
     if not search.is_possible(most_s * IMPROVEMENT_FACTOR):
         return most_s
     low_s, high_s = lower_bound_s, most_s
@@ -351,34 +361,37 @@ def _proven_s(search: SubproblemSearch, lower_bound_s: float, most_s: float) -> 
     return low_s
 
 
+# Rounds of open nodes
+
 IDENTICAL_PRIORITY = 0.95
-"""Of the bound of a block of alike pipelines, which are soon laid out: what it is searched by."""
+"""Factor on the bound of a subproblem of identical pipelines in the order of nodes: these are laid out
+quickly."""
 
 MAX_EVALUATED, MAX_BOUNDED = 2500, 400_000
-"""Layouts that are evaluated in all where a gap is allowed, and runs of stages that are bounded: then the
-search ends with the gap that it has."""
+"""Layouts evaluated and suffixes bounded in all, where a gap is allowed: above either the search ends with
+its present gap."""
 
 BATCH_SIZE = 4
-"""Errands of a round, whatever the number of workers is: each for another micro-batch size."""
+"""Nodes of a round, each with another micro-batch size, for any number of workers."""
 
 ROUND_BOUND_RATIO = 1.02
-"""Of a round are blocks that are searched by no more than so much of the first one's bound: what is found
-there may show that others are not needed."""
+"""Nodes of a round have bounds within this factor of the first one's: its incumbents may make the others
+unnecessary."""
 
 MAX_DEFERRED = 8
-"""Blocks of sizes that a round has already which are left for the next, at most."""
+"""Nodes with a micro-batch size that the round has already, which are left for the next one, at most."""
 
 SERIAL_ROUNDS = 1
-"""Rounds before which no other process is started: the smallest searches need no more."""
+"""Rounds before other processes are started: the smallest searches need no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenOutcome:
-    """The best plan below the time to beat (None: there is none), and what all plans take at least.
+    """The best plan below the cutoff (None: there is none), and a lower bound of all plans.
 
-    Every triple of pools, micro-batch size and number of pipelines is one candidate: `pruned` by a bound,
-    `searched` (layouts of pipelines were evaluated, `evaluated` in all, or one was the best for a while), or
-    `unexplored` when time was over.
+    Every triple of pools, micro-batch size and number of pipelines is one candidate. It is `pruned` by a
+    bound, `searched` (layouts of its pipelines were evaluated, or one was the incumbent at some time), or
+    `unexplored` when time was over. `evaluated` counts layouts.
     """
 
     plan: UnevenPlan | None
@@ -400,15 +413,16 @@ def search_uneven(
     workers: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> UnevenOutcome:
-    """The best plan of the space that takes less than `cutoff_s`; ends where nothing can be better by more
-    than the share `gap`, or the clock says so. Any number of `workers` finds the same plan, with the same
-    ledger."""
+    """The best plan of the space that takes less than `cutoff_s`.
+
+    The search ends when no plan can be better by more than the share `gap`, or when the clock is over. Any
+    number of `workers` finds the same plan with the same ledger.
+    """
     return _BranchAndBound(space, clock or SearchClock(), cutoff_s, gap, workers, progress).run()
 
 
 class _BranchAndBound:
-    """Blocks by their bounds, the next few of which are looked at closer: bounded soon, divided, or
-    searched."""
+    """The heap of open nodes, the incumbent and the ledger; processes nodes in rounds."""
 
     def __init__(
         self,
@@ -430,7 +444,7 @@ class _BranchAndBound:
         self._progress = progress
 
     def run(self) -> UnevenOutcome:
-        """Until no block is left that matters."""
+        """Runs rounds until no open node may improve."""
         for subproblem in self._space.subproblems():
             self._push(
                 OpenNode(
@@ -460,7 +474,8 @@ class _BranchAndBound:
         return [self._processor.process(node) for node in nodes]
 
     def _next_round(self) -> list[OpenNode]:
-        """The blocks of a round, none where the search is at its end; those that bounds cut are closed."""
+        """The nodes of the next round, none where the search has ended; nodes that their bound prunes are
+        fathomed."""
         found: list[OpenNode] = []
         deferred: list[tuple[float, int, OpenNode]] = []
         round_limit_s = float("inf")
@@ -483,7 +498,7 @@ class _BranchAndBound:
         return found
 
     def _is_open(self, lower_bound_s: float) -> bool:
-        """Whether plans that take no less may be better by more than the gap."""
+        """Whether plans with this lower bound may improve by more than the gap."""
         return lower_bound_s < self._incumbent.time_s * (IMPROVEMENT_FACTOR - self._gap)
 
     def _push(self, node: OpenNode) -> None:
@@ -491,7 +506,7 @@ class _BranchAndBound:
         heappush(self._heap, (key, next(self._order), node))
 
     def _apply(self, outcome: NodeOutcome) -> None:
-        """Takes over what came of an errand."""
+        """Merges the outcome of a node."""
         self._evaluated += outcome.evaluated
         self._bounded += outcome.bounded
         self._incumbent.improving |= outcome.best.improving
@@ -506,14 +521,14 @@ class _BranchAndBound:
     def _fathom(
         self, subproblem: UnevenSubproblem, lower_bound_s: float, *, is_searched: bool = False
     ) -> None:
-        """Leaves the block, whose plans take at least so long."""
+        """Closes the subproblem, none of whose plans takes less than the bound."""
         self._min_fathomed_s = min(self._min_fathomed_s, lower_bound_s)
         searched = subproblem.size if is_searched else self._improving_in(subproblem)
         self._searched += searched
         self._pruned += subproblem.size - searched
 
     def _improving_in(self, subproblem: UnevenSubproblem) -> int:
-        """How many of its numbers of pipelines had a plan that was the best for a while."""
+        """How many of the subproblem's numbers of pipelines had the incumbent at some time."""
         return sum(
             subproblem.least <= one.least <= subproblem.most
             and replace(subproblem, least=one.least, most=one.most) == one
@@ -524,7 +539,7 @@ class _BranchAndBound:
         if self._progress is not None:
             incumbent_s, left = self._incumbent.time_s, len(self._heap) + 1
             self._progress(
-                f"best {incumbent_s:.4g} s, at least {node.lower_bound_s:.4g} s, {left} blocks left"
+                f"best {incumbent_s:.4g} s, at least {node.lower_bound_s:.4g} s, {left} subproblems left"
             )
 
     def _outcome(self, more_cpu_s: float) -> UnevenOutcome:

@@ -1,11 +1,11 @@
-"""How many microbatches pipelines may do within a time, whatever their layouts: many bounded at once, soon.
+"""Capacity relaxation of pipelines: a quick bound of the micro-batches that they can process within a time,
+whatever their layouts, for many pipelines at once.
 
-Within a time, a stage that does m microbatches takes no more layers than its work, its gathering, its
-reduction and the end of the step allow; and one microbatch goes through all layers, at best each on the
-devices that are quickest at it, and over all hops, before the steady state and, in effect, again behind it
-(see `bounds`). Where the layers that the stages can take do not make up the model, m microbatches are too
-many. Neither the order of the pools nor what stages hold in it is told: more stages are at the end, where
-less is held, than there can be.
+Within a time, a stage that processes m micro-batches takes no more layers than its work, gathering, reduction
+and end of the step allow. One micro-batch must go through all layers, each at best on the fastest devices,
+and over all hops, before the steady state and again after it (see `lower_bounds`). If the stages together
+cannot take all layers, m micro-batches are too many. The order of pools is left out, and with it which stage
+is where: several stages may count as the last ones, which save fewer activations.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 PROBE_FRACTION = 16
-"""Parts of what a pipeline does by its rates, by the first of which fewer are tried."""
+"""Share (1 / this) of a pipeline's largest possible number of micro-batches by which the search for the most
+first steps down."""
 
 ROUNDING = 1e-9
-"""Of a rate that nothing exceeds, so that rounding forbids nothing."""
+"""Relative slack of a rate, so that nothing is excluded by rounding."""
 
 
 class CapacityRelaxation:
-    """The bound for pipelines of given `kinds` and `counts` of stages, both of shape (pipelines, pools)."""
+    """The relaxation of pipelines with these `kinds` and `counts` of stages, both of shape (pipelines,
+    pools)."""
 
     def __init__(self, options: StageOptions, kinds: Ints, counts: Ints) -> None:
         self._options, self._kinds, self._counts = options, kinds, counts
@@ -41,7 +43,7 @@ class CapacityRelaxation:
             _PoolStages(stages, of, options.layers)
             for stages, (of, _) in zip(options.stages, unspread, strict=True)
         ]
-        # Stages that are spread differ in their seats and hops alone.
+        # Kinds that differ in their spread differ in node slots and hops alone.
         self._rows = np.stack([rows[kinds[:, i]] for i, (_, rows) in enumerate(unspread)], axis=1)
         most = options.most_stages + 1
         is_only = (counts == self._stages[:, None].astype(np.int64)).astype(np.int64)
@@ -51,7 +53,7 @@ class CapacityRelaxation:
         ]
         every = range(len(self._pools))
         self._hops_s = 2.0 * self._hops()
-        # By pipeline and pool; pools without stages have no say, and what fits nowhere takes forever.
+        # By pipeline and pool. Pools without stages do not count; what fits nowhere takes infinite time.
         per_layer = np.stack([self._pools[i].per_layer_s[self._rows[:, i]] for i in every], axis=1)
         self._order = np.argsort(np.where(self._used, per_layer, np.inf), axis=1, kind="stable")
         self._per_layer_s = np.take_along_axis(per_layer, self._order, axis=1)
@@ -61,37 +63,41 @@ class CapacityRelaxation:
         first = [self._node_slots[i][np.arange(len(kinds)), counts[:, i]] for i in every]
         overhead = np.stack([self._pools[i].overhead_s[self._rows[:, i], first[i]] for i in every], axis=1)
         self._overhead_s = np.where(self._used, overhead, np.inf).min(axis=1)
-        # Layers per second of all stages together, each at its best.
+        # Layers per second of all stages together, each at its best rate.
         self._rate = (np.where(self._used, counts, 0) / per_layer).sum(axis=1) * (1.0 + ROUNDING)
         self._known: dict[float, Ints] = {}
 
     def microbatches(self, time_s: float, most: Ints | None = None) -> Ints:
-        """The most that each pipeline may do within `time_s`, if none does more than `most`."""
+        """The most micro-batches that each pipeline may process within `time_s`, given that none does more
+        than `most`."""
         if time_s not in self._known:
             self._known[time_s] = self._bisected(time_s, most)
         return self._known[time_s]
 
     def quick_bound(self, time_s: float, most: Ints) -> Ints:
-        """The same, by what is known of longer times and by rates alone: soon told, but more."""
+        """The same bound, from known results for longer times and from rates alone: cheaper and no closer."""
         longer = min((known_s for known_s in self._known if known_s >= time_s), default=None)
         high = most if longer is None else np.minimum(self._known[longer], most)
         return np.minimum(high, self._by_rate(time_s))
 
     def can_do(self, pipelines: Ints, microbatches: Ints, time_s: float) -> NDArray[np.bool_]:
-        """Which of these may do so many within `time_s`."""
+        """Which of these pipelines may process `microbatches` micro-batches within `time_s`."""
         most_by_stage = [pool.max_microbatches(time_s) for pool in self._pools]
         return self._is_possible(pipelines, microbatches, time_s, most_by_stage)
 
     def _by_rate(self, time_s: float) -> Ints:
-        """What stages do that always work, each on the layers that it is best at."""
+        """Micro-batches of stages that work all the time, each at its best rate."""
         most = np.minimum(time_s * self._rate / self._options.layers, self._options.microbatches)
         found: Ints = most.astype(np.int64)
         return found
 
     def _bisected(self, time_s: float, most: Ints | None) -> Ints:
-        """By halving what is left between the answers for the next shorter and the next longer time. The most
-        that is left is tried first, and then fewer and fewer until a pipeline may do them: most do nearly as
-        many as by their rates alone."""
+        """The most micro-batches within `time_s`, between the results for the next shorter and the next
+        longer time.
+
+        The largest number is tried first, then fewer in growing steps until a pipeline may do them: most
+        pipelines do nearly as many as by their rates.
+        """
         shorter = max((known_s for known_s in self._known if known_s < time_s), default=None)
         longer = min((known_s for known_s in self._known if known_s > time_s), default=None)
         low: Ints = np.zeros_like(self._counts[:, 0]) if shorter is None else self._known[shorter].copy()
@@ -113,7 +119,7 @@ class CapacityRelaxation:
     def _is_possible(
         self, rows: Ints, m: Ints, time_s: float, most_by_stage: list[Floats]
     ) -> NDArray[np.bool_]:
-        """Whether nothing told here forbids that each of these pipelines does so many."""
+        """Whether the relaxation allows each of these pipelines to do `m` micro-batches."""
         layers = self._options.layers
         hops_s, left_s = self._hops_s[rows], time_s - self._overhead_s[rows]
         through_s = hops_s + layers * self._per_layer_s[rows, 0]
@@ -130,7 +136,8 @@ class CapacityRelaxation:
         return can & (self._most_work_s(rows, m, left_s, through_s) > 0.0)
 
     def _most_work_s(self, rows: Ints, m: Ints, time_s: Floats, through_s: Floats) -> Floats:
-        """What one microbatch may take the busiest stage; nothing where there is no time."""
+        """Upper bound of the time that one micro-batch takes on the busiest stage; 0 where no time is
+        left."""
         p = self._stages[rows]
         loops = np.ceil(m / p)
         first = np.maximum(m - 1 - (p - 1.0) * self._forward_share[rows], 0.0)
@@ -143,21 +150,21 @@ class CapacityRelaxation:
     def _layers(
         self, some: Ints, m: Ints, most_s: Floats, most_by_stage: list[Floats]
     ) -> tuple[Floats, Floats]:
-        """The layers that the stages of each pool can take, by pipeline and pool, as if none were the last of
-        all; and how many more, or fewer, where one is: one of one pool is the last, and has the head."""
+        """Layers that the stages of each pool can take, by pipeline and pool, as if none were the last stage,
+        which has the head; and the difference if one of the pool is the last stage."""
         found, more = np.zeros((len(m), len(self._pools))), np.full((len(m), len(self._pools)), -np.inf)
         for place, pool in enumerate(self._pools):
             stages = self._counts[some, place]
             has = np.flatnonzero(stages)
             if not len(has):
                 continue
-            # One entry for each stage that a row has, and before them one for the last of all.
+            # One entry for each stage of a row, after an entry for the last stage of the pipeline.
             entries = stages[has] + 1
             rows, ends = np.repeat(has, entries), np.cumsum(entries)
             begins = ends - entries
             from_end = np.minimum(np.arange(ends[-1]) - np.repeat(begins, entries), pool.places - 1)
             of, kinds = some[rows], self._rows[some, place][rows]
-            # One that is told as if it were not the last may be this one from its pool's end, or the next.
+            # A stage that counts as not the last is this one from its pool's end, or the next.
             left = np.minimum(np.arange(ends[-1]) - np.repeat(begins, entries) + 1, stages[rows])
             node_slots = self._node_slots[place][of, left]
             takes = pool.layers(kinds, node_slots, from_end, most_s[rows], most_by_stage[place], m[rows])
@@ -166,7 +173,7 @@ class CapacityRelaxation:
         return found, more
 
     def _quickest_s(self, some: Ints, takes: Floats) -> Floats:
-        """One microbatch through all layers, each on the quickest devices that can take it."""
+        """Seconds of one micro-batch through all layers, each on the fastest devices that can take it."""
         ordered = np.take_along_axis(takes, self._order[some], axis=1)
         before = np.cumsum(ordered, axis=1) - ordered
         mine = np.clip(self._options.layers - before, 0.0, ordered)
@@ -174,8 +181,9 @@ class CapacityRelaxation:
         return quickest
 
     def _hops(self) -> Floats:
-        """Seconds of all hops one way, at least: behind the stages of each pool but its last, and between
-        pools, of which the one whose end needs least has another at its other end."""
+        """Lower bound in seconds of all hops one way: after the stages of each pool except the last, and
+        between pools. A hop between pools takes at least the second-least end, since its ends are on two
+        pools."""
         inside: Floats = np.zeros(len(self._counts))
         across: Floats = np.full(self._counts.shape, np.inf)
         for pool, hops in enumerate(self._options.hops):
@@ -194,9 +202,12 @@ def _finite(values: Floats) -> Floats:
 
 
 class _PoolStages:
-    """Stages of these kinds of one pool by kind, place from the end and layers from 1, whichever end of the
-    pipeline they are: the least work that so many layers or more take; by kind the least per layer, the
-    largest share of the forwards, and the least around a first stage's work."""
+    """Stages of some kinds of one pool, by kind, place from the end and layers from 1, at whichever end of
+    the pipeline is cheaper.
+
+    `work_s` is the least work with at least the given layers. By kind: the least work per layer, the largest
+    share of the forward in the work, and the least time around a first stage's work (by node slot too).
+    """
 
     def __init__(self, stages: SiteCosts, kinds: Ints, layers: int) -> None:
         n = np.arange(1, layers + 1)
@@ -216,14 +227,15 @@ class _PoolStages:
 
     @property
     def places(self) -> int:
-        """Places from the end that are told apart."""
+        """How many places from the end are distinguished."""
         return int(self.work_s.shape[1])
 
     def layers(
         self, kinds: Ints, node_slots: Ints, from_end: Ints, most_s: Floats, most_by_stage: Floats, m: Ints
     ) -> Floats:
-        """The most layers with which stages of these kinds, seats and places from the end (0) take no more
-        than `most_s` and do `m` microbatches `most_by_stage`: halved, as both are in order."""
+        """The most layers with which stages take no more than `most_s` and do `m` micro-batches, by
+        bisection: both limits are monotonic in the layers. Stages are given by kind, node slot and place from
+        the end (0)."""
         layers = self.work_s.shape[2]
         first = (kinds * self.places + from_end) * layers - 1
         slot_rows = ((kinds * most_by_stage.shape[1] + node_slots) * self.places + from_end) * layers - 1
@@ -239,8 +251,8 @@ class _PoolStages:
         return most
 
     def max_microbatches(self, time_s: float) -> Floats:
-        """The most microbatches that a stage of so many layers or more does, with what surrounds its work, by
-        kind, seat, place and layers."""
+        """The most micro-batches that a stage with at least the given layers does in time, with the time
+        around its work; by kind, node slot, place and layers."""
         with np.errstate(invalid="ignore"):
             most = np.floor((time_s - self._overhead) / self._works)
         most = np.where(np.isfinite(most), most, 0.0).max(axis=3)
@@ -248,14 +260,14 @@ class _PoolStages:
 
 
 def _suffix_minimum(values: Floats) -> Floats:
-    """The least of each and all that follow on the last axis."""
+    """The minimum of each value and all that follow it on the last axis."""
     least: Floats = np.minimum.accumulate(values[..., ::-1], axis=-1)[..., ::-1]
     return least
 
 
 def _min_over_fuller_slots(values: Floats, node_slots: Sequence[NodeSlot]) -> Floats:
-    """The least of each seat, the second axis, and of all with more stages together in the node; those whose
-    pipeline has no other stages are by themselves."""
+    """The minimum of each node slot (second axis) and those with more stages per node. Slots of stages whose
+    pipeline has no others are kept apart."""
     others = sum(not node_slot.is_whole for node_slot in node_slots)
     least = np.minimum.accumulate(values[:, others - 1 :: -1], axis=1)[:, ::-1]
     found: Floats = np.concatenate([least, values[:, others:]], axis=1)
@@ -263,6 +275,6 @@ def _min_over_fuller_slots(values: Floats, node_slots: Sequence[NodeSlot]) -> Fl
 
 
 def _divided(time_s: Floats, parts: Floats) -> Floats:
-    """`time_s` over `parts`; forever where there are none and time is left, nothing where none is left."""
+    """`time_s` / `parts`; infinity where there are no parts and time is left, 0 where no time is left."""
     share = time_s / np.maximum(parts, 1e-9)
     return np.where(time_s < 0.0, 0.0, np.where(parts > 0.0, share, np.inf))

@@ -1,8 +1,9 @@
-"""Which pipelines stand side by side: the most microbatches within a time, by dynamic programming.
+"""The knapsack of pipelines: the most micro-batches within a time on the devices of each pool.
 
-An item is a pipeline that takes some devices of each pool and does some microbatches in time. The most that
-any multiset of items does on the devices there are is an unbounded knapsack with a dimension per pool, and,
-where it is small enough, with the number of pipelines as one more.
+An item is a set of identical pipelines that takes devices of each pool and processes micro-batches in that
+time. `best_set` solves the unbounded knapsack with a dimension per pool, exactly by dynamic programming where
+the number of pipelines can be one more dimension, else with a Lagrangian multiplier on it. `KnapsackDual`
+bounds it by Lagrangian multipliers (prices) on devices, and finds the critical items.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 MAX_EXACT_DP = 200_000
-"""States times items times pipelines, up to which pipelines are counted exactly."""
+"""States times items times pipelines up to which the number of pipelines is exact."""
 
 MULTIPLIER_GRID = 16
+"""Steps of a pool's share in the cost of all devices."""
 
 MULTIPLIER_STEPS = 12
-"""Prices of a pipeline that are tried where they are not."""
+"""Multipliers on a pipeline that are tried where the number of pipelines is not exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """`pipelines` alike pipelines by the devices that they take of each pool together, and the microbatches
-    that they do in time."""
+    """`pipelines` identical pipelines, with the devices that they take of each pool together and the
+    micro-batches that they process in time."""
 
     devices: tuple[int, ...]
     microbatches: int
@@ -39,14 +41,14 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Many of them, as columns; `devices` has a row for each."""
+    """Items as columns; `devices` has a row for each."""
 
     devices: Ints
     microbatches: Ints
     pipelines: Ints
 
     def at(self, places: Ints) -> dict[int, Item]:
-        """Those at these places, by place."""
+        """The items at these indices, by index."""
         rows = zip(
             self.devices[places].tolist(),
             self.microbatches[places].tolist(),
@@ -60,12 +62,12 @@ class Items:
 
 
 def non_dominated(items: Items) -> Ints:
-    """Places of the items that matter: of those with equal devices and pipelines the one that does most,
-    unless one does as much on no more devices with as many pipelines."""
+    """Indices of the non-dominated items: no other item with as many pipelines does at least as many
+    micro-batches on no more devices of any pool. Of ties, the first."""
     does = np.flatnonzero(items.microbatches > 0)
     if not len(does):
         return does
-    # The first of those that do most, by pipelines and devices.
+    # The first of the items that do most, by pipelines and devices.
     columns = (*items.devices[does].T, items.pipelines[does])
     order = np.lexsort((does, -items.microbatches[does], *columns[::-1]))
     sorted_ = np.stack(columns, axis=1)[order]
@@ -95,15 +97,17 @@ def _best_on_fewer_devices(taken: Ints, does: Ints) -> Ints:
 
 
 class KnapsackDual:
-    """Items that are held against what they take: with prices on devices at which no item does more than it
-    costs, all devices together are worth what they can do at most; some prices are tried, and the lowest
-    worth is told. `taken` has a row of devices for each item."""
+    """The Lagrangian dual of the knapsack, over a grid of multipliers on devices.
+
+    At multipliers at which no item does more than it costs, the cost of all devices bounds the micro-batches
+    of any set. The least of these bounds over the grid is used. `taken` has a row of devices for each item.
+    """
 
     def __init__(self, devices: tuple[int, ...], taken: Ints) -> None:
         there = np.array(devices, dtype=np.float64)
         self._taken, self._multipliers = taken, _multipliers(len(devices)) / there
         self._cost_of_all = self._multipliers @ there
-        # Of items that take the same the one that does most tells.
+        # Of items on the same devices, the one that does most decides.
         self._order = np.lexsort(taken.T[::-1])
         ordered = taken[self._order]
         is_first = np.ones(len(taken), dtype=np.bool_)
@@ -112,13 +116,16 @@ class KnapsackDual:
         self._differing = ordered[self._begins]
 
     def critical(self, microbatches: Ints, required: float) -> tuple[Ints, NDArray[np.float64]]:
-        """Places of the items, the dearest first, that do more for their devices than what is `required` of
-        all devices does for those, and the microbatches beyond which each does; none where no set of items
-        can do so many, even in parts. `microbatches` has an entry for each item."""
+        """The critical items: without them, the dual bound does not reach `required` micro-batches.
+
+        Returns their indices, those with most micro-batches per cost first, and the micro-batches from which
+        each is critical. There are none if no set of items can do `required`, even in fractions.
+        `microbatches` has an entry for each item.
+        """
         if not len(microbatches):
             return microbatches, np.empty(0)
         most = np.maximum.reduceat(microbatches[self._order], self._begins)
-        # What each costs at every price is not kept: of four pools these are many.
+        # The costs at every multiplier are not stored: with four pools they are many.
         gain = (most[:, None] / (self._differing @ self._multipliers.T)).max(axis=0) * self._cost_of_all
         at = int(np.argmin(gain))
         costs, required_ratio = self._taken @ self._multipliers[at], required / float(self._cost_of_all[at])
@@ -130,28 +137,29 @@ class KnapsackDual:
 
 @cache
 def _multipliers(pools: int) -> NDArray[np.float64]:
-    """Shares of the pools in the price of all devices, in sixteenths."""
+    """Shares of the pools in the cost of all devices: a grid in sixteenths."""
     grid = [
         parts for parts in product(range(MULTIPLIER_GRID + 1), repeat=pools) if sum(parts) == MULTIPLIER_GRID
     ]
-    # No device is for nothing: an item may take only those.
+    # No multiplier is 0: an item may take only devices of that pool.
     found: NDArray[np.float64] = np.array(grid, dtype=np.float64) + 1e-3
     return found
 
 
 def is_exact_dp(devices: tuple[int, ...], items: int, most: int) -> bool:
-    """Whether `best_set` counts the pipelines exactly."""
+    """Whether `best_set` is exact in the number of pipelines."""
     return int(np.prod([count + 1 for count in devices])) * max(items, 1) * most <= MAX_EXACT_DP
 
 
 def best_set(
     devices: tuple[int, ...], items: Items, least: int, most: int, required: int
 ) -> Counter[int] | None:
-    """Places of items, with counts, that do `required` microbatches on the devices in `least` to `most`
+    """Indices of items, with counts, that do `required` micro-batches on the devices in `least` to `most`
     pipelines; None where no set can.
 
-    Where it is not `is_exact_dp`, the set may have other numbers of pipelines; None still means that none
-    can."""
+    Where `is_exact_dp` is false, the set may have other numbers of pipelines; None still means that no set
+    can.
+    """
     remaining = items.at(non_dominated(items))
     if (
         not remaining
@@ -166,7 +174,7 @@ def best_set(
 def _exact_knapsack(
     devices: tuple[int, ...], items: Mapping[int, Item], least: int, most: int, required: int
 ) -> Counter[int] | None:
-    """Layer by layer: the most that exactly j pipelines do."""
+    """Dynamic programming over the number of pipelines: the most that exactly j pipelines do."""
     states = tuple(count + 1 for count in devices)
     shifts = {place: _state_shift(devices, item.devices) for place, item in items.items()}
     layers = [np.zeros(states, dtype=np.int64)]
@@ -208,9 +216,12 @@ def _backtrack(layers: list[Ints], choices: list[Ints], items: Mapping[int, Item
 def _lagrangian_knapsack(
     devices: tuple[int, ...], items: Mapping[int, Item], range_: tuple[int, int], required: int
 ) -> Counter[int] | None:
-    """Any number of each item, with a price on every pipeline, or a reward: what the set does less what its
-    pipelines cost, and the price of `most` pipelines back (or the reward of `least`), is no less than the
-    pipelines of the range do at best, whatever the price is."""
+    """Any number of each item, with a multiplier on the number of pipelines, which bisection moves.
+
+    The Lagrangian bound is the value of the set, minus the cost of its pipelines, plus the cost of `most`
+    pipelines (of `least` where the multiplier is negative). For every multiplier it is at least the optimum
+    of the range.
+    """
     least, most = range_
     top = max(item.microbatches / item.pipelines for item in items.values())
     low, high, multiplier = -top - 1.0, top, 0.0
@@ -230,7 +241,7 @@ def _lagrangian_knapsack(
         elif number < least:
             high = multiplier
         else:
-            return found  # the right number does not do enough, and the bound does not forbid it
+            return found  # a number in the range does not do enough, and the bound does not exclude it
         multiplier = (low + high) / 2.0
     return found if found is not None else _unbounded_knapsack(devices, items, 0.0)[1]
 
@@ -238,8 +249,8 @@ def _lagrangian_knapsack(
 def _unbounded_knapsack(
     devices: tuple[int, ...], items: Mapping[int, Item], multiplier: float
 ) -> tuple[float, Counter[int]]:
-    """The most that any set does less the price of its pipelines, and such a set: of each item once, twice,
-    four times ... , one after another."""
+    """The largest value of any set, minus the cost of its pipelines, and such a set. Each item is tried once,
+    twice, four times, ... in turn."""
     states = tuple(count + 1 for count in devices)
     done = np.zeros(states)
     last = np.full(states, -1, dtype=np.int64)
@@ -271,7 +282,8 @@ def _unbounded_knapsack(
 def _state_shift(
     devices: tuple[int, ...], taken: tuple[int, ...]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Where states lie after so many devices are taken, and before; None where there are not so many."""
+    """Slices of the states after and before `taken` devices are taken; None where there are too few
+    devices."""
     if any(one > there for one, there in zip(taken, devices, strict=True)):
         return None
     into = tuple(slice(one, None) for one in taken)

@@ -1,41 +1,23 @@
-"""Lower bounds of pipelines, for all layouts at once: dynamic programming from the last stage to the first.
+"""Lower bounds of pipelines: for all layouts at once (`SuffixRelaxation`), and for given layouts
+(`lower_bound_s`).
 
-A pipeline runs 1F1B over stages of forward f, backward b, w = f + b, hops c. Let stage s be the q-th from
-the last. Its first backward ends no sooner than its *loop* after its first forward began: all of its own and
-later stages' w, and two hops for each that follows. By then it has done at most q forwards; q microbatches
-at most are between its forward and its backward, so that every q-th begins a loop when the one before ended,
-and the last one is a loop of its own. So from the first forward of the stage to its last backward m
-microbatches take it at least
+A pipeline runs 1F1B over stages of forward f, backward b, w = f + b. Let a stage be the q-th from the end.
+Its first backward ends no sooner than its *loop* after its first forward began: w of itself and of all later
+stages, and two hops for each later stage. Until then it has done at most q forwards. At most q micro-batches
+are between its forward and its backward, so every q-th micro-batch begins a loop when the one before has
+ended, and the last micro-batch takes a whole loop. So from the first forward of the stage to its last
+backward, m micro-batches take at least (`stage_lower_bound_s`)
 
     max( m w,  loop + max(m - q, 0) w + (min(m, q) - 1) b,  k loop + (m - (k - 1) q - 1) b,
          2 loop + (m - 1 - q) w where m > q )
 
-with k = ceil(m / q). The stages before it, each with its w and two hops, add to that; or else their forwards
-and one hop each, and its own reduction; or else its own gathering, reduction and end of the step alone.
+with k = ceil(m / q). One of these is added: w and two hops of each earlier stage; or their forwards and one
+hop each, and the stage's own reduction; or the stage's own gathering, reduction and end of the step.
 
-The loops at either end may take longer: its first backward waits for those of all later stages, none of which
-begins before it has gathered; and behind its last forward they have theirs to do, and then to reduce. Between
-the two it is at work for m - 1 - q microbatches, where there are more than q.
-
-A suffix of a pipeline is told by how many stages of each pool it has (`counts`), the pool of its first, and
-its layers; the least over all of its layouts is a minimum over the first stage's layers. Every figure is
-minimised apart, so that the result never exceeds the bound of any one layout. All suffixes of several
-pipelines with equally many stages are bounded at once.
-
-What layouts of one pipeline take at least, many at once: the longest way through 1F1B that keeps to a run
-of stages.
-
-In steady state k stages in a row do k microbatches in no less than all of their forwards and backwards and
-the hops among them, there and back: the first of the run begins microbatch j + k only after one has gone to
-the end of the run and come back since it began microbatch j. So with q the place from the end of the run's
-first stage, W one microbatch through the whole pipeline and back, and its loop (see `bounds`), m > q
-microbatches take the pipeline at least
-
-    W + loop + floor((m - 1 - q) / k) run + ((m - 1 - q) mod k) w.
-
-The loop is at either end: the first backward of the stage, which the first loop ends with, may be later where
-a stage behind is not soon done with gathering; and behind the last one's way another stage may have more to
-reduce.
+The loops at both ends may take longer (`completion_lower_bound_s`). The first backward of a stage waits for
+those of all later stages, and none of them begins before it has gathered. After its last forward, later
+stages have theirs to do, and then reduce. Between the two, the stage works for m - 1 - q micro-batches, where
+m > q.
 """
 
 from __future__ import annotations
@@ -56,29 +38,32 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Counts = tuple[int, ...]
 Order = tuple[int, ...]
-"""Pools of the stages of a pipeline, the first first."""
+"""Pools of the stages of a pipeline, in order."""
 
 INFINITE_S = 1e30
-"""Seconds that stand for forever: finite, so that none of them is nothing."""
+"""Finite seconds that stand for infinity, so that no arithmetic on them gives NaN."""
 
 ROUNDING = 1e-9
-"""Of a time that nothing exceeds, so that rounding forbids nothing."""
+"""Relative slack of a time limit, so that no layout is excluded by rounding."""
 
 MAX_TABLE_ENTRIES = 200_000
-"""Entries of tables that are made at a time: they stay within a cache."""
+"""Entries of a table that are computed in one batch: they fit the processor's cache."""
 
 FIGURES = ("forward_s", "backward_s")
 BY_NODE_SLOT = ("gather_s", "reduce_s", "end_s")
-"""Of stages; and what depends on their seat."""
+"""Terms of a stage that do not depend on its node slot (FIGURES), and those that do."""
 
 
 class StageTable:
-    """The stages of a block by *entry*, which is a pool and a kind on it: finite `figures` of shape (FIGURES,
-    entries, places, ends, layers), those that are `slot_figures` of shape (SEATED, entries, seats, ...), and
-    their hops and seats (see `Hops`). By entry and layers, what a stage takes at least wherever it is: one
-    microbatch (`min_work_s`), and all that surrounds its work (`min_overhead_s`). `first` is a pool's first
-    entry. Behind a pool's kinds are entries that take no more than any of those that differ in how they are
-    spread alone (see `relaxed_kinds`)."""
+    """The stages of a subproblem by *entry*: a pool and a kind on it. All values are finite.
+
+    `figures` has shape (FIGURES, entries, places, ends, layers), `slot_figures` shape (BY_NODE_SLOT, entries,
+    node slots, places, ends, layers). `near_s`, `far_s` and `node_slots` are those of `StageHops`.
+    `min_work_s` and `min_overhead_s` are the least work of a micro-batch and the least time around it, by
+    entry and layers. `first` is the first entry of each pool. After a pool's kinds there is an entry for each
+    family of kinds that differ only in how they are spread, with the least values of the family (see
+    `relaxed_kinds`).
+    """
 
     def __init__(self, options: StageOptions) -> None:
         self.layers = options.layers
@@ -125,17 +110,21 @@ class StageTable:
         )
 
     def relaxed_kinds(self, kinds: Sequence[int]) -> tuple[int, ...]:
-        """Of kinds by pool those that take no more however they are spread: the same for all that differ in
-        nothing else."""
+        """For each kind (by pool), the relaxed kind that takes no more, however the stages are spread. It is
+        the same for kinds that differ in nothing else."""
         return tuple(int(of[kind]) for of, kind in zip(self._families, kinds, strict=True))
 
 
 class SuffixBounds(NamedTuple):
-    """Least figures of suffixes, an array of layers each: the loop; seconds from the start of the step until
-    the first backward has ended (`ready_s`), and from the start of the last forward until all have reduced
-    (`last_s`); seconds from the first forward to the last backward (`drained_s`) and to the end of the
-    reductions of all (`reduced_s`), and from the start of the step to the end of any stage by itself
-    (`alone_s`). NEVER_S where there is none."""
+    """Lower bounds of suffixes in seconds, each an array over layers; INFINITE_S where there is no suffix.
+
+    - `loop_s`: the loop of the first stage
+    - `ready_s`: from the start of the step to the end of the first backward
+    - `last_s`: from the start of the last forward to the end of all reductions
+    - `drained_s`: from the first forward to the last backward
+    - `reduced_s`: from the first forward to the end of all reductions
+    - `alone_s`: from the start of the step to the end of any stage, by its own work alone
+    """
 
     loop_s: Floats
     ready_s: Floats
@@ -146,14 +135,14 @@ class SuffixBounds(NamedTuple):
 
 
 HOPS_PER_FIGURE = np.array([2.0, 1.0, 1.0, 2.0, 1.0, 0.0])
-"""How often each of these goes over the hop before the suffix."""
+"""How many hops before the suffix each of the `SuffixBounds` includes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SuffixSet:
-    """Suffixes with equally many stages: their counts, the pool of each one's first, and by pool that may
-    follow the row of the rest among the suffixes with one stage less; -1 where none does. `rows` finds them
-    by their counts and pool."""
+    """Suffixes of one pipeline with equally many stages: their counts, and the pool of the first stage of
+    each. `successors` has, for each pool, the row of the suffix that follows the first stage among those with
+    one stage less, -1 where there is none. `rows` finds a suffix by counts and pool."""
 
     counts: Ints
     pools: Ints
@@ -163,8 +152,8 @@ class _SuffixSet:
 
 @dataclass(frozen=True, slots=True)
 class _SuffixBatch:
-    """Suffixes of several pipelines, as `_SuffixSet` has those of one; and which pipeline each is of, how
-    many layers the suffix has, and its first stage, at least and at most."""
+    """Suffixes of several pipelines, as in `_SuffixSet`, with the pipeline of each. `layers` are the layers
+    of a suffix, `own` those of its first stage, at least and at most."""
 
     counts: Ints
     pools: Ints
@@ -174,7 +163,7 @@ class _SuffixBatch:
     own: tuple[Ints, Ints]
 
     def at(self, places: Any) -> _SuffixBatch:
-        """Some of them."""
+        """The selected suffixes."""
         few, many = self.layers
         least, most = self.own
         return _SuffixBatch(
@@ -189,8 +178,8 @@ class _SuffixBatch:
 
 @lru_cache(maxsize=4096)
 def _suffix_sets(counts: Counts) -> tuple[_SuffixSet, ...]:
-    """Of pipelines with so many stages of each pool: all suffixes by their number of stages from 1, the last
-    level being whole pipelines."""
+    """All suffixes of pipelines with these counts of stages, by number of stages from 1 on. The last set has
+    the whole pipelines."""
     found: list[_SuffixSet] = []
     rows: dict[tuple[Counts, int], int] = {}
     for stages in range(1, sum(counts) + 1):
@@ -211,7 +200,8 @@ def _suffix_sets(counts: Counts) -> tuple[_SuffixSet, ...]:
 
 @lru_cache(maxsize=4096)
 def _suffix_sets_in_order(order: Order, pools: int) -> tuple[_SuffixSet, ...]:
-    """The same of the pipeline whose stages lie on pools in this order: one suffix per level."""
+    """The same for a pipeline whose stages are on pools in this order: one suffix for each number of
+    stages."""
     found: list[_SuffixSet] = []
     for stages in range(1, len(order) + 1):
         suffix = order[-stages:]
@@ -223,12 +213,17 @@ def _suffix_sets_in_order(order: Order, pools: int) -> tuple[_SuffixSet, ...]:
 
 
 class SuffixRelaxation:
-    """The bounds of all suffixes of some pipelines, each of a `shape` of kinds and counts of stages by pool,
-    at a number of microbatches each. Where an `order` is given, only of those whose stages lie on pools in
-    it; and where a time is given, only of those that take no more than `within_s`.
+    """Suffix bounds of pipelines, each given by a shape (kinds and counts of stages by pool) and its
+    micro-batches.
 
-    A stage takes no more layers than it does so many microbatches with, by itself, within that time: so that
-    in most pipelines each of them takes nearly as many, and few numbers of layers are left to look at.
+    A suffix is identified by its stages on each pool (`counts`), the pool of its first stage, and its layers.
+    Dynamic programming from the last stage to the first minimises over the layers of the suffix's first
+    stage. Each term is minimised by itself, so a result never exceeds the bound of a single layout. All
+    suffixes of several pipelines with equally many stages are bounded together.
+
+    With an `order`, only layouts whose stages are on pools in that order. With `within_s`, only layouts that
+    take no more: a stage then takes no more layers than it can process all micro-batches with, by itself, in
+    that time. In most pipelines each stage must take nearly as many, so few numbers of layers remain.
     """
 
     def __init__(
@@ -255,18 +250,18 @@ class SuffixRelaxation:
         self._begins: list[dict[int, int]] = []
         self._tables: list[Floats] = []
         self.suffix_count = 0
-        """Suffixes that were bounded."""
+        """Suffixes that were bounded, a measure of the work done."""
         self._bounds = np.full(len(shapes), INFINITE_S)
         for stages in range(1, max(map(len, self._lattices)) + 1):
             self._extend(stages)
 
     def bounds(self) -> Floats:
-        """Lower bounds of the pipelines; infinity where there are none."""
+        """Lower bounds of the pipelines in seconds; infinity where no layout is possible."""
         return np.where(self._bounds < INFINITE_S, self._bounds, np.inf)
 
     def completion_bound(self, counts: Counts, pool: int) -> SuffixBounds | None:
-        """Of the only pipeline: what may follow a stage on `pool` that begins a suffix with these counts,
-        behind the hop to it; None where nothing does."""
+        """Completion bound of the only pipeline: bounds of the stages after one on `pool` that begins a
+        suffix with these counts, including the hop to them. None where no stage follows."""
         stages = sum(counts)
         if stages == 1:
             return None
@@ -281,14 +276,14 @@ class SuffixRelaxation:
         )
 
     def _most_layers(self) -> Ints:
-        """By pipeline and pool, with how many layers a stage does all microbatches in time, at most."""
+        """The most layers with which a stage can process all micro-batches in time, by pipeline and pool."""
         work_s, overhead_s = self._table.min_work_s[self._of], self._table.min_overhead_s[self._of]
         can = self._m[:, None, None] * work_s + overhead_s <= self._within_s
         most: Ints = (can * np.arange(self._table.layers + 1)).max(axis=-1)
         return most
 
     def _extend(self, stages: int) -> None:
-        """Suffixes with so many stages, and whole pipelines that have no more."""
+        """Bounds the suffixes with `stages` stages, and the pipelines that have no more."""
         tall = [place for place, suffix_sets in enumerate(self._lattices) if len(suffix_sets) > stages]
         whole = [place for place, suffix_sets in enumerate(self._lattices) if len(suffix_sets) == stages]
         if whole:
@@ -299,12 +294,12 @@ class SuffixRelaxation:
         if not tall:
             return
         rows, layers = self._rows(stages, tall), self._table.layers
-        # Behind the last row and the last number of layers nothing is.
+        # The last row and the last number of layers stand for no suffix.
         table = np.full((len(HOPS_PER_FIGURE), len(rows.pools) + 1, layers + 2), INFINITE_S)
         for some in self._batches(rows):
             at, _, found = self._extended(stages, rows.at(some), 0)
             values = np.stack([figure.min(axis=1) for figure in found])
-            # What takes longer than the time that is given has none that matters.
+            # A suffix that exceeds the time limit is left out.
             is_late = values[3:].max(axis=0) > self._within_s
             table[:, some[:, None], at] = np.where(is_late, INFINITE_S, values)
         table[..., -1] = INFINITE_S
@@ -314,7 +309,8 @@ class SuffixRelaxation:
         self.suffix_count += len(rows.pools)
 
     def _rows(self, stages: int, pipelines: Sequence[int]) -> _SuffixBatch:
-        """All suffixes of these pipelines with so many stages, rests counted through."""
+        """All suffixes of these pipelines with `stages` stages, with successors as rows of the previous
+        table."""
         suffix_sets = [self._lattices[place][stages - 1] for place in pipelines]
         begins = [self._begins[-1][place] if stages > 1 else 0 for place in pipelines]
         sizes = [len(suffix_set.pools) for suffix_set in suffix_sets]
@@ -337,8 +333,8 @@ class SuffixRelaxation:
         )
 
     def _batches(self, rows: _SuffixBatch) -> list[Ints]:
-        """Places of suffixes that are grown at a time, those together that have about as many numbers of
-        layers to look at."""
+        """Indices of suffixes in batches that fit the cache, together with others that have about as many
+        numbers of layers."""
         (few, many), (least, most) = rows.layers, rows.own
         of_suffix, of_own = many - few + 1, most - least + 1
         order = np.argsort(of_suffix * of_own, kind="stable")
@@ -356,8 +352,8 @@ class SuffixRelaxation:
         return found
 
     def _completion_bound(self, stages: int, rows: _SuffixBatch, layers: Ints) -> Floats:
-        """The least of what may follow first stages, behind the hops, with so many layers, of shape (figures
-        of Suffixes, suffixes, ...)."""
+        """The least bounds of the suffixes after first stages, including the hops, by their layers; shape
+        (SuffixBounds, suffixes, ...)."""
         none = self._table.layers + 1
         at = np.where((layers < 0) | (layers > none), none, layers)
         values = self._tables[stages - 2][:, rows.successors[:, :, None], at[:, None, :]]
@@ -366,7 +362,7 @@ class SuffixRelaxation:
         return found
 
     def _hops(self, rows: _SuffixBatch) -> Floats:
-        """Seconds from the first stage of each suffix to the next, by the pool of that."""
+        """Seconds from the first stage of each suffix to the next, by the pool of the next."""
         every = np.arange(len(rows.pools))
         at = (self._of[rows.pipelines], self._counts[rows.pipelines], rows.counts)
         far_s = self._table.far_s[at]
@@ -375,8 +371,8 @@ class SuffixRelaxation:
         return found
 
     def _stage(self, rows: _SuffixBatch, place: int, first: int, layers: Ints) -> Floats:
-        """Forward, backward, gathering, reduction and end of the step of the first stages of suffixes, with
-        so many layers."""
+        """Forward, backward, gathering, reduction and end of the step of the first stages of suffixes, by
+        their layers."""
         entries, every = self._of[rows.pipelines, rows.pools], self._counts[rows.pipelines]
         at = np.arange(len(rows.pools)), rows.pools
         is_only = (every[at] == every.sum(axis=1)).astype(np.int64)
@@ -394,9 +390,11 @@ class SuffixRelaxation:
         return np.where(is_out, INFINITE_S, figures)
 
     def _extended(self, place: int, rows: _SuffixBatch, first: int) -> tuple[Ints, Floats, SuffixBounds]:
-        """Suffixes that begin with one more stage: their layers, of shape (suffixes, numbers), the stage's
-        own figures by its layers, and those of the suffixes, of shape (suffixes, layers of the stage,
-        layers)."""
+        """Bounds of suffixes with one more stage.
+
+        Returns the layers of the suffixes, of shape (suffixes, numbers); the terms of the new stage by its
+        layers; and the bounds, of shape (suffixes, layers of the stage, layers).
+        """
         (few, many), (least, most) = rows.layers, rows.own
         widest, long = int((most - least).max()) + 1, int((many - few).max()) + 1
         layers = few[:, None] + np.arange(long)
@@ -406,7 +404,7 @@ class SuffixRelaxation:
             last = SuffixBounds(f + b, g + f + b, f + b + r, own, own + r, own + g + r + e)
             return self._clamped(layers), own_figures, last
         n = least[:, None] + np.arange(widest)
-        # Entry [., n, l] is the rest of a suffix of l layers whose first stage has n: its l - n.
+        # Entry [., n, l] is the suffix of l - n layers after a first stage of n, in a suffix of l.
         rest_layers = few - least - (widest - 1)
         successors = _diagonal_view(
             self._completion_bound(place, rows, rest_layers[:, None] + np.arange(widest + long - 1)), widest
@@ -432,11 +430,11 @@ class SuffixRelaxation:
         )
 
     def _clamped(self, layers: Ints) -> Ints:
-        """Numbers of layers, those that are too many as one more than there are."""
+        """Numbers of layers, at most one more than the model has."""
         return np.minimum(layers, self._table.layers + 1)
 
     def _finish(self, stages: int, rows: _SuffixBatch) -> None:
-        """Bounds of pipelines all of which have so many stages, over the pools that they begin on."""
+        """Updates the bounds of pipelines with `stages` stages, over the pools of their first stage."""
         _, (_, _, g, r, e), found = self._extended(stages, rows, 1)
         least = np.maximum(found.drained_s + r, found.reduced_s) + g + e
         least = np.maximum(least, found.alone_s)
@@ -444,30 +442,30 @@ class SuffixRelaxation:
 
 
 def _with_selection(stages: SiteCosts, name: str, kinds: Ints) -> tuple[Floats, Floats]:
-    """A figure of all kinds, and again of these."""
+    """The values of all kinds, and again of the selected ones."""
     values: Floats = getattr(stages, name)
     return values, values[kinds]
 
 
 def _with_run_minimum(hops_s: Floats, begins: Ints) -> tuple[Floats, Floats]:
-    """Hops of all kinds, and the least of each run of them."""
+    """Hops of all kinds, and the least of each run of kinds."""
     return hops_s, np.minimum.reduceat(hops_s, begins)
 
 
 def _min_over_node_slots(values: Floats, node_slots: int) -> Floats:
-    """The least of any seat, as that of each."""
+    """The least over all node slots, repeated for each of them."""
     return np.repeat(values.min(axis=1, keepdims=True), node_slots, axis=1)
 
 
 def _padded(values: Floats, node_slots: int) -> Floats:
-    """Finite, and with as many seats; those that there are not take forever."""
+    """Finite values padded to `node_slots` node slots; the added ones take INFINITE_S."""
     missing = [(0, node_slots - values.shape[1]) if axis == 1 else (0, 0) for axis in range(values.ndim)]
     return np.pad(np.minimum(values, INFINITE_S), missing, constant_values=INFINITE_S)
 
 
 def _diagonal_view(values: Floats, rows: int) -> Floats:
-    """A view of `values`, of shape (..., rows + columns - 1), whose entry [..., n, l] is that at l - n from
-    the place of the last row's first."""
+    """A view of `values`, of shape (..., rows + columns - 1). Its entry [..., n, l] is the value at l - n,
+    relative to the first entry of the last row."""
     columns = values.shape[-1] - rows + 1
     *others, step = values.strides
     shape = (*values.shape[:-1], rows, columns)
@@ -475,7 +473,7 @@ def _diagonal_view(values: Floats, rows: int) -> Floats:
 
 
 def stage_lower_bound_s(microbatches: Any, work_s: Any, back_s: Any, loop_s: Any, place: Any) -> Any:
-    """Seconds from the first forward of a stage to its last backward, at least: see above."""
+    """Lower bound in seconds from the first forward of a stage to its last backward (see the module)."""
     m = microbatches
     loops, beyond = np.ceil(m / place), np.maximum(m - place, 0.0)
     steady_s = np.where(beyond > 0.0, (beyond - 1.0) * work_s, -4.0 * INFINITE_S)
@@ -489,21 +487,23 @@ def stage_lower_bound_s(microbatches: Any, work_s: Any, back_s: Any, loop_s: Any
 def completion_lower_bound_s(
     microbatches: Any, work_s: Any, back_s: Any, reduce_s: Any, last_s: Any, place: Any
 ) -> Any:
-    """Seconds from the end of a stage's first backward until it and all later stages have reduced, at least;
-    `last_s` from the start of its last forward until then."""
+    """Lower bound in seconds from the end of a stage's first backward until it and all later stages have
+    reduced. `last_s` is that from the start of its last forward."""
     beyond = np.maximum(microbatches - place, 0.0)
     own_s = beyond * work_s + (np.minimum(microbatches, place) - 1.0) * back_s + reduce_s
     steady_s = np.where(beyond > 0.0, (beyond - 1.0) * work_s, -4.0 * INFINITE_S)
     return np.maximum(own_s, steady_s + last_s)
 
 
+# Bounds of given layouts
+
 STAGE_FIGURES = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutFigures:
-    """Of layouts, by layout and stage: seconds of a forward, a backward, gathering, reducing and the end of
-    the step; and of the hops behind all stages but the last."""
+    """Seconds by layout and stage: a forward, a backward, gathering, reduction and the end of the step; and
+    of the hop after each stage but the last."""
 
     forward_s: Floats
     backward_s: Floats
@@ -514,7 +514,7 @@ class LayoutFigures:
 
 
 def layout_figures(options: StageOptions, kinds: tuple[int, ...], pools: Ints, layers: Ints) -> LayoutFigures:
-    """The figures of layouts, `pools` and `layers` by layout and stage; infinite where a stage does not
+    """The terms of layouts, given `pools` and `layers` by layout and stage; infinite where a stage does not
     fit."""
     stages = pools.shape[1]
     found = {name: np.empty(pools.shape) for name in STAGE_FIGURES}
@@ -530,7 +530,18 @@ def layout_figures(options: StageOptions, kinds: tuple[int, ...], pools: Ints, l
 
 
 def lower_bound_s(figures: LayoutFigures, microbatches: int) -> Floats:
-    """Seconds of a step of each layout, at least; infinity where a stage does not fit."""
+    """Lower bound in seconds of the step of each layout; infinity where a stage does not fit.
+
+    In addition to the bounds of single stages (see the module), every run of k stages is bounded. In the
+    steady state, a run does k micro-batches in no less than all of its forwards, backwards and hops, both
+    ways: between the start of micro-batch j and that of j + k on its first stage, one micro-batch has gone to
+    the end of the run and come back. With q the place of the run's first stage and W one micro-batch through
+    the whole pipeline and back, m > q micro-batches take at least
+
+        W + loop + floor((m - 1 - q) / k) run + ((m - 1 - q) mod k) w.
+
+    Both loops may be longer, as above.
+    """
     m = microbatches
     fits = np.all(np.isfinite(figures.backward_s), axis=1)
     back = np.where(fits[:, None], figures.backward_s, 0.0)
@@ -566,10 +577,12 @@ def lower_bound_s(figures: LayoutFigures, microbatches: int) -> Floats:
 def first_and_last_s(
     arrival_s: Floats, through_s: Floats, looped_s: Floats, reduced_s: Floats
 ) -> tuple[Floats, Floats]:
-    """By layout and stage: seconds from the start of the step until the stage's first backward has ended, and
-    from the start of its last forward until it and all stages behind have reduced. `looped_s` is the first by
-    the stage's own loop, `reduced_s` the second; `arrival_s` and `through_s` are those of one microbatch on
-    its way to each stage, and to it and back."""
+    """Seconds, by layout and stage, from the start of the step to the end of the stage's first backward; and
+    from the start of its last forward until it and all later stages have reduced.
+
+    `looped_s` is the first of these by the stage's own loop, `reduced_s` the second. One micro-batch takes
+    `arrival_s` to arrive at the stage, and `through_s` through all earlier stages and back.
+    """
     back_s = through_s - arrival_s
     first = np.maximum.accumulate((looped_s + back_s)[:, ::-1], axis=1)[:, ::-1] - back_s
     last = np.maximum.accumulate((reduced_s + arrival_s)[:, ::-1], axis=1)[:, ::-1] - arrival_s

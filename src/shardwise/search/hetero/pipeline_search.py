@@ -1,9 +1,8 @@
-"""Layouts of one pipeline that grow from the first stage on, with what all that begin so take at least.
+"""The best layout of one pipeline: which pool each stage is on, and its layers.
 
-A good layout of one pipeline, soon: layers dealt to stages by their pace, then moved while it helps.
-
-The best layout of one pipeline, exactly: a good one first, then stages in order of their bound, evaluated
-until proven.
+`local_search` finds a good layout. `best_pipeline` then branches partial pipelines from the first stage on in
+the order of their bounds (`PipelineTree`), and evaluates complete ones (`pipeline_s`), until none can be
+faster. `best_pipeline_in_order` does the same for a given order of pools.
 """
 
 from __future__ import annotations
@@ -36,21 +35,24 @@ from shardwise.sim import Durations, makespan_s
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 StagePlacement = tuple[int, int]
-"""A stage: its pool (place in the union) and its layers."""
+"""A stage: its pool (index in the union) and its layers."""
 
 STAGE_FIELDS = (
     "stage_through_s", "stage_arrival_s", "stage_begun_s", "stage_work_s", "stage_back_s", "stage_reduce_s",
 )  # fmt: skip
-"""Of a stage: seconds of one microbatch through all before it and back, and on its way to it; from the start
-of the step to its own first forward, of its work, of a backward, and of its reduction."""
+"""Seconds of a placed stage: one micro-batch through all earlier stages and back, and on its way to the
+stage; from the start of the step to the stage's first forward; its work, a backward, and its reduction."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialPipeline:
-    """The first stages of a layout, and what is left to place. Seconds of one microbatch through them and
-    back (`through_s`), of one on its way to the next (`arrival_s`); of the first stage's gathering
-    (`gather_s`) and reduction (`reduce_s`); and of the longest end of the step of any (`end_s`). `begun` has
-    OF_STAGE of each: what it takes is told again with every stage behind it, as its loop becomes known."""
+    """The first stages of a layout; `counts` and `layers` are the stages and layers left to place.
+
+    Seconds of one micro-batch through the placed stages and back (`through_s`), and on its way to the next
+    stage (`arrival_s`); of the first stage's gathering and reduction; and of the longest end of the step.
+    `begun` has the STAGE_FIELDS of each placed stage, whose bounds rise with each further stage, as its loop
+    becomes known.
+    """
 
     stages: tuple[StagePlacement, ...]
     counts: Counts
@@ -64,8 +66,8 @@ class PartialPipeline:
 
 
 class PipelineTree:
-    """Grows partial layouts of one pipeline by a stage, with bounds, as if there were none with a stage that
-    takes more than `within_s` by itself; where an `order` of pools is given, in that order only."""
+    """Branches partial pipelines by one stage, with bounds. Stages that take more than `within_s` by
+    themselves are left out. With an `order`, pools are only in that order."""
 
     def __init__(
         self,
@@ -89,8 +91,8 @@ class PipelineTree:
         heap: list[tuple[float, int, PartialPipeline]],
         order: Iterator[int],
     ) -> float:
-        """Puts every layout with one stage more, with its bound, on the heap where that is at most `most_s`;
-        returns the least of the other bounds."""
+        """Pushes every child whose bound is at most `most_s` on the heap; returns the least of the other
+        bounds."""
         pruned_bound_s = float("inf")
         for pool, left in enumerate(node.counts):
             if not left or (self._order is not None and pool != self._order[len(node.stages)]):
@@ -113,7 +115,7 @@ class PipelineTree:
     def _child_bounds(
         self, node: PartialPipeline, pool: int, layers: Ints
     ) -> tuple[Floats, dict[str, Floats]]:
-        """Bounds, and figures by name, of the layouts whose next stage is on `pool` with so many layers."""
+        """Bounds, and terms by name, of the children whose next stage is on `pool`, by its layers."""
         place, kind, first = sum(node.counts), self._kinds[pool], int(not node.stages)
         stages = self._options.stages[pool]
         f, b = (
@@ -167,10 +169,13 @@ class PipelineTree:
         remaining_s: Floats,
         completion_bound: tuple[Floats, Floats] | None,
     ) -> tuple[Floats, Floats]:
-        """Seconds until the last backwards of all stages down to the one that is placed, and until their
-        reductions end: by their own work and loops, and by every run of stages that ends with the placed one
-        (see `estimate`). One microbatch is through it and back after `ends_s`, through all after
-        `remaining_s`; `completion_bound` has `ready_s` and `last_s` of what follows."""
+        """Lower bounds of the last backwards of all placed stages, and of the end of their reductions.
+
+        Each stage is bounded by its own work and loop, and by every run of stages that ends with the new one
+        (see `lower_bounds.lower_bound_s`). One micro-batch takes `ends_s` through the new stage and back,
+        `remaining_s` through all stages. `completion_bound` has `ready_s` and `last_s` of the stages that
+        follow.
+        """
         m, above = float(self._m), len(node.begun)
         figures = np.empty((len(own), above + 1, len(ends_s)))
         figures[:, above] = own
@@ -201,7 +206,7 @@ class PipelineTree:
         return (through_s + busy_s).max(axis=0), all_s.max(axis=0)
 
     def _hop_s(self, node: PartialPipeline, pool: int) -> float:
-        """Seconds of a hop from the last stage of `node` to one on `pool`."""
+        """Seconds of a hop from the last stage of `node` to a stage on `pool`."""
         before, hops, kinds, numbers = node.stages[-1][0], self._options.hops, self._kinds, self.root.counts
         if before == pool:
             return float(hops[pool].near_s[kinds[pool], numbers[pool], node.counts[pool] + 1])
@@ -209,8 +214,10 @@ class PipelineTree:
         return max(float(hops[end].far_s[kinds[end], numbers[end], left]) for end, left in ends)
 
 
+# Local search
+
 MAX_LOCAL_STEPS = 60
-"""Moves of a layout, at most."""
+"""Steps of a local search, at most."""
 
 
 def local_search(
@@ -220,12 +227,12 @@ def local_search(
     microbatches: int,
     order: Order | None = None,
 ) -> tuple[StagePlacement, ...]:
-    """A layout with so many stages of each pool that no small move makes faster, as far as `estimate` tells;
-    empty where none was found that fits.
+    """A layout with these counts of stages that no local step makes faster by its lower bound; empty where
+    none was found that fits.
 
-    Pools begin one behind the other, in their order and against it, and each of them around the others;
-    where an `order` is given they begin and stay in that. A move takes one or two layers from a stage to
-    another, or swaps two stages.
+    A step moves one or two layers from a stage to another, or swaps two stages. Initial layouts have the
+    pools one after the other, in order and in reverse, and each pool around the others; with an `order`, that
+    one only, and it stays.
     """
     best: tuple[float, Ints, Ints] | None = None
     for pools in _initial_orders(counts) if order is None else [np.array(order, dtype=np.int64)]:
@@ -253,7 +260,7 @@ def local_search(
 
 
 def _initial_orders(counts: Counts) -> list[Ints]:
-    """Pools of stages in the orders to begin with, each once."""
+    """Initial orders of the pools of stages, each once."""
     sequential = np.repeat(np.arange(len(counts)), counts)
     found = [sequential, sequential[::-1]]
     for pool, stages in enumerate(counts):
@@ -264,8 +271,8 @@ def _initial_orders(counts: Counts) -> list[Ints]:
 
 
 def _balanced_layers(options: StageOptions, kinds: tuple[int, ...], pools: Ints) -> Ints | None:
-    """Layers of stages on these pools: one each, and then always to the stage that is least at work with one
-    more; None where they cannot take all."""
+    """Layers of stages on these pools: one each, then one at a time to the stage with the least work after
+    it. None where the stages cannot take all layers."""
     stages = len(pools)
     works = np.stack(
         [
@@ -286,7 +293,7 @@ def _balanced_layers(options: StageOptions, kinds: tuple[int, ...], pools: Ints)
 
 
 def _neighbours(pools: Ints, layers: Ints) -> tuple[Ints, Ints]:
-    """Layouts that are one move away."""
+    """Layouts one step away."""
     stages = len(pools)
     if stages == 1:
         return np.empty((0, 1), dtype=np.int64), np.empty((0, 1), dtype=np.int64)
@@ -312,11 +319,16 @@ def _neighbours(pools: Ints, layers: Ints) -> tuple[Ints, Ints]:
     return np.concatenate(found_pools), np.concatenate(found_layers)
 
 
+# Exact search
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineSolution:
-    """The best layout of a pipeline: stages in order, seconds of its step. None of its layouts takes less
-    than `bound_s`, which is its own time where that is proven. `is_truncated`: it is not, and no more layouts
-    are to be evaluated."""
+    """The best layout of a pipeline, with the seconds of its step.
+
+    No layout takes less than `bound_s`, which equals `time_s` where the optimum is proven. `is_truncated`:
+    the search ended by effort or time before its proof.
+    """
 
     stages: tuple[StagePlacement, ...]
     time_s: float
@@ -328,8 +340,8 @@ class PipelineSolution:
 def pipeline_s(
     options: StageOptions, kinds: tuple[int, ...], stages: tuple[StagePlacement, ...], microbatches: int
 ) -> float:
-    """Seconds of a step of one pipeline: 1F1B by max-plus, gathers before, reductions behind, and the longest
-    end of the step of any of its stages. Infinity where a stage does not fit."""
+    """Seconds of a step of one pipeline: all-gathers, 1F1B by max-plus, reductions, and the longest end of
+    the step of its stages. Infinity where a stage does not fit."""
     pools, layers = (np.array([list(one)]) for one in zip(*stages, strict=True))
     figures = layout_figures(options, kinds, pools, layers)
     if not all(np.isfinite(getattr(figures, name)).all() for name in STAGE_FIGURES):
@@ -357,12 +369,11 @@ def best_pipeline(
     effort: int,
     clock: SearchClock | None = None,
 ) -> PipelineSolution:
-    """The fastest layout of a pipeline with so many stages of each pool, or any that takes no more than
-    `target_s` (the search ends there), or the best where `effort` partial layouts have grown, or the `clock`
-    is over. Layouts whose bound is more than enough are not evaluated, nor are those told apart that have a
-    stage which takes more by itself, so that there may be a bound without a layout.
+    """The fastest layout of a pipeline with these counts of stages on each pool.
 
-    Best first: layouts grow from the first stage on, in the order of what they take at least.
+    The search ends with the first layout that takes at most `target_s`, after `effort` expanded partial
+    pipelines, or when the `clock` is over. Layouts whose bound, or any stage by itself, exceeds `target_s`
+    are not evaluated, so the result may have a bound without a layout.
     """
     tree = PipelineTree(options, entries, kinds, counts, microbatches, target_s)
     if tree.bound_s > target_s:
@@ -380,8 +391,8 @@ def best_pipeline_in_order(
     microbatches: int,
     effort: int,
 ) -> PipelineSolution | None:
-    """The fastest layout of the pipeline whose stages lie on pools in this order, or the best where `effort`
-    partial layouts have grown. None where none fits."""
+    """The fastest layout of the pipeline whose stages are on pools in this order, or the best after `effort`
+    expanded partial pipelines. None where none fits."""
     counts = tuple(order.count(pool) for pool in range(len(options.stages)))
     start = local_search(options, kinds, counts, microbatches, order)
     start_s = pipeline_s(options, kinds, start, microbatches) if start else float("inf")
@@ -401,8 +412,8 @@ def _best_first(
     effort: int,
     clock: SearchClock,
 ) -> PipelineSolution:
-    """The best of `start` and of the tree's layouts that take no more than `most_s`, or the first that takes
-    no more than `target_s`."""
+    """The best of `start` and of the tree's layouts that take at most `most_s`, or the first that takes at
+    most `target_s`. Partial pipelines are branched in the order of their bounds."""
     best = start
     best_s = pipeline_s(options, kinds, best, microbatches) if best else float("inf")
     evaluated, expanded = int(bool(best)), 0
@@ -428,5 +439,5 @@ def _best_first(
 
 
 def next_above(time_s: float) -> float:
-    """The least time that is more, as far as bounds tell times apart."""
+    """The least time that bounds distinguish from `time_s` and that is longer."""
     return time_s * (1.0 + ROUNDING)

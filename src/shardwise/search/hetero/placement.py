@@ -1,6 +1,7 @@
-"""Which stages of a pipeline lie together in a node, read from the ranks of a plan.
+"""Node slots read from the ranks of a plan, and the faults of a plan's record.
 
-What is against an uneven plan: its space, its cluster, or its own figures.
+`NodeLookup` finds which stages of a pipeline share a node. `faults_of` lists contradictions to the space, the
+cluster, or the plan's own figures.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from shardwise.search.hetero.space import UnevenSpace
 from shardwise.search.hetero.stage_costs import group_sizes
 
 StagesPerNode = tuple[tuple[str, int], ...]
-"""Of a pipeline, by the name of each pool that it has stages on: how many of these lie together in a node, at
-most."""
+"""For each pool (by name) on which a pipeline has stages, how many of these share a node, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class HopEndpoint:
-    """A stage, or a part of one, as an end of hops: its pool, and which node-filling group of the pipeline's
-    stages there it is of, how many stages that has, and whether it is all of the stage."""
+    """A stage, or a part of one, as an end of hops: its pool, the group of stages that it shares a node with,
+    and the stages of that group. `is_whole` is false for a part of a mixed-pool stage."""
 
     pool: int
     group: int
@@ -32,7 +32,7 @@ class HopEndpoint:
 
 
 def ranks_of(stage: Stage | StagePart, devices: int) -> range | None:
-    """The stage's ranks; None where the text has another form, or names none of so many devices."""
+    """The stage's ranks; None where the text has another form, or a rank is not below `devices`."""
     first, dash, last = stage.ranks.partition("-")
     last = last if dash else first
     if not all(text.isascii() and text.isdecimal() and len(text) < 10 for text in (first, last)):
@@ -41,7 +41,7 @@ def ranks_of(stage: Stage | StagePart, devices: int) -> range | None:
 
 
 def stages_by_pool(pipeline: Pipeline) -> dict[str, list[int]]:
-    """The places of the stages on one pool each, in order, by the pool's name."""
+    """Indices of the stages on one pool each, in order, by the pool's name."""
     found: dict[str, list[int]] = {}
     for index, stage in enumerate(pipeline.stages):
         if not stage.parts:
@@ -50,8 +50,8 @@ def stages_by_pool(pipeline: Pipeline) -> dict[str, list[int]]:
 
 
 def stage_groups(pipeline: Pipeline, stages_per_node: StagesPerNode) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The groups of stages that lie in a node each, with the name of their pool: from the last stage on, a
-    group has 1, 2, 4, ... stages, as many as there still are and as lie together."""
+    """The groups of stages that share a node, from the last stage on, with the name of their pool (see
+    `stage_costs.group_sizes`)."""
     mine = stages_by_pool(pipeline)
     for name, most in stages_per_node:
         left = mine[name]
@@ -63,7 +63,7 @@ def stage_groups(pipeline: Pipeline, stages_per_node: StagesPerNode) -> Iterator
 def hop_endpoints(
     space: UnevenSpace, pipeline: Pipeline, stages_per_node: StagesPerNode
 ) -> list[tuple[HopEndpoint, ...]]:
-    """Of the stages in order. Parts of a stage on two pools are by themselves."""
+    """The endpoints of each stage, in order; two of a mixed-pool stage, one for each part."""
     places = {pool.name: place for place, pool in enumerate(space.pools)}
     found = {
         index: tuple(HopEndpoint(places[part.device_class], 0, 1, False) for part in stage.parts)
@@ -76,20 +76,21 @@ def hop_endpoints(
 
 
 class NodeLookup:
-    """Where ranks lie: the node of each device of a cluster."""
+    """The node of each rank of a cluster."""
 
     def __init__(self, space: UnevenSpace) -> None:
         self._space = space
         self._of = [node for node, one in enumerate(space.cluster.nodes) for _ in range(one.devices)]
 
     def node(self, stage: Stage | StagePart) -> int | None:
-        """Of a stage's first rank; None where it has none."""
+        """The node of a stage's first rank; None where it has none."""
         ranks = ranks_of(stage, len(self._of))
         return self._of[ranks[0]] if ranks else None
 
     def stages_per_node_of(self, pipeline: Pipeline) -> StagesPerNode:
-        """Of the powers of two up to what a node holds the most with which every group of stages has a node:
-        less than it holds where stages are spread."""
+        """The stages per node on each pool of a pipeline: the largest power of two, up to a node's capacity,
+        with which every group of stages is in one node. It is less than the capacity where stages are spread.
+        """
         known = {pool.name: place for place, pool in enumerate(self._space.pools)}
         found = []
         for name, mine in stages_by_pool(pipeline).items():
@@ -102,8 +103,7 @@ class NodeLookup:
 
 
 def spread_stages(space: UnevenSpace, result: UnevenResult) -> dict[str, tuple[int, ...]]:
-    """By name of the pools on which stages are spread, in order: how many of a pipeline lie together in a
-    node there."""
+    """The pools on which stages are spread, in order, with the stages per node there."""
     nodes, places = NodeLookup(space), {pool.name: place for place, pool in enumerate(space.pools)}
     found: dict[str, set[int]] = {}
     for pipeline in result.layout.pipelines:
@@ -118,7 +118,7 @@ def spread_stages(space: UnevenSpace, result: UnevenResult) -> dict[str, tuple[i
 
 
 def _share_nodes(nodes: Sequence[int | None], stages_per_node: int) -> bool:
-    """Whether each group of stages on these nodes is in one."""
+    """Whether each group of stages is in one node; `nodes` has the node of each stage."""
     ends = list(accumulate(group_sizes(len(nodes), stages_per_node)))
     reversed_nodes = nodes[::-1]
     return all(
@@ -126,12 +126,15 @@ def _share_nodes(nodes: Sequence[int | None], stages_per_node: int) -> bool:
     )
 
 
+# Faults of a record
+
+
 def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) -> Iterator[str]:
-    """What is against the space, the cluster or a batch of so many sequences."""
+    """Yields every contradiction to the space, the cluster, or a batch of `global_batch_size` sequences."""
     model = space.model
     done = sum(result.microbatches) * result.micro_batch_size
     if done != global_batch_size:
-        yield f"{done} sequences of {global_batch_size}"
+        yield f"the micro-batches have {done} of {global_batch_size} sequences"
     names = {pool.name for pool in space.pools}
     if unknown := sorted(set(result.pools) - names):
         yield f"no pool {unknown[0]}"
@@ -148,19 +151,19 @@ def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) 
             faults_of = _faults_of_mixed_stage if stage.parts else _faults_of_stage
             yield from faults_of(space, result, stage, taken)
         if len({_mixed_stage_kind(stage) for stage in pipeline.stages if stage.parts}) > 1:
-            yield f"pipeline {place} has stages on two pools of several kinds"
+            yield f"pipeline {place} has mixed-pool stages of several kinds"
     yield from faults_of_spread(space, result.layout.pipelines)
     used = space.cluster.devices - len(taken)
     if used != result.idle_devices:
         yield f"{used} devices are idle, not {result.idle_devices}"
     if result.is_alike and not _are_alike(result.layout.pipelines, result.recompute, result.microbatches):
-        yield "the pipelines differ"
+        yield "the pipelines are not identical"
 
 
 def _faults_of_stage(
     space: UnevenSpace, result: UnevenResult, stage: Stage, taken: set[int]
 ) -> Iterator[str]:
-    """What is wrong with a stage on one pool; its ranks are taken."""
+    """Faults of a stage on one pool; adds its ranks to `taken`."""
     if sum(stage.layers) < 1:
         yield f"ranks {stage.ranks} have no layers"
     if stage.devices != stage.tp * stage.dp:
@@ -174,23 +177,23 @@ def _faults_of_stage(
 def _faults_of_mixed_stage(
     space: UnevenSpace, result: UnevenResult, stage: Stage, taken: set[int]
 ) -> Iterator[str]:
-    """What is wrong with a stage on two pools; its ranks are taken."""
+    """Faults of a mixed-pool stage; adds its ranks to `taken`."""
     parts = stage.parts
     if sum(stage.layers) < 1:
         yield f"ranks {stage.ranks} have no layers"
     if result.is_alike:
-        yield "alike pipelines have stages on one pool only"
+        yield "identical pipelines have no mixed-pool stages"
     if len({part.device_class for part in parts}) != 2 or len(parts) != 2:
         yield f"ranks {stage.ranks} are not of two pools"
     if sum(part.rows for part in parts) != result.micro_batch_size or min(part.rows for part in parts) < 1:
         rows = " + ".join(str(part.rows) for part in parts)
-        yield f"{rows} rows of a microbatch of {result.micro_batch_size}"
+        yield f"the parts have {rows} rows of a micro-batch of {result.micro_batch_size}"
     whole = (
         sum(part.tp for part in parts), ",".join(part.ranks for part in parts),
         " + ".join(part.device_class for part in parts), parts[0].tp, len(parts),
     )  # fmt: skip
     if whole != (stage.devices, stage.ranks, stage.device_class, stage.tp, stage.dp):
-        yield f"ranks {stage.ranks} are not those of their parts"
+        yield f"the stage on ranks {stage.ranks} does not match its parts"
     for part in parts:
         pool = _pool(space, result, part)
         if pool is not None and (part.tp, 1) not in space.degrees(pool, 1):
@@ -199,12 +202,12 @@ def _faults_of_mixed_stage(
 
 
 def _mixed_stage_kind(stage: Stage) -> tuple[tuple[str, int, int], ...]:
-    """Where its parts lie, their tp and their rows."""
+    """Pools, tp and rows of the parts."""
     return tuple((part.device_class, part.tp, part.rows) for part in stage.parts)
 
 
 def _pool(space: UnevenSpace, result: UnevenResult, stage: Stage | StagePart) -> int | None:
-    """The pool that it is on; None where that is none of the plan's."""
+    """The pool of a stage; None where it is none of the plan's."""
     if stage.device_class not in result.pools:
         return None
     return next((i for i, one in enumerate(space.pools) if one.name == stage.device_class), None)
@@ -213,13 +216,14 @@ def _pool(space: UnevenSpace, result: UnevenResult, stage: Stage | StagePart) ->
 def _faults_of_ranks(
     space: UnevenSpace, result: UnevenResult, stage: Stage | StagePart, size: int, taken: set[int]
 ) -> Iterator[str]:
-    """Where a stage, or a part of one, is not on so many free ranks of a node of its pool; they are taken."""
+    """Faults of the ranks of a stage or part: it must be on `size` free ranks of one node of its pool. Adds
+    them to `taken`."""
     ranks, pool = ranks_of(stage, space.cluster.devices), _pool(space, result, stage)
     if ranks is None or not len(ranks) or pool is None:
-        yield f"a stage on {stage.device_class}, ranks {stage.ranks}"
+        yield f"a stage on {stage.device_class}, ranks {stage.ranks}: no such pool or ranks"
         return
     if len(ranks) != size:
-        yield f"ranks {stage.ranks} are not {size}"
+        yield f"ranks {stage.ranks} are not {size} ranks"
     if taken & set(ranks):
         yield f"ranks {stage.ranks} are taken twice"
     taken |= set(ranks)
@@ -230,13 +234,14 @@ def _faults_of_ranks(
                 yield f"ranks {stage.ranks} are not of {stage.device_class}"
             return
         first += node.devices
-    yield f"ranks {stage.ranks} are in no one node"
+    yield f"ranks {stage.ranks} are not in one node"
 
 
 def faults_of_spread(space: UnevenSpace, pipelines: Sequence[Pipeline]) -> Iterator[str]:
-    """Where stages are spread over nodes that are not full of the same stages of like pipelines."""
+    """Yields a fault where spread stages are in nodes that are not full of the same stages of pipelines of
+    the same shape."""
     nodes = NodeLookup(space)
-    lying: dict[int | None, list[tuple[object, ...]]] = defaultdict(list)
+    stages_of_node: dict[int | None, list[tuple[object, ...]]] = defaultdict(list)
     taken: dict[int | None, int] = defaultdict(int)
     spread: dict[int | None, int] = {}
     most_of = {pool.name: partial(space.stages_per_node, place) for place, pool in enumerate(space.pools)}
@@ -247,17 +252,17 @@ def faults_of_spread(space: UnevenSpace, pipelines: Sequence[Pipeline]) -> Itera
         for name, group in stage_groups(pipeline, stages_per_node):
             first = pipeline.stages[group[0]]
             node, most = nodes.node(first), dict(stages_per_node)[name]
-            lying[node].append((shape, group))
+            stages_of_node[node].append((shape, group))
             taken[node] += sum(pipeline.stages[index].devices for index in group)
-            size = pipeline.stages[mine[name][0]].devices  # as where it is read how they lie together
+            size = pipeline.stages[mine[name][0]].devices  # as in `stages_per_node_of`
             if name in most_of and most < most_of[name](size) and 2 * most <= len(mine[name]):
                 spread.setdefault(node, place)
         for part in (part for stage in pipeline.stages for part in stage.parts):
-            lying[nodes.node(part)].append((place, part.ranks))
+            stages_of_node[nodes.node(part)].append((place, part.ranks))
     for node, place in spread.items():
         full = node is not None and taken[node] == space.cluster.nodes[node].devices
-        if not full or len(set(lying[node])) > 1:
-            yield f"pipeline {place} is spread over nodes that its like do not fill"
+        if not full or len(set(stages_of_node[node])) > 1:
+            yield f"pipeline {place} is spread over nodes that identical pipelines do not fill"
             return
 
 

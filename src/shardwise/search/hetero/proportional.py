@@ -1,10 +1,10 @@
-"""The proportional split of a mixed cluster: what one would do by hand, to hold the best plan against.
+"""The proportional split of a mixed cluster: a baseline plan as one would make it by hand.
 
-All devices work, each in proportion to its speed, which is the peak of its matmul dtype. Either every pool
-trains by itself, in pipelines of equal stages, and the microbatches are dealt to the pools (by batch); or
-alike pipelines go through all pools, in the order of the cluster or against it, and the layers are dealt to
-the stages (by layers). Of all micro-batch sizes, tensor parallel degrees and numbers of stages the fastest is
-taken, at the prices of uneven plans.
+All devices work in proportion to their speed, the peak of the matmul dtype. *By batch*, every pool trains by
+itself in pipelines of equal stages, and micro-batches are divided among the pools. *By layers*, identical
+pipelines go through all pools, in the order of the cluster or the reverse, and layers are divided among the
+stages. Of all micro-batch sizes, tensor parallel degrees and numbers of stages, the fastest plan by the cost
+model of uneven plans is taken.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def largest_remainders(total: int, weights: Sequence[float]) -> list[int]:
 def _by_layers(
     space: UnevenSpace, pricing: StageCostModel, speeds: Sequence[float], size: int
 ) -> Iterator[UnevenPlan]:
-    """Alike pipelines through all pools."""
+    """Identical pipelines through all pools."""
     pools = tuple(range(len(space.pools)))
     devices = [pool.devices for pool in space.pools]
     microbatches = space.job.global_batch_size // size
@@ -81,8 +81,8 @@ def _by_layers(
 def _by_batch(
     space: UnevenSpace, pricing: StageCostModel, speeds: Sequence[float], size: int
 ) -> Iterator[UnevenPlan]:
-    """Pipelines of one pool each, all microbatches of a pool dealt evenly to them; a pool takes the stages
-    with which it alone is done soonest."""
+    """Pipelines on one pool each. A pool's micro-batches are divided evenly among its pipelines, which have
+    the stages with which the pool alone is fastest."""
     pools = tuple(range(len(space.pools)))
     microbatches = space.job.global_batch_size // size
     powers = [speed * pool.devices for speed, pool in zip(speeds, space.pools, strict=True)]
@@ -103,7 +103,7 @@ def _by_batch(
 def _fastest_on_pool(
     space: UnevenSpace, pricing: StageCostModel, pool: int, size: int, share: int
 ) -> tuple[int, StageList, int] | None:
-    """Kind, stages and number of the pipelines in which the pool alone does its share soonest."""
+    """Kind, stages and number of the pipelines in which the pool alone does its share fastest."""
     best_s, found = float("inf"), None
     devices = space.pools[pool].devices
     for at, kind in enumerate(space.kinds(pool, size)):
@@ -126,7 +126,7 @@ def _plan(
     subproblem: UnevenSubproblem,
     pipelines: Sequence[tuple[tuple[int, ...], StageList, int]],
 ) -> UnevenPlan:
-    """The pipelines, each of which has its kinds, stages and microbatches, with their prices."""
+    """The plan of these pipelines (kinds, stages and micro-batches of each), with its times."""
     times = {one: pipeline_s(options, *one) for one in set(pipelines)}
     predicted = tuple(
         UnevenPipeline(kinds=kinds, stages=stages, microbatches=share, time_s=times[kinds, stages, share])

@@ -1,11 +1,8 @@
-"""Prices of the stages and hops of an uneven plan from its record, each worked out once.
+"""Prediction of an uneven plan from its record alone, without the search.
 
-An uneven plan priced again from its record alone: stage by stage, and 1F1B walked action by action.
-
-Only the prices of single stages are those of the search; what stages a plan has, where they lie and how they
-follow each other is read from the plan.
-
-All figures of an uneven plan from its record, where layers, shares or devices are not what they were.
+`RecordCostModel` estimates single stages and hops with the same cost functions as the search, each once. The
+stages, their order and their nodes are read from the record. `predict_record` walks 1F1B action by action.
+`predicted_result` gives all figures of a record whose layers, shares or devices have changed.
 """
 
 from __future__ import annotations
@@ -40,9 +37,9 @@ from shardwise.ties import first_largest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFigures:
-    """One stage by itself: seconds of a forward and a backward of a microbatch, of gathering and reducing,
-    and of the end of the step; and bytes on its devices, of one on two pools on those of the part that is
-    fullest."""
+    """One stage by itself: seconds of a forward and a backward of a micro-batch, of gathering and reduction,
+    and of the end of the step; and bytes on its devices. Of a mixed-pool stage, bytes are those of the fuller
+    part."""
 
     forward_s: float
     backward_s: float
@@ -58,7 +55,8 @@ class StageFigures:
 
 
 class RecordCostModel:
-    """Prices for one model, cluster and job, whatever its batch is. Stages are told without their ranks."""
+    """Costs for one model, cluster and job, whatever the job's batch. Stages are identified without their
+    ranks."""
 
     def __init__(self, model: Model, cluster: Cluster, job: Job) -> None:
         self.model, self.cluster, self.job = model, cluster, job
@@ -70,18 +68,19 @@ class RecordCostModel:
         self._hops: dict[tuple[object, ...], list[float]] = {}
 
     def space(self, rows: int) -> UnevenSpace:
-        """Plans with up to so many replicas in a stage."""
+        """The space of plans with up to `rows` replicas in a stage."""
         return UnevenSpace(self.model, self.cluster, self.job, UnevenLimits(stage_dp=rows))
 
     def union(self, result: UnevenResult) -> tuple[int, ...]:
-        """The pools that the plan is priced as one of."""
+        """The pools on which the plan is estimated."""
         return tuple(sorted(self._names.index(name) for name in result.pools))
 
     def figures(
         self, result: UnevenResult, pipeline: Pipeline, ways: Sequence[str], stages_per_node: StagesPerNode
     ) -> list[StageFigures]:
-        """The stages of a pipeline, each by itself, on two pools what its slower part takes; `ways` says what
-        they recompute, `stages_per_node` how many lie in a node (`stages_per_node_of`)."""
+        """The stages of a pipeline, each by itself; of a mixed-pool stage the times of its slower part.
+        `ways` has the recomputation of each stage, `stages_per_node` is that of
+        `NodeLookup.stages_per_node_of`."""
         union, pipelines = self.union(result), len(result.layout.pipelines)
         stages, endpoints = len(ways), hop_endpoints(self._space, pipeline, stages_per_node)
         found = []
@@ -94,7 +93,7 @@ class RecordCostModel:
         return found
 
     def _node_slot(self, endpoints: Sequence[tuple[HopEndpoint, ...]], index: int) -> NodeSlot:
-        """Of a stage among those of its pipeline; parts of one on two pools are by themselves."""
+        """The node slot of a stage; parts of a mixed-pool stage are by themselves."""
         mine = endpoints[index][0]
         if not mine.is_whole:
             return NodeSlot()
@@ -103,8 +102,8 @@ class RecordCostModel:
         return NodeSlot(mine.stages_per_node, devices, is_whole=len(endpoints) > 1 and not has_others)
 
     def hops(self, result: UnevenResult, pipeline: Pipeline, stages_per_node: StagesPerNode) -> list[float]:
-        """Seconds from each stage to the next: inside their node, or what the slowest end needs to leave it,
-        all groups of its node sending at once."""
+        """Seconds from each stage to the next. A hop that leaves the node takes the time of its slower end,
+        with all groups of the node sending at once."""
         key = self.union(result), result.micro_batch_size, pipeline, stages_per_node
         if key not in self._hops:
             self._hops[key] = self._hops_of(*key)
@@ -173,7 +172,7 @@ class RecordCostModel:
 
 
 def _kinds(names: Sequence[str], stage: Stage, size: int) -> list[tuple[int, tuple[int, int], int]]:
-    """The pool, (tp, dp) and rows of a stage, or of each part of one; a microbatch has `size` rows."""
+    """The pool, (tp, dp) and rows of a stage, or of each part of one; a micro-batch has `size` rows."""
     if stage.parts:
         return [(names.index(part.device_class), (part.tp, 1), part.rows) for part in stage.parts]
     return [(names.index(stage.device_class), (stage.tp, stage.dp), size)]
@@ -194,13 +193,15 @@ def _figures_of(price: StageCosts, way: int, problem: Problem) -> StageFigures:
     )
 
 
+# Prediction of a record
+
 _Pipeline = tuple[Pipeline, tuple[str, ...], int, StagesPerNode]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineTimes:
-    """What the stages of a pipeline take: `durations` of their actions (one case), and `end_s` behind the
-    last of them, for the gradient norm, the optimizer and the host."""
+    """Times of a pipeline: `durations` of its actions (one case), and `end_s` after the last of them, for
+    gradient norm, optimizer and host."""
 
     durations: Durations
     end_s: float
@@ -208,9 +209,11 @@ class PipelineTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPrediction:
-    """What a plan is found to be: `faults` that make it none (then nothing is priced), seconds of each
-    pipeline and of what it does, its stages, bytes on the device that is fullest for what it has, and what
-    that may use."""
+    """The prediction of a record. If there are `faults`, it is no valid plan, and nothing is predicted.
+
+    Else the seconds of each pipeline, its times and stages, and the bytes and usable bytes of the fullest
+    device.
+    """
 
     faults: tuple[str, ...]
     pipeline_s: tuple[float, ...] = ()
@@ -221,12 +224,13 @@ class RecordPrediction:
 
 
 def predict_record(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> RecordPrediction:
-    """The plan's price, or what is wrong with it."""
+    """The prediction of the plan, or the faults in its record."""
     return predict_with(RecordCostModel(model, cluster, job), result, job.global_batch_size)
 
 
 def predict_with(prices: RecordCostModel, result: UnevenResult, global_batch_size: int) -> RecordPrediction:
-    """The same by prices that may be known, for a batch of so many sequences."""
+    """The same with a given cost model, which keeps known costs, for a batch of `global_batch_size`
+    sequences."""
     whole = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages if not stage.parts]
     replicas = max((stage.dp for stage in whole), default=1)
     faults = tuple(faults_of(prices.space(replicas), result, global_batch_size))
@@ -253,8 +257,8 @@ def predict_with(prices: RecordCostModel, result: UnevenResult, global_batch_siz
 
 
 def _pipelines(nodes: NodeLookup, result: UnevenResult) -> Iterator[_Pipeline]:
-    """Every pipeline with what its stages recompute, its microbatches, and how its stages lie together;
-    ranks, which tell no more, are left out."""
+    """Every pipeline with the recomputation of its stages, its micro-batches, and its stages per node. Ranks
+    have no further effect and are left out."""
     for pipeline, ways, share in zip(
         result.layout.pipelines, result.recompute, result.microbatches, strict=True
     ):
@@ -280,8 +284,9 @@ def _times(stages: Sequence[StageFigures], hops: Sequence[float]) -> PipelineTim
 
 
 def _simulated_step_s(stages: Sequence[StageFigures], hops: Sequence[float], microbatches: int) -> float:
-    """Seconds of a step: every stage does as many forwards as there are stages from it on, then a backward
-    and a forward by turns; each action as soon as its stage is free and what it needs has come."""
+    """Seconds of a step under 1F1B. Every stage does as many forwards as there are stages from it to the end,
+    then alternates one backward and one forward. An action starts when its stage is free and its input has
+    arrived."""
     count = len(stages)
     todo: list[list[tuple[str, int]]] = []
     for stage in range(count):
@@ -311,11 +316,14 @@ def _simulated_step_s(stages: Sequence[StageFigures], hops: Sequence[float], mic
     return drained + max(stage.end_s for stage in stages)
 
 
+# Figures of a record
+
+
 def predicted_result(
     prices: RecordCostModel, result: UnevenResult, global_batch_size: int
 ) -> UnevenResult | None:
-    """The plan as `predict_record` prices it, for a batch of so many sequences; None where it is none, or
-    does not fit."""
+    """The plan with all figures predicted by `predict_with`, for a batch of `global_batch_size` sequences;
+    None where it is no valid plan or does not fit."""
     model, cluster, job = prices.model, prices.cluster, prices.job
     prediction = predict_with(prices, result, global_batch_size)
     if prediction.faults or prediction.device_bytes > prediction.usable_bytes:
@@ -344,14 +352,14 @@ def predicted_result(
 
 
 def widest_band(cluster: Cluster, profile: Profile, pools: Sequence[str]) -> tuple[float, float]:
-    """Factors of the step time within which measured ones lie, on any of the pools of these names."""
+    """The band of measured over predicted step time (two factors) on any of these pools: the widest."""
     devices = [cluster.classes[pool.node.device_class] for pool in pools_of(cluster) if pool.name in pools]
     bands = [band_of(profile, device.efficiency) for device in devices]
     return min(low for low, _ in bands), max(high for _, high in bands)
 
 
 def _peak_flop_per_s(cluster: Cluster, job: Job, result: UnevenResult) -> float:
-    """The dense peaks of all devices that are used."""
+    """The dense peak rates of all devices used."""
     classes = {pool.name: cluster.classes[pool.node.device_class] for pool in pools_of(cluster)}
     matmul = find_recipe(job.dtype).matmul
     return sum(size * classes[name].peak_flop_per_s[matmul] for name, size in _devices(result))
@@ -371,7 +379,7 @@ def _stages(result: UnevenResult) -> Iterator[Stage]:
 
 
 def _peak(prediction: RecordPrediction, result: UnevenResult) -> tuple[int, PeakMemory]:
-    """The first rank of the stage, or the part of one, whose devices are fullest, and what they hold."""
+    """The first rank of the stage or part whose devices are fullest, and its peak memory."""
     found: list[tuple[int, PeakMemory]] = []
     figures = (one for pipeline in prediction.stages for one in pipeline)
     for stage, one in zip(_stages(result), figures, strict=True):
@@ -387,13 +395,14 @@ def _peak(prediction: RecordPrediction, result: UnevenResult) -> tuple[int, Peak
 
 
 def tightest_of(peaks: Sequence[tuple[int, PeakMemory]]) -> tuple[int, PeakMemory]:
-    """Of first ranks with what they hold the one that is fullest; of equals the lowest rank."""
+    """Of first ranks with their peak memory, the one with the fullest device; of ties the lowest rank."""
     in_order = sorted(peaks, key=lambda one: one[0])
     return in_order[int(first_largest([peak.device / peak.capacity for _, peak in in_order]))]
 
 
 def _breakdown(prediction: RecordPrediction, result: UnevenResult) -> dict[str, float]:
-    """Of the slowest pipeline: its busiest stage at work, waiting, and the end of the step."""
+    """Seconds of the slowest pipeline: work of its busiest stage, the rest of the pipeline with gradients,
+    and the end of the step."""
     place = int(first_largest(prediction.pipeline_s))
     stages: tuple[StageFigures, ...] = prediction.stages[place]
     busy_s = result.microbatches[place] * max(one.forward_s + one.backward_s for one in stages)

@@ -1,11 +1,11 @@
-"""The pipelines of an uneven plan where they lie, with other layers and other shares: what a patch may be.
+"""Relayout: the best layers and shares of an uneven plan whose stages stay on their devices, with their tp
+and dp.
 
-Stages stay on their devices, with their tp and dp; how many layers each has, what it recomputes, and how many
-microbatches each pipeline does are free; where stages are gone, those that are left take their layers. Among
-all of these the plan is the fastest: the layers of a pipeline with so many microbatches are found as the
-search finds them, but that the order of its pools is given; and shares are the best where no microbatch can
-go from the slowest pipeline to another that would end sooner with it than the slowest does, as no pipeline is
-sooner done with more. Where plans are as fast, pipelines keep their layers.
+The layers and recomputation of each stage and the micro-batches of each pipeline are free; the stages that
+are left take the layers of lost ones. The plan found is the fastest of all these. The layers of a pipeline
+are found as in the search, with the order of its pools given. Shares are optimal when no micro-batch can move
+from the slowest pipeline to another that would then end sooner, because no pipeline gets faster with more
+micro-batches. Of equally fast plans, pipelines keep their layers.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 from shardwise.strategy import RECOMPUTES, Job
 
 MAX_EXPANSIONS = 20_000
-"""Partial layouts of one pipeline that grow at most; none was seen to need so many."""
+"""Partial pipelines of one pipeline that are expanded at most, more than any known case needs."""
 
 TIE_FACTOR = 1.0 + 1e-12
-"""Times that differ by less are the same."""
+"""Times within this factor are ties."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FixedPipeline:
-    """A pipeline but for its layers: the kind of its stages on each pool, and the pools of its stages."""
+    """A pipeline without its layers: the kind of its stages on each pool, and the pool of each stage."""
 
     kinds: tuple[int, ...]
     order: Order
@@ -40,7 +40,7 @@ class _FixedPipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Relayout:
-    """Layers of every pipeline's stages, microbatches, and the seconds of the slowest."""
+    """Layers of every pipeline's stages, micro-batches, and the seconds of the slowest pipeline."""
 
     options: StageOptions
     stages: tuple[tuple[StagePlacement, ...], ...]
@@ -50,10 +50,13 @@ class _Relayout:
 
 
 def relayout(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> UnevenResult | None:
-    """The plan with the layers and shares by which its last pipeline ends soonest; times are to be priced
-    again. None where none fits, where there are fewer microbatches than pipelines, or where a pipeline has
-    too many stages, stages of several kinds on one pool, or of a kind that is not in the space; also where a
-    stage lies on two pools, and where stages are gone beside which a pipeline was spread over nodes."""
+    """The fastest plan with the same stages on the same devices; its times are still those of `result` and
+    must be predicted.
+
+    None where no layout fits, where there are fewer micro-batches than pipelines, or where a pipeline has too
+    many stages, several kinds of stages on one pool, or a kind that is not in the space. Also None where
+    there are mixed-pool stages, or where lost stages leave nodes of spread stages unfilled.
+    """
     if any(stage.parts for pipeline in result.layout.pipelines for stage in pipeline.stages):
         return None
     pipelines = result.layout.pipelines
@@ -88,7 +91,8 @@ def relayout(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> 
 def _chain(
     space: UnevenSpace, nodes: NodeLookup, union: tuple[int, ...], micro_batch_size: int, pipeline: Pipeline
 ) -> _FixedPipeline | None:
-    """None where there are more stages than the search knows, or on one pool several kinds or another one."""
+    """The pipeline without its layers; None where it has too many stages, or on one pool several kinds or an
+    unknown one."""
     if len(pipeline.stages) > space.most_stages:
         return None
     names = [space.pools[pool].name for pool in union]
@@ -109,7 +113,7 @@ def _chain(
 
 
 def _with_own_layers(options: StageOptions, chains: Sequence[_FixedPipeline], total: int) -> _Relayout | None:
-    """Pipelines each of which has its own layers and its own share."""
+    """Each pipeline with its own layers and its own share."""
     entries = StageTable(options)
     layouts: dict[tuple[_FixedPipeline, int], tuple[tuple[StagePlacement, ...], float]] = {}
 
@@ -133,7 +137,7 @@ def _with_own_layers(options: StageOptions, chains: Sequence[_FixedPipeline], to
 def _with_equal_layers(
     options: StageOptions, chains: Sequence[_FixedPipeline], total: int
 ) -> _Relayout | None:
-    """Pipelines with the same layers, whose shares differ by one at most."""
+    """Pipelines with the same layers, whose shares differ by at most one."""
     base, more = divmod(total, len(chains))
     most, chain = base + (more > 0), chains[0]
     found = best_pipeline_in_order(
@@ -148,8 +152,8 @@ def _with_equal_layers(
 def _shares(
     chains: Sequence[_FixedPipeline], total: int, time_s: Callable[[_FixedPipeline, int], float]
 ) -> list[int]:
-    """The shares by which the last pipeline ends soonest: near them first, as if every microbatch took as
-    long as any other, then one microbatch at a time."""
+    """The shares with which the slowest pipeline is fastest: initial shares as if every micro-batch took
+    equally long, then moved one micro-batch at a time."""
     near = max(total // len(chains), 1)
     each_s = [(time_s(chain, 2 * near) - time_s(chain, near)) / near for chain in chains]
     before_s = [time_s(chain, near) - near * more_s for chain, more_s in zip(chains, each_s, strict=True)]
@@ -177,8 +181,8 @@ def _shares(
 
 
 def _initial_shares(before_s: Sequence[float], each_s: Sequence[float], total: int) -> list[int]:
-    """About as many microbatches for pipelines that take `before_s` and `each_s` for each of them as let all
-    end at once; one for those that would not have done it by then."""
+    """Shares with which all pipelines end at about the same time, if they take `before_s` plus `each_s` per
+    micro-batch; one for pipelines that would not have done one by then."""
     places = list(range(len(each_s)))
     while True:
         left = total - (len(each_s) - len(places))
@@ -197,7 +201,7 @@ def _initial_shares(before_s: Sequence[float], each_s: Sequence[float], total: i
 def _prefer_current_layers(
     best: _Relayout, chains: Sequence[_FixedPipeline], pipelines: Sequence[Pipeline]
 ) -> _Relayout:
-    """With the layers that a pipeline has where it is not slower than the slowest with them."""
+    """Keeps the current layers of each pipeline that is not slower with them than the slowest pipeline."""
     stages = list(best.stages)
     for place, (chain, pipeline) in enumerate(zip(chains, pipelines, strict=True)):
         had = tuple(

@@ -1,4 +1,4 @@
-"""An uneven plan on the devices of its cluster: which ranks each stage takes, and what all of it costs."""
+"""The record of an uneven plan: the ranks of each stage, and all of its predicted figures."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from shardwise.ties import first_largest
 EVALUATOR = "max-plus, pipeline by pipeline"
 
 PartIndex = tuple[int, int, int]
-"""A pipeline of a plan, a stage of it, and a part of that: 0, and of a braid 1 too."""
+"""Indices of a pipeline of a plan, a stage of it, and a part of that: 0, or 1 for the second part of a
+mixed-pool stage."""
 
 _Group = tuple[tuple[int, int], ...]
 """Stages of a pipeline in order, by index and part."""
 
 
 def uneven_result(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
-    """The plan on the devices of the cluster: which ranks each stage takes, and what all of it costs."""
+    """The record of the plan on the devices of its cluster."""
     pricing = StageCostModel(space)
     options = pricing.options(plan.subproblem)
     job, cluster = space.job, space.cluster
@@ -76,7 +77,7 @@ def uneven_result(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
 
 
 def _taken(options: StageOptions, plan: UnevenPlan) -> dict[PartIndex, tuple[int, int]]:
-    """The pool (by place in the plan's) and the devices of every part of a stage."""
+    """The pool (index in the plan's pools) and the devices of every part of a stage."""
     found = {}
     for place, pipeline in enumerate(plan.pipelines):
         for index, (site, _) in enumerate(pipeline.stages):
@@ -89,10 +90,13 @@ def _taken(options: StageOptions, plan: UnevenPlan) -> dict[PartIndex, tuple[int
 def _assigned_ranks(
     space: UnevenSpace, options: StageOptions, plan: UnevenPlan, taken: Mapping[PartIndex, tuple[int, int]]
 ) -> dict[PartIndex, range]:
-    """Ranks of every part of a stage: groups of them (see `hops`), those that are spread first, by where
-    they are in pipelines of one shape, in nodes of their own; of the others the largest first, and those at
-    the same place of their pipelines one after the other, each in the first node of its pool with room for
-    it."""
+    """Ranks of every part of a stage.
+
+    Groups of stages (see `stage_costs.group_sizes`) are assigned in order, each to the first node of its pool
+    with enough free devices. Groups of spread stages are first, by pipeline shape and place, so that they
+    fill nodes of their own. The others follow, the largest first, those at the same place of their pipelines
+    one after the other.
+    """
     first, nodes = 0, defaultdict(list)
     for node in space.cluster.nodes:
         pool = next(
@@ -124,7 +128,7 @@ def _assigned_ranks(
 
 
 def _groups(options: StageOptions, pipeline: UnevenPipeline) -> list[_Group]:
-    """Stages of a pipeline that lie in one node together; each part of a braid is by itself."""
+    """Stages of a pipeline that share a node; each part of a mixed-pool stage is by itself."""
     found: list[_Group] = []
     for site, pools in enumerate(options.sites):
         mine = [index for index, (on, _) in enumerate(pipeline.stages) if on == site]
@@ -141,7 +145,7 @@ def _groups(options: StageOptions, pipeline: UnevenPipeline) -> list[_Group]:
 def _spread_shape(
     options: StageOptions, pipeline: UnevenPipeline, group: _Group
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The shape of the pipeline, where the group is spread; None where it is not."""
+    """The shape of the pipeline if the group is spread, else None."""
     sites = [site for site, _ in pipeline.stages]
     counts = tuple(sites.count(site) for site in range(len(options.sites)))
     site = sites[group[0][0]]
@@ -151,7 +155,7 @@ def _spread_shape(
 
 
 def _entry(plan: UnevenPlan, place: int, index: int) -> tuple[int, tuple[int, int, int, int]]:
-    """The site of a stage, and where its figures lie in the site's arrays."""
+    """The site of a stage, and its index in the arrays of `SiteCosts`."""
     pipeline = plan.pipelines[place]
     site, layers = pipeline.stages[index]
     return site, (pipeline.kinds[site], len(pipeline.stages) - index, int(index == 0), layers)
@@ -200,7 +204,7 @@ def _recompute(options: StageOptions, plan: UnevenPlan, place: int, index: int) 
 def _peak(
     options: StageOptions, plan: UnevenPlan, problems: Mapping[int, Problem], ranks: Mapping[PartIndex, range]
 ) -> tuple[int, PeakMemory]:
-    """The first rank of the stage, or the part of one, whose devices are fullest, and what they hold."""
+    """The first rank of the stage or part whose devices are fullest, and its peak memory."""
     found: list[tuple[int, PeakMemory]] = []
     for place, pipeline in enumerate(plan.pipelines):
         for index in range(len(pipeline.stages)):
@@ -219,7 +223,8 @@ def _peak(
 
 
 def _breakdown(options: StageOptions, plan: UnevenPlan) -> dict[str, float]:
-    """Of the slowest pipeline: its busiest stage at work, waiting, and the end of the step."""
+    """Seconds of the slowest pipeline: work of its busiest stage, the rest of the pipeline with gradients,
+    and the end of the step."""
     place = int(first_largest([pipeline.time_s for pipeline in plan.pipelines]))
     pipeline = plan.pipelines[place]
     entries = [_entry(plan, place, index) for index in range(len(pipeline.stages))]
@@ -242,7 +247,7 @@ def _utilisation(
     *,
     is_causal: bool,
 ) -> float:
-    """Model arithmetic per second over the dense peaks of all devices that are used."""
+    """Model FLOP per second over the dense peak rates of all devices used."""
     problem = next(iter(problems.values()))
     flop = model_flop_per_token(problem.model, problem.job.seq_len, causal_half=is_causal)
     peaks = 0.0

@@ -1,11 +1,10 @@
-"""The space of uneven plans: pipelines side by side, whose stages lie on pools of alike devices.
+"""The space of uneven plans, which docs/concepts/mixed-clusters.md defines.
 
-docs/concepts/mixed-clusters.md declares it. A *kind* of stage is tp and dp on one pool, with how many of a
-pipeline's stages lie together in a node, or a braid of two pools. A *site* is where the stages of a pipeline
-lie that are of one kind: a pool, or a pair of pools. A *block* holds all plans that use no other pools, have
-one micro-batch size and a number of pipelines within a range.
-
-Every pipeline for which there are devices, but for its layout, as columns.
+A `StageKind` is tp, dp and stages per node on one pool. A `MixedPoolKind` is a stage whose replicas are in
+two pools. A *site* is a pool or a pair of pools: all stages of one pipeline on a site are of one kind. An
+`UnevenSubproblem` has all plans on the given pools with one micro-batch size and a range of numbers of
+pipelines. `shapes_of` lists every pipeline shape (a pipeline without its layout) for which there are devices,
+as columns.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ Degrees = tuple[int, int]
 """tp and dp of a stage."""
 
 Site = tuple[int, ...]
-"""A pool or a pair of pools, by place."""
+"""A pool or a pair of pools, by index."""
 
 
 class StageKind(NamedTuple):
-    """A kind of stage on one pool, of whose pipeline up to so many lie `stages_per_node` in a node (see
-    `hops`). Where more would fit, stages are *spread*: each group has nodes of its own, full of its
-    replicas."""
+    """A kind of stage on one pool, with up to `stages_per_node` stages of one pipeline in a node (see
+    `stage_costs.group_sizes`). If a node has capacity for more, the stages are *spread*: each group of them
+    has nodes of its own, full of its replicas."""
 
     tp: int
     dp: int
@@ -43,41 +42,41 @@ class StageKind(NamedTuple):
 
 
 class StageSpread(NamedTuple):
-    """How stages are spread over nodes: up to so many of a pipeline lie `stages_per_node`, where a node has
-    room for `node_capacity`."""
+    """How stages are spread: up to `stages_per_node` stages of a pipeline are in a node, which has capacity
+    for `node_capacity`."""
 
     stages_per_node: int
     node_capacity: int
 
     def has_effect(self, stages: int) -> bool:
-        """Whether so many stages of a pipeline lie otherwise than if they were not spread."""
+        """Whether `stages` stages of a pipeline have other node slots than if they were not spread."""
         return 2 * self.stages_per_node <= stages
 
     def set_size(self, stages: int) -> int:
-        """Alike pipelines with so many stages on the pool that fill nodes with each of their groups: as many
-        as with the smallest."""
+        """Identical pipelines, with `stages` stages on the pool, that fill the nodes of each of their groups.
+        The smallest group decides."""
         return self.node_capacity // min(self.stages_per_node, stages & -stages)
 
 
 @dataclass(frozen=True, slots=True)
 class MixedPoolKind:
-    """A kind of stage that lies on two pools at once: on each of them `tp` devices of one node, which have
-    all of its layers and do `rows` of every microbatch."""
+    """A kind of mixed-pool stage. Its part on each of two pools is `tp` devices of one node, with all layers
+    of the stage and `rows` of every micro-batch."""
 
     tp: tuple[int, int]
     rows: tuple[int, int]
 
 
 def devices_by_pool(kind: StageKind | MixedPoolKind) -> tuple[int, ...]:
-    """What a stage of the kind takes of each pool of its site."""
+    """Devices that a stage of the kind takes, for each pool of its site."""
     return kind.tp if isinstance(kind, MixedPoolKind) else (kind.tp * kind.dp,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenLimits:
-    """How far the space reaches: stages of a pipeline, replicas that share the rows of a stage's microbatch,
-    and rows of a microbatch that a braid splits, at most. On pools of more than `whole_node_threshold` nodes
-    alike pipelines fill whole nodes."""
+    """Limits of the space: stages of a pipeline, replicas of a stage on one pool (`stage_dp`), and rows of a
+    micro-batch that a mixed-pool stage splits, at most. On pools of more than `whole_node_threshold` nodes,
+    sets of identical pipelines fill whole nodes."""
 
     stages: int = 8
     stage_dp: int = 1
@@ -87,9 +86,9 @@ class UnevenLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenSubproblem:
-    """Plans on these `pools` (places in the cluster's), with microbatches of `micro_batch_size` sequences, in
-    `least` to `most` pipelines; where `is_alike`, these have the same stages, and their shares differ by no
-    more than one microbatch."""
+    """Plans on `pools` (indices of the cluster's pools) with micro-batches of `micro_batch_size` sequences,
+    in `least` to `most` pipelines. With `is_alike`, the pipelines are identical: they have the same stages,
+    and shares that differ by at most one micro-batch."""
 
     pools: tuple[int, ...]
     micro_batch_size: int
@@ -99,17 +98,17 @@ class UnevenSubproblem:
 
     @property
     def size(self) -> int:
-        """Numbers of pipelines in its range."""
+        """How many numbers of pipelines are in the range."""
         return self.most - self.least + 1
 
     def halves(self) -> tuple[UnevenSubproblem, UnevenSubproblem]:
-        """The block in two, by its number of pipelines: as many times as many in either."""
+        """The subproblem in two, halved by the ratio of the numbers of pipelines."""
         middle = isqrt(self.least * self.most)
         return replace(self, most=middle), replace(self, least=middle + 1)
 
 
 class UnevenSpace:
-    """The space of one model on one mixed cluster; nothing is priced yet."""
+    """The space of one model on one mixed cluster, without costs."""
 
     def __init__(self, model: Model, cluster: Cluster, job: Job, limits: UnevenLimits | None = None) -> None:
         self.model, self.cluster, self.job = model, cluster, job
@@ -135,7 +134,7 @@ class UnevenSpace:
         return tuple(size for size in range(1, batch + 1) if batch % size == 0)
 
     def kinds(self, pool: int, micro_batch_size: int) -> tuple[StageKind, ...]:
-        """Those of the stages on the pool; of each tp and dp those with most stages together first."""
+        """Kinds of stages on the pool. Of each tp and dp, the kind with most stages per node is first."""
         return tuple(
             StageKind(tp, dp, stages_per_node)
             for tp, dp in self.degrees(pool, micro_batch_size)
@@ -143,21 +142,21 @@ class UnevenSpace:
         )
 
     def stages_per_node(self, pool: int, stage: int) -> int:
-        """Stages of a pipeline, of so many devices each, that lie together in a node of the pool, at most."""
+        """Stages of a pipeline, of `stage` devices each, in a node of the pool, at most."""
         most = max_stages_per_node(self.pools[pool].node.devices, stage)
         return min(most, _powers_of_two(self.most_stages)[-1])
 
     def spread(self, pool: int, kind: StageKind) -> StageSpread | None:
-        """How stages of the kind are spread; None where as many as a node holds lie together."""
+        """How stages of the kind are spread; None where a node has as many of them as it can."""
         stage = kind.tp * kind.dp
         if kind.stages_per_node == self.stages_per_node(pool, stage):
             return None
         return StageSpread(kind.stages_per_node, self.pools[pool].node.devices // stage)
 
     def degrees(self, pool: int, micro_batch_size: int) -> tuple[Degrees, ...]:
-        """Of the stages that fit inside a node of the pool and that the model allows.
+        """tp and dp of the stages that fit inside a node of the pool and that the model allows.
 
-        A stage has a power of two of devices that divides the node's, so that stages of any sizes fill
+        A stage has a power of two of devices that divides the node's devices, so stages of any sizes fill
         nodes without gaps.
         """
         limits = limits_of(self.model, self.job)
@@ -177,13 +176,14 @@ class UnevenSpace:
         return tuple(found)
 
     def pairs(self, subproblem: UnevenSubproblem) -> tuple[Site, ...]:
-        """The pairs of pools on which the block has braids; alike pipelines have none."""
+        """The pairs of pools on which the subproblem has mixed-pool stages; identical pipelines have none."""
         if subproblem.is_alike or not 2 <= subproblem.micro_batch_size <= self.limits.mixed_stage_rows:
             return ()
         return tuple(combinations(subproblem.pools, 2))
 
     def mixed_pool_stages(self, pair: Site, micro_batch_size: int) -> tuple[MixedPoolKind, ...]:
-        """Every braid of the two pools: a row or more for each, and any tp that a stage of its own has."""
+        """Every kind of mixed-pool stage on the pair: at least one row per part, and any tp of a stage on one
+        pool."""
         one, other = ([tp for tp, _ in self.degrees(pool, 1)] for pool in pair)
         return tuple(
             MixedPoolKind((a, b), (rows, micro_batch_size - rows))
@@ -193,8 +193,8 @@ class UnevenSpace:
         )
 
     def subproblems(self) -> list[UnevenSubproblem]:
-        """All plans of the space, in disjoint blocks but that plans on fewer pools are in those of more too,
-        where their links cost no less."""
+        """All plans of the space, as subproblems. They are disjoint, except that plans on fewer pools are
+        also in those of more pools, where their links cost no less."""
         found = []
         for union in self.unions():
             for size in self.micro_batch_sizes:
@@ -205,15 +205,17 @@ class UnevenSpace:
         return found
 
     def widest(self, union: tuple[int, ...], micro_batch_size: int) -> UnevenSubproblem:
-        """All plans on these pools with one micro-batch size."""
+        """The subproblem of all plans on these pools with one micro-batch size."""
         devices = sum(self.pools[pool].devices for pool in union)
         most = min(devices, self.job.global_batch_size // micro_batch_size)
         return UnevenSubproblem(pools=union, micro_batch_size=micro_batch_size, least=1, most=most)
 
     def problem(self, pool: int, union: tuple[int, ...], is_alike: bool) -> Problem:
-        """The cost model's view of a pool that works together with the others of a union: its own devices and
-        inner links; what leaves a node goes at the pace of the union's slowest end, and where pipelines
-        are alike only what leaves the pool does."""
+        """The cost model's problem of one pool in a union of pools.
+
+        It has the pool's own devices and inner tiers. Traffic that leaves a node has the rate of the union's
+        slowest network cards. Where pipelines are identical, only traffic that leaves the pool has it.
+        """
         own = cluster_of_pools(self.cluster, [self.pools[pool]])
         if len(union) == 1:
             return bind(self.model, own, self.job)
@@ -224,7 +226,8 @@ class UnevenSpace:
         )
 
     def unit(self, pool: int) -> int:
-        """Devices of the pool that a set of alike pipelines fills beside others: a node's on a large pool."""
+        """Devices of the pool in multiples of which sets of identical pipelines take them: a node's on a
+        large pool, else 1."""
         return (
             self.pools[pool].node.devices if self.pools[pool].nodes > self.limits.whole_node_threshold else 1
         )
@@ -241,13 +244,15 @@ def _powers_of_two(most: int) -> list[int]:
     return [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent <= most]
 
 
+# Pipeline shapes
+
 Ints = NDArray[np.int64]
 IntTuple = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineShape:
-    """A pipeline but for its layout: the kind of its stages on each site, and how many there are."""
+    """A pipeline without its layout: the kind of its stages on each site, and how many there are."""
 
     kinds: IntTuple
     counts: IntTuple
@@ -255,9 +260,11 @@ class PipelineShape:
 
 @dataclass(frozen=True, slots=True)
 class PipelineShapes:
-    """Pipelines but for their layouts: `kinds` and `counts` of stages, of shape (pipelines, sites); and how
-    many `set_size` ones fill whole units, where stages are spread the nodes of each group of them, with the
-    units of each pool that these take together (`devices`, of shape (pipelines, pools))."""
+    """Pipeline shapes as columns: `kinds` and `counts` of stages, of shape (shapes, sites).
+
+    Pipelines of a shape come in sets of `set_size` identical ones, which fill whole units and the nodes of
+    spread stages. `devices`, of shape (shapes, pools), has the units of each pool that a set takes.
+    """
 
     kinds: Ints
     counts: Ints
@@ -265,7 +272,7 @@ class PipelineShapes:
     set_size: Ints
 
     def at(self, place: int) -> PipelineShape:
-        """One of them."""
+        """The shape at index `place`."""
         return PipelineShape(tuple(self.kinds[place].tolist()), tuple(self.counts[place].tolist()))
 
 
@@ -278,9 +285,12 @@ def shapes_of(
     most_stages: int,
     most_sites: int,
 ) -> PipelineShapes:
-    """Every pipeline on at most so many sites for which there are devices, short ones first; `stage_devices`
-    has the devices of each pool that a stage takes, by site and kind, `spread` how stages lie where fewer of
-    them are together than could be."""
+    """Every pipeline shape on at most `most_sites` sites for which there are devices, those with few stages
+    first.
+
+    `stage_devices` has the devices of each pool that a stage takes, by site and kind; `spread` has how the
+    stages of each kind are spread, if they are.
+    """
     unit, available = np.array(units), np.array(devices) // np.array(units)
     stage = [np.array(some) for some in stage_devices]
     empty = np.empty((0, len(stage_devices)), dtype=np.int64)
@@ -313,9 +323,9 @@ def shapes_of(
 
 
 def families_of(spread: tuple[tuple[StageSpread | None, ...], ...], shapes: PipelineShapes) -> Ints:
-    """Numbers of the pipelines that differ in how their stages are spread alone, the same for all of them; -1
-    for one that none is like."""
-    # Of each kind the one before it that is not spread.
+    """Numbers the families of shapes that differ only in how their stages are spread; -1 for a shape that is
+    alone."""
+    # For each kind, the kind before it that is not spread.
     whole = [
         np.maximum.accumulate([kind * (one is None) for kind, one in enumerate(some)]) for some in spread
     ]
@@ -327,7 +337,7 @@ def families_of(spread: tuple[tuple[StageSpread | None, ...], ...], shapes: Pipe
 
 
 def spread_set_size(spread: Sequence[Sequence[StageSpread | None]], shape: PipelineShape) -> int:
-    """How many alike pipelines fill the nodes of each of their groups of stages that are spread."""
+    """How many identical pipelines fill the nodes of each of their groups of spread stages."""
     of = [(some[kind], count) for some, kind, count in zip(spread, shape.kinds, shape.counts, strict=True)]
     return lcm(
         *(one.set_size(count) for one, count in of if count and one is not None and one.has_effect(count))
@@ -335,8 +345,7 @@ def spread_set_size(spread: Sequence[Sequence[StageSpread | None]], shape: Pipel
 
 
 def _distinct_spreads(spread: Sequence[StageSpread | None], stages: int) -> tuple[Ints, Ints]:
-    """The kinds as which so many stages of a site lie otherwise than as any other, and how many alike
-    pipelines fill the nodes of each of their groups."""
+    """The kinds in which `stages` stages have distinct node slots, and the set size of each."""
     kinds = [kind for kind, one in enumerate(spread) if one is None or one.has_effect(stages)]
     of = [spread[kind] for kind in kinds]
     return np.array(kinds), np.array([1 if one is None else one.set_size(stages) for one in of])
@@ -345,8 +354,9 @@ def _distinct_spreads(spread: Sequence[StageSpread | None], stages: int) -> tupl
 def _counts(
     stage_devices: Sequence[Sequence[IntTuple]], devices: IntTuple, most_stages: int
 ) -> list[IntTuple]:
-    """How many stages of each site a pipeline may have, short pipelines first; of the sites that are pairs of
-    pools it has stages on one at most. A kind of each site takes the least of every pool."""
+    """How many stages a pipeline may have on each site, those with few stages first. A pipeline has
+    mixed-pool stages on at most one pair. The first kind of each site takes the fewest devices of every pool.
+    """
     most = [
         min(most_stages, *(there // need for there, need in zip(devices, some[0], strict=True) if need))
         for some in stage_devices
@@ -366,7 +376,7 @@ def _counts(
 
 
 def max_stages_per_node(devices: int, stage: int) -> int:
-    """Stages of so many devices, a power of two of them, that divide a node of `devices`."""
+    """Stages of `stage` devices each that divide a node of `devices`: the largest such power of two."""
     most = 1
     while devices % (2 * most * stage) == 0:
         most *= 2

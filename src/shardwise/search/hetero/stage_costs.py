@@ -1,24 +1,18 @@
-"""Every stage that a block's pipelines may have, priced: by site, kind, place, layers.
+"""Costs of every stage and hop that the pipelines of a subproblem may have.
 
-Arrays have shape (kinds, places, ends, layers): `place` counts stages from the last (1) to the first, `ends`
-is 1 for a pipeline's first stage, `layers` runs from 0, which no stage has. What depends on how many stages
-of the pipeline lie together in a node has an axis of `node_slots` behind that of kinds. What does not fit
-takes forever. Of the ways to recompute, each stage has the fastest that fits: none is slower in any other
-respect.
+`StageCostModel.options` returns `StageOptions`: one `SiteCosts` and one `StageHops` for each site. Arrays of
+`SiteCosts` have shape (kinds, places, ends, layers). `place` counts stages from the last (1) to the first,
+`ends` is 1 for a pipeline's first stage, and `layers` starts at 0, which no stage has. Gathering, reduction
+and the end of the step have a further axis of node slots after the kinds. A stage that does not fit takes
+infinite time. Each stage has the fastest recomputation that fits: no other is faster in any respect.
 
-Stages on two pools at once: each part is priced by itself, and the slower of both tells.
+The stages that a pipeline has on one pool form *groups*, each in one node (`group_sizes`). Hops inside a
+group stay in the node. A hop that leaves it shares the node's cards with the node's other groups, as if all
+groups were equal in size.
 
-The parts of a braid are two replicas of its layers that split the rows of every microbatch, in nodes of
-different pools. So they meet, as all replicas of pipelines that differ, on the outermost tier, and whatever
-they hand over leaves their nodes.
-
-Hops between the stages of a pipeline, by where its stages lie.
-
-The stages that a pipeline has on one pool lie in *groups*, each in one node: counted from the pipeline's end,
-as many as a node holds, or fewer where they are spread, if that is a power of two, and of what is left in
-front the largest power of two again and again. Groups of any pipelines fill nodes without gaps. Hops inside a
-group stay in the node; over those that leave it the node's other groups hand over at once, as if all were as
-large.
+Each part of a mixed-pool stage is estimated by itself, and the slower one decides. The parts are two replicas
+in nodes of different pools, so they reduce gradients on the outermost tier, and all of their hops leave the
+node.
 """
 
 from __future__ import annotations
@@ -58,14 +52,17 @@ from shardwise.ties import first_largest
 
 Floats = NDArray[np.float64]
 
+# Mixed-pool stages
+
 MEMORY_FIELDS = ("allocated_bytes", "device_bytes")
-"""Of a price: what is told of one part, not of the slower one."""
+"""Fields of `StageCosts` that are those of the fuller part, not of the slower one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPart:
-    """One pool's part in stages, by tp (the last axis): their price, what a device may use, and what a hop
-    over the outermost tier takes this end, all of the node's devices sending at once."""
+    """One pool's parts of mixed-pool stages, by tp (the last axis): their costs, the usable bytes of a
+    device, and the seconds of a hop over the outermost tier at this end, with all devices of the node sending
+    at once."""
 
     price: StageCosts
     usable_bytes: float
@@ -73,7 +70,7 @@ class PoolPart:
 
     @staticmethod
     def of(kinds: StageKinds, price: StageCosts, chosen: Sequence[int], devices: int) -> PoolPart:
-        """The `chosen` of these kinds on nodes of so many `devices`."""
+        """The `chosen` ones of these kinds on nodes of `devices` devices."""
         count = len(np.atleast_1d(kinds.tp))
 
         def some(values: Any) -> Any:
@@ -85,13 +82,16 @@ class PoolPart:
 
 
 def _is_fuller(one: Any, other: Any) -> Any:
-    """Whether the other part is fuller; of equals the first one counts."""
+    """Whether the other part is fuller; of ties the first counts."""
     return first_largest(np.stack(np.broadcast_arrays(one, other))) == 1
 
 
 def mixed_pool_cost(one: PoolPart, other: PoolPart) -> tuple[StageCosts, Any, Any]:
-    """Of every pair of tp, those of `other` first: what the slower part takes; whether both fit; and which
-    part (0, 1) has the fuller devices, whose bytes are told."""
+    """Costs of mixed-pool stages for every pair of tp, the tp of `other` varying fastest.
+
+    Returns the times of the slower part with the bytes of the fuller one, whether both fit, and which part (0
+    or 1) has the fuller devices.
+    """
     price = {
         field.name: _all_pairs(np.maximum, getattr(one.price, field.name), getattr(other.price, field.name))
         for field in fields(StageCosts)
@@ -110,43 +110,47 @@ def mixed_pool_cost(one: PoolPart, other: PoolPart) -> tuple[StageCosts, Any, An
 
 
 def mixed_pool_hops(one: PoolPart, other: PoolPart) -> Floats:
-    """Seconds of a hop to or from a braid, by pairs of tp: what the slower part needs."""
+    """Seconds of a hop to or from a mixed-pool stage, by pairs of tp: those of the slower part."""
     found: Floats = _all_pairs(np.maximum, one.hop_s, other.hop_s)
     return found
 
 
 def _all_pairs(joined: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
-    """`joined` of every pair of the last axes, the pairs on one last axis."""
+    """`joined` of every pair of the last axes, with all pairs on one last axis."""
     both = joined(np.asarray(one)[..., :, None], np.asarray(other)[..., None, :])
     return both.reshape(*both.shape[:-2], -1)
 
+
+# Node slots and hops
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class StageHops:
-    """Hops of the stages of one pool, of shape (kinds, stages + 1, stages + 1): by how many of them the
-    pipeline has, and which it is, counted from the pipeline's end (1). Seconds from that stage to the next of
-    the same pool where nothing is between them (`near_s`), and to or from a stage of another pool as far as
-    this end needs (`far_s`).
+    """Hops of the stages of one pool, of shape (kinds, stages + 1, stages + 1): by how many stages the
+    pipeline has there, and the stage's place among them, counted from the pipeline's end (1).
 
-    `node_slots`, of the same shape behind an axis that tells whether all of the pipeline's stages are on this
-    pool (1), has the seat of each: a place among `node_slots_of_pool`."""
+    `near_s` are the seconds from that stage to the next one of the pool if it follows directly. `far_s` are
+    the seconds at this end of a hop to or from a stage of another pool.
+
+    `node_slots` has a further first axis, which is 1 if all of the pipeline's stages are on this pool. Its
+    values index the result of `node_slots_of_pool`.
+    """
 
     near_s: Floats
     far_s: Floats
     node_slots: Ints
 
     def total_s(self) -> Floats:
-        """Of shape (kinds, stages + 1): what the hops behind all of the pool's stages but the last take at
-        least, wherever the others lie."""
+        """Lower bound of all hops after the pool's stages except the last, wherever the other stages are;
+        shape (kinds, stages + 1)."""
         least = np.minimum(self.near_s, self.far_s)
         least[:, :, :2] = 0.0
         return np.stack([least[:, n, : n + 1].sum(axis=1) for n in range(least.shape[1])], axis=1)
 
     def least_far_s(self) -> Floats:
-        """Of shape (kinds, stages + 1): what a hop to or from another pool takes this end at least."""
+        """Lower bound of a hop to or from another pool, at this end; shape (kinds, stages + 1)."""
         numbers = range(1, self.far_s.shape[1])
         found = [self.far_s[:, n, 1 : n + 1].min(axis=1) for n in numbers]
         return np.stack([found[0], *found], axis=1)
@@ -154,8 +158,11 @@ class StageHops:
 
 @cache
 def group_sizes(stages: int, most: int) -> tuple[int, ...]:
-    """Sizes of the groups of so many stages from the pipeline's end on; `most` lie together in a node, a
-    power of two."""
+    """Sizes of the groups of `stages` stages, from the pipeline's end on.
+
+    A node has up to `most` stages of a pipeline, a power of two. Each group is the largest power of two up to
+    that and up to the remaining stages, so that groups of any pipelines fill nodes without gaps.
+    """
     found = []
     while stages:
         found.append(min(most, 1 << (stages.bit_length() - 1)))
@@ -166,9 +173,12 @@ def group_sizes(stages: int, most: int) -> tuple[int, ...]:
 def node_slots_of_pool(
     devices: int, sizes: Sequence[int], stages: int, is_tied: bool
 ) -> tuple[NodeSlot, ...]:
-    """Where stages of these sizes may lie in nodes of so many `devices`, in pipelines of up to so many
-    `stages`: with 1, 2, 4, ... together; and then those whose pipeline has no others, which matters where
-    both ends of the model have the same weights (`is_tied`)."""
+    """The node slots that stages of these `sizes` may have in nodes of `devices`, in pipelines of up to
+    `stages` stages.
+
+    First those with 1, 2, 4, ... stages per node. Then the same for stages whose pipeline has no others,
+    which matters if both ends of the model share weights (`is_tied`).
+    """
     most = min(max_stages_per_node(devices, min(sizes)), 1 << (stages.bit_length() - 1))
     powers = [1 << exponent for exponent in range(most.bit_length())]
     whole = [NodeSlot(stages_per_node, devices, True) for stages_per_node in powers[1:] if is_tied]
@@ -184,9 +194,11 @@ def hops_of_pool(
     stages: int,
     node_slots: Sequence[NodeSlot],
 ) -> StageHops:
-    """Hops of pipelines with up to so many `stages` on a pool of nodes of `devices`, which lie on these
-    `node_slots`. `own` has the tiers of the pool, `across` those over which it reaches others, both for
-    stages of these `sizes`; of each kind `kinds` has which of the sizes it has, and how many lie together."""
+    """Hops of pipelines with up to `stages` stages on a pool of nodes of `devices`.
+
+    `own` has the tiers of the pool, `across` the tiers to other pools, both for stages of these `sizes`.
+    `kinds` has, for each kind, the index of its size and its stages per node.
+    """
     inner = max((i for i, tier in enumerate(own.problem.tiers) if tier.span <= devices), default=-1)
     near_s = np.zeros((len(kinds), stages + 1, stages + 1))
     far_s = np.zeros_like(near_s)
@@ -220,13 +232,13 @@ def hops_of_pool(
 
 
 def _seconds(kinds: StageKinds, tier: int, senders: Sequence[int]) -> Floats:
-    """Of a hop over the tier by kind, where so many devices of what the tier joins send at once."""
+    """Seconds of a hop over the tier, by kind, with `senders` adjacent devices below the tier sending at
+    once."""
     return np.asarray(hop_s(kinds, tier, np.array(senders)), dtype=np.float64)
 
 
 def hops_s(hops: Sequence[StageHops], kinds: Sequence[int], pools: Ints) -> Floats:
-    """Seconds behind all stages but the last of layouts, of shape (layouts, stages - 1); `pools` has the pool
-    of each stage."""
+    """Seconds of the hops of layouts, of shape (layouts, stages - 1); `pools` has the pool of each stage."""
     stages = np.arange(pools.shape[1])
     left, number = np.zeros_like(pools), np.zeros_like(pools)
     near, far = np.zeros(pools.shape), np.zeros(pools.shape)
@@ -242,7 +254,7 @@ def hops_s(hops: Sequence[StageHops], kinds: Sequence[int], pools: Ints) -> Floa
 
 
 def node_slots_of(hops: Sequence[StageHops], kinds: Sequence[int], pools: Ints) -> Ints:
-    """The seat of every stage of layouts, of shape (layouts, stages)."""
+    """The node slot of every stage of layouts, of shape (layouts, stages)."""
     found = np.zeros_like(pools)
     for pool, kind in enumerate(kinds):
         mine = pools == pool
@@ -253,12 +265,18 @@ def node_slots_of(hops: Sequence[StageHops], kinds: Sequence[int], pools: Ints) 
     return found
 
 
+# Costs of a subproblem
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteCosts:
-    """Stages on one site: seconds of a forward and a backward; of gathering, reducing and the end of the
-    step, for each of its `node_slots`; the recomputation that was chosen (index in RECOMPUTES, -1 where
-    nothing fits); bytes per device, of a braid those of the part (0 or 1, 0 of others) whose devices are
-    `fullest`."""
+    """Costs of the stages on one site.
+
+    Seconds of a forward and a backward of a micro-batch; of gathering, reduction and the end of the step, for
+    each of its `node_slots`. `recompute` is the index in RECOMPUTES of the chosen recomputation, -1 where
+    nothing fits. Bytes are per device. Of a mixed-pool stage they are those of the part with the fuller
+    devices, which `fullest` names (0 or 1).
+    """
 
     kinds: tuple[StageKind | MixedPoolKind, ...]
     node_slots: tuple[NodeSlot, ...]
@@ -274,17 +292,18 @@ class SiteCosts:
 
     @property
     def work_s(self) -> Floats:
-        """One microbatch forth and back."""
+        """Seconds of one micro-batch, forward and backward."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
-    """The stages of a block, one `SiteCosts` for each of its `sites` (by place in its `pools`, which are the
-    first of them), how those of each kind are `spread`, and their hops, the same both ways. Alike pipelines
-    fill whole `units` of devices.
+    """The stages that a subproblem's pipelines may have, and their hops, which cost the same in both
+    directions.
 
-    Where the block has a range of numbers of pipelines, seconds are the least of any of them.
+    `sites` index `pools`, and the single pools are first. `spread` has how the stages of each kind are
+    spread. Sets of identical pipelines take devices in multiples of `units`. Where the subproblem has a range
+    of numbers of pipelines, all seconds are the least for any of them.
     """
 
     pools: tuple[int, ...]
@@ -300,13 +319,13 @@ class StageOptions:
 
     @property
     def available(self) -> tuple[int, ...]:
-        """Units of each pool that there are."""
+        """Units of devices of each pool."""
         return tuple(count // unit for count, unit in zip(self.devices, self.units, strict=True))
 
     @property
     def unspread(self) -> tuple[tuple[Ints, Ints], ...]:
-        """By site the kinds that are not spread, each of which is followed by the same ones that are; and for
-        each kind its place among these."""
+        """For each site, the kinds that are not spread, and the index of every kind among them. Kinds that
+        differ only in their spread follow the one that is not spread."""
         found = [np.flatnonzero([one is None for one in some]) for some in self.spread]
         return tuple(
             (kinds, np.searchsorted(kinds, np.arange(len(some)), side="right") - 1)
@@ -315,7 +334,7 @@ class StageOptions:
 
     @property
     def stage_devices(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """By site and kind, the devices of each pool that a stage takes."""
+        """Devices of each pool that a stage takes, by site and kind."""
 
         def taken(site: Site, kind: StageKind | MixedPoolKind) -> tuple[int, ...]:
             of = dict(zip(site, devices_by_pool(kind), strict=True))
@@ -326,7 +345,7 @@ class StageOptions:
 
 
 class StageCostModel:
-    """Prices of the blocks of one space; what blocks share is priced once."""
+    """Costs for the subproblems of one space; shared parts are computed once."""
 
     def __init__(self, space: UnevenSpace) -> None:
         self._space = space
@@ -340,7 +359,7 @@ class StageCostModel:
         self._rate = lru_cache(maxsize=None)(self._rate_of)
 
     def options(self, subproblem: UnevenSubproblem) -> StageOptions:
-        """The stages of the block's pipelines."""
+        """The stages of the subproblem's pipelines, with their costs."""
         space = self._space
         pairs = space.pairs(subproblem)
         mixed_pool_stages = [self._mixed_pool_costs(subproblem, pair) for pair in pairs]
@@ -371,17 +390,20 @@ class StageCostModel:
         )
 
     def _extreme_pipeline_counts(self, subproblem: UnevenSubproblem, own: int) -> list[int]:
-        """Numbers of pipelines among which every figure of the block is least: replicas that fill the tiers
-        inside a node, in each of two groups, make the outer ones pay more the more they are, and the rest
-        falls with their number. One pipeline whose stages have no more than one replica, their `own`, has
-        nothing to gather or to reduce, which no number undercuts: it and the most tell all."""
+        """Numbers of pipelines among which each cost of the subproblem has its minimum.
+
+        Until replicas fill the tiers inside a node, in each of two groups, more of them use the outer tiers
+        more. All other costs fall with their number. One pipeline with a single replica (`own`) per stage
+        gathers and reduces nothing, which no other number undercuts, so it and the largest number suffice.
+        """
         inner = max(self._space.pools[pool].node.devices for pool in subproblem.pools)
         few = range(subproblem.least, min(subproblem.most, 2 * inner) + 1)
         return sorted({subproblem.least, subproblem.most, *(few if subproblem.least * own > 1 else ())})
 
     def quick_bound_s(self, subproblem: UnevenSubproblem) -> float:
-        """Seconds that the devices of the block's pools take at least, whatever stages they are: as
-        `lower_bound_s` of the block on all pools, whose stages do no less and fit no worse."""
+        """Quick bound: seconds in which the devices of the subproblem's pools do the work, whatever their
+        stages. The rates are those of the subproblem on all pools, whose stages are at least as fast and fit
+        at least as well."""
         space = self._space
         whole = space.widest(tuple(range(len(space.pools))), subproblem.micro_batch_size)
         rate = sum(self._rate(whole, pool) * space.pools[pool].devices for pool in subproblem.pools)
@@ -389,8 +411,8 @@ class StageCostModel:
         return batches * space.model.layers / rate if rate else float("inf")
 
     def lower_bound_s(self, subproblem: UnevenSubproblem, options: StageOptions) -> float:
-        """Seconds that every plan of the block takes at least: all devices that its pipelines can have work
-        all the time, each on the layers that it is best at."""
+        """Lower bound in seconds of every plan of the subproblem: all devices that its pipelines can have
+        work all the time, each at its best rate."""
         space, rate = self._space, 0.0
         for pool, devices in zip(subproblem.pools, options.devices, strict=True):
             largest = max(tp * dp for tp, dp in space.degrees(pool, subproblem.micro_batch_size))
@@ -403,8 +425,8 @@ class StageCostModel:
         return options.microbatches * options.layers / rate + overhead_s
 
     def _rate_of(self, subproblem: UnevenSubproblem, pool: int) -> float:
-        """Layers of microbatches per second and device of a pool, at best; a braid's by its part of the
-        rows."""
+        """The best rate of a pool: layers of micro-batches per second and device. A mixed-pool stage counts
+        by its share of the rows."""
         stages = self._costs(subproblem, pool)
         rates = [_best_rate(stages, np.array([devices_by_pool(kind)[0] for kind in stages.kinds]))]
         for pair in (pair for pair in self._space.pairs(subproblem) if pool in pair):
@@ -424,7 +446,8 @@ class StageCostModel:
         return self._problem(pool, (pool,), False)
 
     def _kinds_of(self, pool: int, union: tuple[int, ...], size: int, is_alike: bool = False) -> StageKinds:
-        """What stages do by themselves depends on the tiers inside their nodes alone."""
+        """Stage kinds of a pool. Their costs inside a node are shared by all unions with the same inner
+        tiers."""
         problem = self._problem(pool, union, is_alike)
         inside = pool, size, problem.tiers[:-1]
         if inside not in self._inside:
@@ -432,9 +455,11 @@ class StageCostModel:
         return self._inside[inside].among(problem)
 
     def _costs_of(self, subproblem: UnevenSubproblem, pool: int) -> SiteCosts:
-        """The least for any of the block's numbers of pipelines. Where these are on several pools and not
-        alike, replicas of a stage meet on the outermost tier: some of them are on another pool, so in another
-        node."""
+        """The least costs for any of the subproblem's numbers of pipelines.
+
+        If the pipelines are on several pools and not identical, replicas of a stage meet on the outermost
+        tier: some of them are in nodes of another pool.
+        """
         size = subproblem.micro_batch_size
         kinds = self._kinds(pool, subproblem.pools, size, subproblem.is_alike)
         groups = 1 if subproblem.is_alike or len(subproblem.pools) == 1 else 2
@@ -458,7 +483,7 @@ class StageCostModel:
         )
 
     def _degree_indices(self, pool: int, size: int) -> list[int]:
-        """Of the pool's kinds, which of its degrees they have: by these stages are priced."""
+        """The index of each kind's tp and dp among the pool's degrees, for which costs are estimated."""
         degrees = self._space.degrees(pool, size)
         return [degrees.index((kind.tp, kind.dp)) for kind in self._space.kinds(pool, size)]
 
@@ -469,7 +494,8 @@ class StageCostModel:
         return node_slots_of_pool(space.pools[pool].node.devices, sizes, space.most_stages, is_tied)
 
     def _mixed_pool_costs_of(self, subproblem: UnevenSubproblem, pair: Site) -> tuple[SiteCosts, StageHops]:
-        """Both parts of a braid are replicas of its stage: there are twice as many as pipelines."""
+        """Costs and hops of mixed-pool stages. Both parts are replicas of the stage, so there are twice as
+        many replicas as pipelines."""
         size, found = subproblem.micro_batch_size, []
         shape = self._shape([2 * number for number in self._extreme_pipeline_counts(subproblem, 2)], 2)
         mixed_pool_stages = self._space.mixed_pool_stages(pair, size)
@@ -497,7 +523,7 @@ class StageCostModel:
         )
 
     def _part(self, subproblem: UnevenSubproblem, pool: int, rows: int, shape: StageShape) -> PoolPart:
-        """The pool's part in braids, with so many rows, by tp."""
+        """The pool's part of mixed-pool stages with `rows` rows, by tp."""
         kinds = self._kinds(pool, subproblem.pools, rows)
         alone = [index for index, (_, dp) in enumerate(self._space.degrees(pool, rows)) if dp == 1]
         devices = self._space.pools[pool].node.devices
@@ -512,7 +538,7 @@ class StageCostModel:
         )  # fmt: skip
 
     def _timed_shape(self, replicas: Sequence[int], groups: int) -> tuple[StageShape, Ints]:
-        """Every stage that takes another time than others; and which of them each of `_shape` is."""
+        """Every stage with a distinct time, and the index of each stage of `_shape` among them."""
         last, first, count = (axis.reshape(-1, 1) for axis in np.indices((2, *self._axes[1:])))
         shape = StageShape(
             layers=count, in_flight=1, is_first=1.0 * first, is_last=1.0 * last,
@@ -555,7 +581,7 @@ class StageCostModel:
 
 
 def _best_rate(stages: SiteCosts, devices: Floats) -> float:
-    """Layers of microbatches per second and device, at best, where a stage of each kind has so many
+    """The best layers of micro-batches per second and device, where a stage of each kind has `devices`
     devices."""
     layers = np.arange(stages.work_s.shape[-1])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -574,9 +600,12 @@ def _fastest_recompute(
     fullest: Any,
     shape: tuple[int, ...],
 ) -> SiteCosts:
-    """Of each stage, and of each number of pipelines, the fastest recomputation that fits; and of these the
-    least seconds. The recomputation itself and the bytes are those of the first number of pipelines. There is
-    a price for each seat, whose rows `at` are those of the stages; `of` has the column of each kind in it."""
+    """For each stage and number of pipelines the fastest recomputation that fits; then the least seconds over
+    the numbers of pipelines. The recomputation and the bytes are those of the first number.
+
+    `prices` has the costs for each node slot. `at` has the row of each stage in them, `of` the column of each
+    kind.
+    """
     price = prices[0]
     backward_s = np.where(fits, price.backward_s[:, :, at], np.inf)
     chosen = np.argmin(backward_s, axis=0)

@@ -1,14 +1,10 @@
-"""One block of uneven plans: the least time in which its pipelines do all microbatches, or that none is less.
+"""Search of one subproblem: pipelines that process all micro-batches within a time, or a proof that none can.
 
-Whether a block can be done within a time is a question of shares: how many microbatches each pipeline does
-by then, at most by its bound. Where the shares suffice, the pipelines that were taken are bounded closer,
-laid out and evaluated; those that take longer than their bound said do fewer microbatches from then on, and
-the question is asked again. So a block is done within a time only where evaluated pipelines do it.
-
-What is known of the pipelines of a block: how many microbatches each may do in a time, and its layouts.
-
-Pipelines are bounded soon, and closer where they matter; those that are chosen are laid out and evaluated,
-and do fewer microbatches from then on where they take longer than their bound said.
+Whether a time is possible is a knapsack: how many micro-batches each pipeline may do by then, at most by its
+bound. The pipelines that the knapsack chooses are bounded more closely, laid out and evaluated. Those that
+take longer than their bound do fewer micro-batches from then on, and the knapsack is solved again. So a time
+is reached only by evaluated pipelines. `KnapsackSearch` combines any pipelines, `IdenticalPipelineSearch`
+uses one shape.
 """
 
 from __future__ import annotations
@@ -33,24 +29,25 @@ from shardwise.search.hetero.stage_costs import StageOptions
 Ints = NDArray[np.int64]
 
 MAX_STEP_S = 1e9
-"""No step takes so long."""
+"""Seconds that no step exceeds."""
 
 BOUNDS_PER_ROUND = 128
-"""Pipelines that are bounded closer before shares are told."""
+"""Critical pipelines that are bounded closely before the knapsack is solved again."""
 
 EFFORT_FACTOR, MAX_EFFORT = 8, 2000
-"""Times as many partial layouts where too few did not do, and how many are too many for that."""
+"""Factor on the number of partial pipelines after a truncated search, and the number from which it is not
+increased."""
 
 MAX_ROUNDS = 60
-"""Times that pipelines are bounded closer for a wide range of their numbers."""
+"""Rounds of close bounds for a wide range of numbers of pipelines, at most."""
 
 BISECTIONS = 2
-"""Halvings of the time in which a block's bound lies before it is searched."""
+"""Bisections of the time interval of a subproblem's quick bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedPipeline:
-    """One pipeline of a plan: its shape, microbatches and best layout."""
+    """One pipeline of a plan: its shape, micro-batches and best layout."""
 
     shape: PipelineShape
     microbatches: int
@@ -58,9 +55,12 @@ class EvaluatedPipeline:
 
 
 class SubproblemSearch(ABC):
-    """Answers whether pipelines of a block do all microbatches within a time, sharper each time. Subclasses
-    tell which pipelines are taken together. What holds in a `parent` block, whose figures are no more, holds
-    here."""
+    """Decides whether pipelines of a subproblem process all micro-batches within a time, with bounds that get
+    closer with each call.
+
+    Subclasses say which pipelines may be combined. The costs of a `parent` subproblem are no higher, so its
+    bounds hold here too.
+    """
 
     def __init__(
         self,
@@ -83,19 +83,19 @@ class SubproblemSearch(ABC):
             options.most_stages,
             most_sites or len(options.sites),
         )
-        # Of pipelines that come in sets larger than all may be there are none.
+        # Pipelines whose sets are larger than `most` cannot be used.
         self._most = np.where(self.shapes.set_size <= most, options.microbatches, 0)
         self.capacity = CapacityRelaxation(options, self.shapes.kinds, self.shapes.counts)
         self._bounds: dict[int, dict[int, float]] = {}
         self._family_bounds: dict[int, dict[int, float]] = {}
         self._family_members: dict[int, Ints] = {}
         self._known: dict[int, dict[int, PipelineSolution]] = {}
-        self._horizon_s = 0.0  # the longest time that was asked for: what takes longer is not told apart
+        self._horizon_s = 0.0  # the longest time requested so far; bounds above it are not distinguished
         self.evaluated, self.bounded = 0, 0
-        """Layouts that were evaluated; runs of stages whose layouts were bounded together."""
+        """Layouts evaluated; suffixes (runs of stages) whose layouts were bounded together."""
         self.was_truncated = False
-        """Whether layouts were left unevaluated, or time was over: then `within` may miss a plan, but not
-        `is_possible`."""
+        """Whether layouts were left unevaluated, or time was over. Then `within` may miss a plan;
+        `is_possible` remains valid."""
 
     @cached_property
     def _table(self) -> StageTable:
@@ -107,17 +107,20 @@ class SubproblemSearch(ABC):
 
     @property
     def share(self) -> int:
-        """Microbatches of a pipeline, at most; more are not asked for."""
+        """Micro-batches of a pipeline, at most."""
         return self.options.microbatches
 
     @property
     @abstractmethod
     def is_exact(self) -> bool:
-        """Whether plans with other numbers of pipelines than from `least` to `most` are told apart."""
+        """Whether plans with numbers of pipelines outside `least` to `most` are excluded."""
 
     def may_finish(self, time_s: float) -> bool:
-        """Whether what is soon told does not forbid a plan within `time_s`: asked first of the pipelines that
-        matter if all do what they may at most, at the fewest microbatches with which they matter."""
+        """Whether quick bounds allow a plan within `time_s`.
+
+        They are first tested for the critical pipelines, at the fewest micro-batches with which these are
+        critical.
+        """
         done = self.quick_bound(time_s)
         can = np.zeros_like(done)
         while True:
@@ -132,23 +135,26 @@ class SubproblemSearch(ABC):
         return len(places) > 0 and len(self.critical(self.proven(time_s))[0]) > 0
 
     def are_too_few(self, pipelines: int, time_s: float) -> bool:
-        """Whether so many pipelines cannot do all microbatches within `time_s`, whatever they are."""
+        """Whether `pipelines` pipelines cannot process all micro-batches within `time_s`, whatever they
+        are."""
         return pipelines * int(self.quick_bound(time_s).max(initial=0)) < self.options.microbatches
 
     @abstractmethod
     def critical(self, done: Ints) -> tuple[Ints, Ints]:
-        """The shapes without which all microbatches cannot be done, the dearest first, if each does so many;
-        none where they cannot be done anyway. And how many microbatches of each are too few to be so dear,
-        and one more."""
+        """The critical shapes, most critical first, if each does `done` micro-batches: without them not all
+        micro-batches can be done. None if these cannot be done in any case.
+
+        Also returns, for each of them, the fewest micro-batches with which it is critical.
+        """
 
     @abstractmethod
     def chosen(self, done: Ints) -> Counter[int] | None:
-        """Sets of shapes, with counts, that do all microbatches if each shape does so many; None where none
-        do."""
+        """Sets of shapes, with counts, that process all micro-batches if each shape does `done`; None where
+        no sets do."""
 
     def bound_s(self, lower_bound_s: float, most_s: float) -> float:
-        """Seconds that every plan of the block takes at least, between `lower_bound_s` and `most_s`, soon
-        told."""
+        """Quick lower bound in seconds of every plan of the subproblem, between `lower_bound_s` and
+        `most_s`."""
         if most_s == float("inf"):
             most_s = lower_bound_s
             while not self.may_finish(most_s) and most_s < MAX_STEP_S:
@@ -164,8 +170,8 @@ class SubproblemSearch(ABC):
         return lower_bound_s
 
     def within(self, time_s: float) -> list[tuple[EvaluatedPipeline, int]] | None:
-        """Pipelines, with counts, that do all microbatches within `time_s`; None where there are none, or
-        none was found."""
+        """Pipelines, with counts, that process all micro-batches within `time_s`; None where there are none,
+        or none was found."""
         self._horizon_s = max(self._horizon_s, time_s)
         while not self._clock.is_over:
             done = self._optimistic(time_s)
@@ -187,7 +193,7 @@ class SubproblemSearch(ABC):
         return None
 
     def increase_effort(self) -> bool:
-        """Takes up again what was given up, with more partial layouts; whether that is worth while."""
+        """Allows truncated searches more partial pipelines; returns whether that is useful."""
         if not self.was_truncated or self._effort >= MAX_EFFORT:
             return False
         self._effort *= EFFORT_FACTOR
@@ -198,8 +204,8 @@ class SubproblemSearch(ABC):
         return True
 
     def is_refuted(self, time_s: float) -> bool:
-        """Whether bounds of pipelines, as close as they are at hand, forbid every plan within `time_s`; some
-        rounds of them, while there is time."""
+        """Whether the bounds of pipelines exclude every plan within `time_s`. Critical pipelines are bounded
+        closely for some rounds, while there is time."""
         self._horizon_s = max(self._horizon_s, time_s)
         for _ in range(MAX_ROUNDS):
             if self._clock.is_over:
@@ -213,13 +219,13 @@ class SubproblemSearch(ABC):
         return False
 
     def is_possible(self, time_s: float) -> bool:
-        """Whether nothing that is proven forbids a plan within `time_s`."""
+        """Whether the proven bounds allow a plan within `time_s`."""
         done = self.proven(time_s)
         return len(self.critical(done)[0]) > 0 and self.chosen(done) is not None
 
     def _bound_new(self, places: Ints, threshold: Ints, done: Ints) -> bool:
-        """Bounds those of the shapes that are not: at the fewest microbatches that matter, which most of them
-        cannot do, and then at what they do; whether there were any."""
+        """Bounds the shapes that have no bound yet: first at the fewest critical micro-batches, which most
+        cannot do, then at `done`. Returns whether there were any."""
         m = done[places]
         return (
             self._bound_by_family(places, threshold)
@@ -229,7 +235,7 @@ class SubproblemSearch(ABC):
         )
 
     def _bound_individually(self, places: Ints, microbatches: Ints) -> bool:
-        """Bounds those of the shapes that are not at the first of so many microbatches, at all of them."""
+        """Bounds the shapes that have no bound at the first of their `microbatches`, at all of these."""
         news = [
             at
             for at, (place, m) in enumerate(zip(places.tolist(), microbatches[:, 0].tolist(), strict=True))
@@ -239,8 +245,8 @@ class SubproblemSearch(ABC):
         return bool(news)
 
     def _bound_by_family(self, places: Ints, microbatches: Ints) -> bool:
-        """The same of those that differ in how they are spread alone, at the most that is asked of any of
-        them: what no way to spread them does needs no closer look."""
+        """The same for families of shapes that differ only in their spread, at the most micro-batches
+        requested of any member. A refuted family needs no bounds of its members."""
         requested: dict[int, tuple[int, int]] = {}
         for place, m in zip(places.tolist(), microbatches.tolist(), strict=True):
             family = int(self._families[place])
@@ -261,8 +267,8 @@ class SubproblemSearch(ABC):
         return bool(news)
 
     def _optimistic(self, time_s: float) -> Ints:
-        """The most that each shape does in time as far as is known; where its layouts were given up, as if
-        the best of them were the best."""
+        """The most micro-batches that each shape may do in time. Where the search of its layouts was
+        truncated, the best known layout counts as the optimum."""
         found = np.minimum(self.proven(time_s), self.share)
         for place, known in self._known.items():
             most = int(found[place])
@@ -274,25 +280,25 @@ class SubproblemSearch(ABC):
         return found
 
     def proven(self, time_s: float) -> Ints:
-        """No shape does more than this in time."""
+        """Upper bound of the micro-batches of each shape in time."""
         time_s = min(time_s, MAX_STEP_S)
         return self._without_refuted(
             self.capacity.microbatches(time_s, self._parent_limit(time_s)).copy(), time_s
         )
 
     def quick_bound(self, time_s: float) -> Ints:
-        """Nor more than this, which is told sooner."""
+        """The same from quick bounds: cheaper and no closer."""
         time_s = min(time_s, MAX_STEP_S)
         return self._without_refuted(self.capacity.quick_bound(time_s, self._parent_limit(time_s)), time_s)
 
     def _parent_limit(self, time_s: float) -> Ints:
-        """Nor than this, by what is known of the wider block."""
+        """The same from the parent subproblem."""
         return (
             self._most if self._parent is None else np.minimum(self._parent.quick_bound(time_s), self._most)
         )
 
     def _without_refuted(self, found: Ints, time_s: float) -> Ints:
-        """Without what bounds of pipelines and of families refute."""
+        """Lowers `found` to the numbers that the bounds of pipelines and families allow."""
         for place, bounds in self._bounds.items():
             refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
             if refuted is not None:
@@ -305,7 +311,7 @@ class SubproblemSearch(ABC):
         return found
 
     def _is_proven(self, place: int, microbatches: int, time_s: float) -> bool:
-        """Whether the shape is known to do so many microbatches in time; looks closer where it is not."""
+        """Whether a layout of the shape does `microbatches` in time; searches for one where none is known."""
         known = self._known.setdefault(place, {})
         found = known.get(microbatches)
         if found is not None and found.time_s <= time_s:
@@ -332,7 +338,7 @@ class SubproblemSearch(ABC):
         return found.time_s <= time_s
 
     def _bound_shapes(self, places: list[int], microbatches: Ints) -> None:
-        """Bounds shapes at so many microbatches each, a row for each of them."""
+        """Bounds shapes at a row of numbers of micro-batches each."""
         if not places:
             return
         shapes = [self.shapes.at(place) for place in places]
@@ -343,7 +349,7 @@ class SubproblemSearch(ABC):
     def _bounds_of(
         self, shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], microbatches: Ints
     ) -> list[dict[int, float]]:
-        """Of pipelines of such kinds and counts, at so many microbatches each; as far as times matter."""
+        """Bounds of shapes (kinds and counts) by micro-batches, a row of numbers each; up to the horizon."""
         requested = [shape for shape in shapes for _ in range(microbatches.shape[1])]
         relaxation = SuffixRelaxation(self._table, requested, microbatches.ravel(), None, self._horizon_s)
         self.bounded += relaxation.suffix_count
@@ -359,7 +365,7 @@ class SubproblemSearch(ABC):
 
 
 def _tighten(bounds: dict[int, float], more: dict[int, float]) -> None:
-    """Takes over bounds by microbatches where they are higher."""
+    """Updates bounds by micro-batches where `more` has higher ones."""
     for m, bound_s in more.items():
         bounds[m] = max(bounds.get(m, 0.0), bound_s)
 
@@ -367,7 +373,7 @@ def _tighten(bounds: dict[int, float], more: dict[int, float]) -> None:
 _NONE: Ints = np.empty(0, dtype=np.int64)
 
 ROUNDING = 1e-9
-"""Of the microbatches that are wanted, for rounding."""
+"""Relative slack of the required micro-batches, for rounding."""
 
 
 def subproblem_search(
@@ -378,18 +384,21 @@ def subproblem_search(
     most_sites: int | None = None,
     clock: SearchClock | None = None,
 ) -> SubproblemSearch:
-    """The search of a block, with at most so many partial layouts of one pipeline, until the `clock` is over;
-    `parent` is that of a block with all of its numbers of pipelines and more."""
+    """The search of a subproblem, with at most `effort` partial pipelines for one pipeline, until the `clock`
+    is over.
+
+    `parent` is the search of a subproblem that includes this one's numbers of pipelines.
+    """
     kind = IdenticalPipelineSearch if subproblem.is_alike else KnapsackSearch
     return kind(options, subproblem.least, subproblem.most, effort, parent, most_sites, clock)
 
 
 class KnapsackSearch(SubproblemSearch):
-    """Any pipelines side by side: shares are a knapsack."""
+    """Any pipelines together: their shares are a knapsack."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether plans with other numbers of pipelines than the block's are told apart."""
+        """Whether the knapsack is exact in the number of pipelines."""
         items = self._items(self.proven(MAX_STEP_S))
         return is_exact_dp(self.options.available, len(non_dominated(items)), self.most)
 
@@ -398,7 +407,7 @@ class KnapsackSearch(SubproblemSearch):
         return KnapsackDual(self.options.available, self.shapes.devices)
 
     def critical(self, done: Ints) -> tuple[Ints, Ints]:
-        """By prices on the devices."""
+        """By Lagrangian multipliers on devices."""
         required, set_size = self.options.microbatches, self.shapes.set_size
         if self.most * int(done.max(initial=0)) < required:
             return _NONE, _NONE
@@ -416,22 +425,22 @@ class KnapsackSearch(SubproblemSearch):
 
 
 class IdenticalPipelineSearch(SubproblemSearch):
-    """Pipelines that have the same stages: as many of one shape as are needed, if there are devices."""
+    """Identical pipelines: as many of one shape as are needed, if there are devices."""
 
     @property
     def share(self) -> int:
-        """Its part of them, where pipelines are fewest."""
+        """The share of a pipeline where pipelines are fewest."""
         return -(-self.options.microbatches // self.least)
 
     @property
     def is_exact(self) -> bool:
-        """Numbers of pipelines are always told apart."""
+        """Numbers of pipelines are always exact."""
         return True
 
     @cached_property
     def _needed(self) -> Ints:
-        """What each shape has to do where there are as many of it as can be; nothing where there are too
-        few."""
+        """Micro-batches that each shape must do if there are as many pipelines as the devices allow; 0 where
+        these are too few."""
         sets = (np.array(self.options.available) // np.maximum(self.shapes.devices, 1)).astype(np.int64)
         sets = np.where(self.shapes.devices > 0, sets, self.most).min(axis=1)
         number = np.minimum(sets, self.most // self.shapes.set_size) * self.shapes.set_size
@@ -439,12 +448,12 @@ class IdenticalPipelineSearch(SubproblemSearch):
         return np.where(number >= self.least, needed, 0)
 
     def may_finish(self, time_s: float) -> bool:
-        """Whether any shape may do what it has to."""
+        """Whether any shape may do the micro-batches that it must."""
         places = np.flatnonzero(self._needed)
         return bool(self.capacity.can_do(places, self._needed[places], time_s).any())
 
     def critical(self, done: Ints) -> tuple[Ints, Ints]:
-        """Those of which there are devices for as many as do all microbatches."""
+        """The shapes for which there are devices to do all micro-batches."""
         number = self._number(done)
         there = np.array(self.options.available)
         sets = number // self.shapes.set_size
@@ -454,7 +463,7 @@ class IdenticalPipelineSearch(SubproblemSearch):
         return found, self._needed[found]
 
     def chosen(self, done: Ints) -> Counter[int] | None:
-        """The one that does most."""
+        """The shape that does most."""
         places, _ = self.critical(done)
         if not len(places):
             return None

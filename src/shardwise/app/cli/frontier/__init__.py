@@ -1,1 +1,1 @@
-"""The command `frontier`: curves of time against memory, as tables, a document, plan files and a plot."""
+"""The command `frontier`: Pareto frontiers of step time and memory as tables, JSON, plan files and a plot."""

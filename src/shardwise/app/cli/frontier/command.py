@@ -1,6 +1,8 @@
-"""What `frontier` answers: search the curves, pick a point, then a card or a document.
+"""The command `frontier`: searches a Pareto frontier per part of the cluster, chooses a point, and prints a
+card or JSON.
 
-`frontier --save DIR`: a plan file for each point, and an index of them.
+`frontier` and `answered` are the entry points; `save` writes a plan file per point and an index for `--save
+DIR`.
 """
 
 from __future__ import annotations
@@ -65,18 +67,19 @@ from shardwise.strategy import parse_fields
 from shardwise.units import format_bytes, parse_quantity
 
 INDEX = "frontier.json"
+"""The file of `--save` that lists the points and the names of their plan files."""
 
 LayoutT = TypeVar("LayoutT")
 
 
 def check_folder(folder: str) -> None:
-    """Refuse, before any work is done, a folder that cannot be made or written into."""
+    """ConfigError, before the search, where the folder cannot be created or written into."""
     if os.path.isdir(folder):
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError("cannot be written into", file=printable(folder), key="--save")
     elif os.path.exists(folder) or not os.path.isdir(os.path.dirname(os.path.abspath(folder))) or not folder:
         raise ConfigError(
-            "is not a folder, nor a new name in one",
+            "is neither a folder nor a new name in a folder",
             key="--save",
             found=repr(folder) if not folder else printable(folder),
             allowed="a folder, for a plan file per point",
@@ -86,13 +89,13 @@ def check_folder(folder: str) -> None:
 def save(
     folder: str, subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], *, inputs: Sequence[str]
 ) -> list[str]:
-    """Writes a plan for each point that a plan file holds, then the answer with their names; each file is
-    written whole or not at all, the index last. Returns what there is to say."""
+    """Write a plan file for each point that a plan file can represent, then the answer with their names. Each
+    file is written atomically, the index last. Returns a note."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot be made: {why}", file=printable(folder), key="--save") from error
+        raise ConfigError(f"cannot be created: {why}", file=printable(folder), key="--save") from error
     names: list[str | None] = []
     digits = len(str(len(found.points)))
     for number, point in enumerate(found.points, start=1):
@@ -115,7 +118,7 @@ def save(
     document = frontier_document(subject, found)
     write_file(index, (json.dumps({**document, "plans": names}, indent=2) + "\n").encode("ascii"))
     plans_written = sum(name is not None for name in names)
-    return [f"wrote {plans_written} plans of {len(names)} points and {INDEX} in {folder}"]
+    return [f"wrote {plans_written} plans for {len(names)} points and {INDEX} to {folder}"]
 
 
 OBJECTIVES = (("time", "memory"), ("time", "memory", "cost"))
@@ -123,7 +126,7 @@ OBJECTIVES = (("time", "memory"), ("time", "memory", "cost"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierOptions:
-    """The options of `frontier` beside those of the job, as given; None where one was left out."""
+    """The options of `frontier` other than those of the job, as given; None where one was left out."""
 
     mode: str
     memory_limit: str | None
@@ -144,7 +147,8 @@ class FrontierOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierQuery:
-    """The same, read; the limit is infinite and `sizes` None where nothing was given."""
+    """The options of a frontier, parsed; `limit_bytes` is infinite and `sizes` None where they were left
+    out."""
 
     mode: str
     limit_bytes: float
@@ -155,7 +159,7 @@ class FrontierQuery:
 
 def frontier(options: JobOptions, frontier_options: FrontierOptions) -> Output:
     """The answer of `frontier` for a transformer or an operator graph. Infeasible where nothing fits, with
-    the smallest point where it is the limit that is too low."""
+    the smallest point where `--memory-limit` is below it."""
     query = read_query(frontier_options)
     if is_graph(options.model):
         return _graph_frontier(options, query, frontier_options)
@@ -198,7 +202,7 @@ def frontier(options: JobOptions, frontier_options: FrontierOptions) -> Output:
 def _require_candidates(
     space: SpaceChoice, fixed: Mapping[str, Value], request: Request, *, uses_all: bool
 ) -> None:
-    """ConfigError where the values of a space file leave no candidate on any part of the cluster."""
+    """ConfigError where a space file leaves no candidate on any part of the cluster."""
     refusal: ConfigError | None = None
     for part in PartChoice(request.cluster, uses_all).unions:
         try:
@@ -210,7 +214,7 @@ def _require_candidates(
 
 
 def _graph_frontier(options: JobOptions, query: FrontierQuery, frontier_options: FrontierOptions) -> Output:
-    """The answer for an operator graph. Options that change nothing for a graph are read all the same."""
+    """The answer for an operator graph. Options without effect on a graph are still validated."""
     workers(frontier_options.workers)
     for option, given, default in (
         ("--space", frontier_options.space, "default"),
@@ -218,8 +222,8 @@ def _graph_frontier(options: JobOptions, query: FrontierQuery, frontier_options:
     ):
         if given != default:
             raise ConfigError(
-                "is about strategies, and a graph has a layout for each operator", key=option,
-                found=short_repr(given), allowed="a transformer, or the option left out",
+                "applies to transformers; a graph has a layout per operator", key=option,
+                found=short_repr(given), allowed="a transformer, or no such option",
             )  # fmt: skip
     if frontier_options.save is not None:
         check_folder(frontier_options.save)
@@ -236,22 +240,22 @@ def _graph_frontier(options: JobOptions, query: FrontierQuery, frontier_options:
 
 
 def fixed_fields(frontier_options: FrontierOptions) -> dict[str, int | str | bool]:
-    """The fields of a strategy that are held to one value: those of `--fix`, and `pp` by `--stages`."""
+    """The fixed fields of a strategy: those of `--fix`, and `pp` by `--stages`."""
     if frontier_options.microbatches is not None:
         raise ConfigError(
-            "is about graphs: a strategy has its micro_batch_size", key="--microbatches",
+            "applies to graphs; a strategy has micro_batch_size", key="--microbatches",
             found=short_repr(frontier_options.microbatches), allowed="--fix micro_batch_size=N",
         )  # fmt: skip
     if frontier_options.meshes != "tiers":
         raise ConfigError(
-            "is about graphs: a strategy has its degrees and axis_order", key="--meshes",
+            "applies to graphs; a strategy has degrees and axis_order", key="--meshes",
             found=short_repr(frontier_options.meshes), allowed="--fix tp=N,axis_order=...",
         )  # fmt: skip
     fixed = parse_fields(frontier_options.fix, key="--fix")
     if frontier_options.stages is not None:
         stages = count("--stages", frontier_options.stages)
         if fixed.setdefault("pp", stages) != stages:
-            raise ConfigError("is not the pp of --fix", key="--stages", found=str(stages))
+            raise ConfigError("differs from pp in --fix", key="--stages", found=str(stages))
     return fixed
 
 
@@ -261,7 +265,7 @@ def _pp_options(frontier_options: FrontierOptions) -> str:
 
 
 def _next_commands(options: JobOptions, frontier_options: FrontierOptions) -> tuple[str, ...]:
-    """The same question with a picture, and with its plans, where they were not asked for."""
+    """The same question with --plot and with --save, where they were not given."""
     given = (
         ("--mode", frontier_options.mode, "time"),
         ("--memory-limit", frontier_options.memory_limit, None),
@@ -281,7 +285,7 @@ def _next_commands(options: JobOptions, frontier_options: FrontierOptions) -> tu
 
 
 def read_query(frontier_options: FrontierOptions) -> FrontierQuery:
-    """The options read. ConfigError with the option of the first fault."""
+    """The options, parsed. ConfigError with the first option in error."""
     mode = choice("--mode", frontier_options.mode, MODES)
     objectives = tuple(frontier_options.objectives.split(","))
     if tuple(sorted(objectives, key="time memory cost".find)) not in OBJECTIVES:
@@ -311,16 +315,19 @@ def _limit_bytes(text: str | None) -> float:
         ) from None
     if nbytes <= 0.0:
         raise ConfigError(
-            "is no memory", key="--memory-limit", found=short_repr(text), allowed="more than 0, such as 40GiB"
+            "is not a memory size",
+            key="--memory-limit",
+            found=short_repr(text),
+            allowed="more than 0, such as 40GiB",
         )
     return nbytes
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Device counts in ascending order; whether the cluster has such parts is asked later."""
+    """Device counts in ascending order; whether the cluster has such parts is checked later."""
     if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
         raise ConfigError(
-            "is no list of device counts", key="--devices", found=short_repr(text), allowed="1,2,4,8"
+            "is not a list of device counts", key="--devices", found=short_repr(text), allowed="1,2,4,8"
         )
     sizes = [count("--devices", part) for part in text.split(",")]
     if len(set(sizes)) < len(sizes):
@@ -347,7 +354,7 @@ def answered(
     inputs: Sequence[str],
     next_commands: Sequence[str] = (),
 ) -> Output:
-    """The answer about any subject."""
+    """The answer for any subject."""
     with progress() as show:
         curves = curves_for(
             subject.curves,
@@ -362,7 +369,7 @@ def answered(
     if not every:
         raise _nothing_fits(subject, curves[-1])
     points = points_of(curves, weighs_cost=weighs_cost, any_part=any_part)
-    # Of all points: on the fewest devices each may cost more than one on others, and still be the pick.
+    # From all points: with cost as an objective, the point on the fewest devices may be dominated.
     pick = chosen(every, mode=query.mode, limit_bytes=query.limit_bytes)
     nearest = smallest(points)
     if nearest.memory_bytes > query.limit_bytes:
@@ -389,7 +396,7 @@ def answered(
 
 
 def _nothing_fits(subject: Subject[LayoutT], curve: Curve[LayoutT]) -> Infeasible:
-    """The error where a curve has no point, with what comes closest."""
+    """The error where a curve has no point, with the closest infeasible point."""
     error, closest = subject.curves.nothing_fits(curve), subject.curves.closest(curve)
     return Infeasible(
         error.message,
@@ -400,10 +407,10 @@ def _nothing_fits(subject: Subject[LayoutT], curve: Curve[LayoutT]) -> Infeasibl
 
 
 def _above_limit(subject: Subject[LayoutT], nearest: Point[LayoutT], limit_bytes: float) -> Infeasible:
-    """The error where even the smallest point takes more than is allowed."""
+    """The error where the smallest point needs more than the memory limit."""
     text = " · ".join((*figures(nearest), subject.title(nearest), *subject.details(nearest)))
     return Infeasible(
-        f"no point takes at most {format_bytes(limit_bytes)}; the smallest takes "
+        f"no point needs at most {format_bytes(limit_bytes)}; the smallest needs "
         f"{ceil(nearest.memory_bytes)} bytes: {text}",
         reasons={},
         point=point_document(subject, nearest),
@@ -432,16 +439,22 @@ def _lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterato
 
 
 def _unsearched(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
-    """Which parts of a cluster of several pools were not searched, where all may be faster."""
+    """The parts of a cluster of several pools that were not searched."""
     pools = len(pools_of(subject.curves.cluster))
     if pools > 1 and [curve.part for curve in found.curves] == [subject.curves.cluster]:
-        yield row("", ("on all devices: no smaller part of the cluster was searched", "dim"))
+        yield row("", ("on all devices; smaller parts of the cluster were not searched", "dim"))
     elif pools > MOST_UNITED:
-        yield row("", (f"each of the {pools} pools alone and all devices, no other unions of them", "dim"))
+        yield row(
+            "",
+            (
+                f"each of the {pools} pools alone and all devices; other unions of pools were not searched",
+                "dim",
+            ),
+        )
 
 
 def _where(curves: Sequence[Curve[LayoutT]]) -> str:
-    """What the points are on."""
+    """The devices of the points: a number, or how many counts or parts."""
     sizes = {curve.devices for curve in curves}
     if len(curves) == 1:
         return counted(curves[0].devices, "device")
@@ -451,10 +464,10 @@ def _where(curves: Sequence[Curve[LayoutT]]) -> str:
 
 
 def _proven(proven: float, allowed: float) -> str:
-    """How far points may be from exact ones, by what is proven of the worst curve."""
+    """The proven relative distance from the exact frontier, of the worst curve, and the allowed one."""
     if proven == 0.0:
-        return f"exact; --epsilon would allow {percent(allowed, 2)}"
-    proven_text = f"none beaten in all by more than {percent(proven, 2)}"
+        return f"exact (--epsilon {percent(allowed, 2)})"
+    proven_text = f"within {percent(proven, 2)} of the exact frontier"
     if proven > allowed:
         return f"{proven_text}; not proven to --epsilon {percent(allowed, 2)}"
     return (

@@ -1,8 +1,7 @@
-"""The frontier of an operator graph: its layouts say of each operator how it is divided.
+"""The frontier of an operator graph, whose layouts have a sharding rule per operator and mesh axis.
 
-A layout of a graph operator by operator, for people.
-
-The frontier of an operator graph that is cut into stages of a pipeline.
+`GraphSubject` is a graph on one mesh, `StagedSubject` a graph in pipeline stages. `full_layout_lines` prints
+a layout operator by operator. `load_graph_request` reads the options.
 """
 
 from __future__ import annotations
@@ -64,10 +63,12 @@ from shardwise.search import (
 )
 from shardwise.units import format_count, format_seconds
 
+# Layouts as text
+
 
 def full_layout_lines(layout: GraphLayout) -> tuple[str, ...]:
-    """For each run of like blocks a line with its name, then one for each way to lay operators (the rule
-    along each axis of the mesh, the outermost first) or to store parameters, with the names of those."""
+    """A layout as text: for each run of equal blocks a line with its name, then a line per sharding (the rule
+    of each mesh axis, the outermost first) with its operators, and per storage with its parameters."""
     lines: list[str] = []
     for block, same in groupby(layout.blocks):
         many = len(list(same))
@@ -90,13 +91,13 @@ def _block_lines(block: BlockLayout) -> Iterator[str]:
 
 
 def along_axes(words: Iterable[str]) -> str:
-    """A word for each axis, the outermost first; one where they are alike."""
+    """A word per axis, the outermost first; a single word where all are equal."""
     found = list(words)
     return found[0] if len(set(found)) == 1 else " | ".join(found)
 
 
 def _names_by_placement(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
-    """The names of each way, in the order in which ways first come."""
+    """Names grouped by placement, in the order of the first occurrence."""
     found: dict[str, list[str]] = {}
     for placement, name in pairs:
         found.setdefault(placement, []).append(name)
@@ -104,7 +105,7 @@ def _names_by_placement(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str,
 
 
 def _shared_prefix(names: Iterable[str]) -> str:
-    """What all dotted names begin with, up to a dot."""
+    """The longest common prefix of dotted names, up to a dot."""
     shared = ""
     for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
         if len(set(parts)) > 1:
@@ -113,15 +114,17 @@ def _shared_prefix(names: Iterable[str]) -> str:
     return shared
 
 
+# Graphs without stages
+
 GraphPoint = Point[GraphLayout]
 
 ESTIMATE_TOLERANCE = 1e-9
-"""How far the price of a point and that of its layout, by other code, may be apart."""
+"""Largest relative difference between the costs of a point and the estimate of its layout by other code:
+rounding only."""
 
 
 def is_graph(text: str) -> bool:
-    """Whether the text of MODEL stands for an operator graph: a shipped one, or a file that has blocks or
-    says that it is one."""
+    """Whether MODEL is an operator graph: a shipped one, or a file with blocks or the schema of graphs."""
     if text.casefold().startswith(GRAPH_PREFIX):
         return True
     if not text.lower().endswith(GRAPH_FILES):
@@ -130,22 +133,22 @@ def is_graph(text: str) -> bool:
         document = read_mapping(text)
         return "blocks" in document or document.get("schema") == GRAPH_SCHEMA
     except ConfigError:
-        return False  # the reader of models says what is wrong
+        return False  # the reader of models reports the error
 
 
 def refuse_bare_graph(text: str) -> None:
-    """ConfigError where the text of MODEL is the name of a shipped graph without its prefix, and no model."""
+    """ConfigError where MODEL is the name of a shipped graph without its prefix, and not a model."""
     name = text.casefold()
     if name in graph_names() and name not in catalogue_names() and not os.path.exists(text):
         raise ConfigError(
-            f"is no known model (did you mean {GRAPH_PREFIX}{name}?)", key="MODEL", found=printable(text),
+            f"is not a known model (did you mean {GRAPH_PREFIX}{name}?)", key="MODEL", found=printable(text),
             allowed=f"a model, or a graph as {GRAPH_PREFIX}NAME",
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphRequest:
-    """A graph at the batch that was asked for, a cluster, and how to train on it."""
+    """A graph at the requested batch, a cluster, and the training options."""
 
     graph: OpGraph
     cluster: Cluster
@@ -155,7 +158,7 @@ class GraphRequest:
 
 
 def load_graph_request(options: JobOptions, meshes: str) -> GraphRequest:
-    """The request that the options describe. ConfigError with the first fault."""
+    """The request that the options describe. ConfigError with the first error."""
     batch = count("--global-batch-size", options.global_batch_size)
     seq_len = None if options.seq_len is None else count("--seq-len", options.seq_len)
     margin = fraction("--memory-margin", options.memory_margin, default=0.05, low=0.0, high=0.9)
@@ -183,8 +186,8 @@ def _scaled(graph: OpGraph, batch: int, seq_len: int | None) -> OpGraph:
     """`graph` at the batch and sequence length of the options."""
     if seq_len is not None and graph.seq_len is None:
         raise ConfigError(
-            f"cannot be: graph {short_repr(graph.name)} has no sequence", key="--seq-len", found=str(seq_len),
-            allowed="the option left out",
+            f"does not apply: graph {short_repr(graph.name)} has no sequence dimension",
+            key="--seq-len", found=str(seq_len), allowed="no such option",
         )  # fmt: skip
     try:
         return scaled(graph, batch, seq_len)
@@ -269,16 +272,16 @@ class GraphSubject:
     def title(self, point: GraphPoint) -> str:
         recomputed = sum(block.mode == "recomputed" for block in point.layout.blocks)
         described = (
-            f"{recomputed} of {len(point.layout.blocks)} recomputed" if recomputed else "nothing recomputed"
+            f"{recomputed} of {len(point.layout.blocks)} recomputed" if recomputed else "no recomputation"
         )
         return described if self._curves.meshes.text == "tiers" else f"{mesh_name(point)}, {described}"
 
     def details(self, point: GraphPoint) -> Sequence[str]:
-        is_in_title = self._curves.meshes.text != "tiers"  # in the title
+        is_in_title = self._curves.meshes.text != "tiers"
         return self.blocks(point) if is_in_title else [f"mesh {mesh_name(point)}", *self.blocks(point)]
 
     def blocks(self, point: GraphPoint) -> Sequence[str]:
-        """How each block is laid, runs of like ones in one line."""
+        """The main sharding of each block; runs of equal blocks share a text."""
         described = [f"{block.name}: {_block_text(block)}" for block in point.layout.blocks]
         runs = [(text, len(list(same))) for text, same in groupby(described)]
         return [f"{many} x {text}" if many > 1 else text for text, many in runs]
@@ -292,9 +295,9 @@ class GraphSubject:
         pairs = list(zip(point.layout.blocks, other.layout.blocks, strict=True))
         rules = sum(a.rules != b.rules for a, b in pairs)
         stored = sum(a.stored != b.stored for a, b in pairs)
-        described = ((rules, "divided"), (stored, "stored"))
+        described = ((rules, "sharding"), (stored, "storage"))
         return (
-            ", ".join(f"{words.counted(many, 'block')} {what} otherwise" for many, what in described if many)
+            ", ".join(f"{what} of {words.counted(many, 'block')} differs" for many, what in described if many)
             or "as chosen"
         )
 
@@ -322,19 +325,19 @@ class GraphSubject:
     mesh_text = ""
 
     def _meshes(self, curves: Sequence[GraphCurve]) -> Iterator[Line]:
-        """Which meshes were searched, and how others are."""
+        """The meshes that were searched, and the option for others."""
         choice = self._curves.meshes.text
-        what = {"tiers": "the mesh of the tiers", "all": "all meshes"}.get(choice, "these meshes alone")
+        what = {"tiers": "the mesh of the tiers", "all": "all meshes"}.get(choice, "these meshes only")
         described = list(dict.fromkeys(", ".join(mesh.name for mesh in curve.meshes) for curve in curves))
         described = [f"on {what}{self.mesh_text}: {described[0]}", *described[1:]]
         for line in words.wrapped(described, "; ", WIDTH - LABEL):
             yield row("", (line, ""))
         if choice == "tiers":
-            yield row("", ("--meshes all covers the others too, and takes longer", "dim"))
+            yield row("", ("--meshes all searches the others too and takes longer", "dim"))
 
     def _layouts(self, curve: GraphCurve) -> Iterator[Line]:
-        """How many layouts the operators have on one device count: by kind, since a graph may have hundreds
-        of operators, each number with how many have it."""
+        """Numbers of layouts of the operators on one device count. Grouped by kind of operator, since a graph
+        may have hundreds: `matmul 96 x 25` is 96 operators with 25 layouts each."""
         of_kind: dict[str, Counter[int]] = {}
         for block in self._request.graph.blocks:
             for node in block.operators:
@@ -354,7 +357,7 @@ class GraphSubject:
         yield ()
         described = "exact" if worst == 0.0 else f"within {words.percent(worst, 2)}"
         verdict = (f"not proven: {NOT_AS_GIVEN};", "warn") if self.priced_as else (described, "good")
-        yield row("proof", verdict, (" of all layouts, of each operator as many as below", ""))
+        yield row("proof", verdict, (" among all layouts (layouts per operator below)", ""))
         yield from priced_as_lines(self.priced_as)
         yield from self._layouts(own[-1])
         yield from self._meshes(own)
@@ -396,7 +399,7 @@ class GraphSubject:
 
 
 def _mesh_record(curves: Sequence[GraphCurve]) -> dict[str, list[list[int]]]:
-    """The meshes of each device count, each once."""
+    """The distinct meshes of each device count."""
     found: dict[str, list[list[int]]] = {}
     for curve in curves:
         known = found.setdefault(str(curve.devices), [])
@@ -409,7 +412,7 @@ def mesh_name(point: GraphPoint) -> str:
 
 
 def _block_text(block: BlockLayout) -> str:
-    """How most operators of a block are divided, along each axis."""
+    """The most frequent sharding of the operators of a block, per mesh axis."""
     rules = Counter(tuple(rule.name for rule in rules) for rules in block.rules.values())
     (most, _), *_ = rules.most_common(1)
     prefix = "" if block.mode == "kept" else "recomputed, "
@@ -418,12 +421,15 @@ def _block_text(block: BlockLayout) -> str:
 
 def _graph_curve(curve: Curve[GraphLayout]) -> GraphCurve:
     if not isinstance(curve, GraphCurve):
-        raise InternalError("the curve of a graph is of layouts")
+        raise InternalError("the curve of a graph has no layouts")
     return curve
 
 
+# Graphs in pipeline stages
+
+
 def microbatches_of(text: str | None) -> tuple[int, ...] | None:
-    """Numbers of micro-batches in ascending order; None where none are given."""
+    """Numbers of micro-batches in ascending order; None where the option was left out."""
     if text is None:
         return None
     counts = [count("--microbatches", part) for part in text.split(",")]
@@ -435,21 +441,21 @@ def microbatches_of(text: str | None) -> tuple[int, ...] | None:
 def graph_subject(
     request: GraphRequest, stages: str | None, microbatches: str | None, *, uses_all: bool
 ) -> GraphSubject:
-    """A graph as a whole, or in as many stages as an option says."""
+    """The subject of a graph, in `stages` pipeline stages where these are more than 1."""
     stage_count = 1 if stages is None else count("--stages", stages)
     counts = microbatches_of(microbatches)
     if stage_count > 1:
         return StagedSubject(request, stage_count, counts, uses_all=uses_all)
     if microbatches is not None:
         raise ConfigError(
-            "are of a graph in stages", key="--microbatches", found=short_repr(microbatches),
-            allowed="--stages 2 or more",
+            "applies to graphs in stages", key="--microbatches", found=short_repr(microbatches),
+            allowed="with --stages 2 or more",
         )  # fmt: skip
     return GraphSubject(request, uses_all=uses_all)
 
 
 class StagedSubject(GraphSubject):
-    """A graph in stages on a cluster; implements `Subject`."""
+    """A graph in pipeline stages on a cluster; implements `Subject`."""
 
     mesh_text = " of each stage"
 
@@ -475,7 +481,7 @@ class StagedSubject(GraphSubject):
 
     def title(self, point: GraphPoint) -> str:
         layout = point.layout
-        if not isinstance(layout, StagedLayout):  # what is customary
+        if not isinstance(layout, StagedLayout):  # a reference layout
             return "no stages"
         counts = "+".join(str(len(stage.blocks)) for stage in layout.stages)
         recomputed = sum(block.mode == "recomputed" for block in layout.blocks)
@@ -495,7 +501,7 @@ class StagedSubject(GraphSubject):
 
     def difference(self, point: GraphPoint, other: GraphPoint) -> str:
         first, second = _staged(point), _staged(other)
-        cut = [] if first.cuts == second.cuts else ["cut otherwise"]
+        cut = [] if first.cuts == second.cuts else ["different cuts"]
         return ", ".join([*cut, super().difference(point, other)])
 
     def layout(self, point: GraphPoint) -> Mapping[str, object]:
@@ -521,17 +527,17 @@ class StagedSubject(GraphSubject):
         many = ", ".join(map(str, self._staged.microbatches))
         yield row(
             "stages",
-            (f"{partition_count:,} ways to cut", "value"),
-            (f", {tried:,} evaluated, the rest bounded", ""),
+            (f"{partition_count:,} partitions", "value"),
+            (f", {tried:,} evaluated, the others pruned by bounds", ""),
         )
         yield row("", (f"micro-batches: {many} (--microbatches)", "dim"))
         if refusal := self._refusal():
-            described = f"train does not run them: it {refusal}".split()
+            described = f"shardwise train does not run them: it {refusal}".split()
             for line in words.wrapped(described, " ", WIDTH - LABEL):
                 yield row("", (line, "dim"))
 
     def _refusal(self) -> str | None:
-        """Why our own runtime does not compute the graph by micro-batches, where it does not."""
+        """Why our own runtime cannot split the graph into micro-batches; None where it can."""
         try:
             for many in self._staged.microbatches:
                 loss_weight(self._request.graph, many)
@@ -542,11 +548,11 @@ class StagedSubject(GraphSubject):
 
 def _staged(point: GraphPoint) -> StagedLayout:
     if not isinstance(point.layout, StagedLayout):
-        raise InternalError("a point of stages has a layout without")
+        raise InternalError("a point of a staged graph has a layout without stages")
     return point.layout
 
 
 def _staged_curve(curve: Curve[GraphLayout]) -> StagedCurve:
     if not isinstance(curve, StagedCurve):
-        raise InternalError("the curve of stages is of a graph")
+        raise InternalError("the curve of a staged graph has no stages")
     return curve

@@ -1,8 +1,7 @@
-"""`frontier --json` (docs/reference/formats.md).
+"""Output of `frontier`: JSON, tables and the plot.
 
-What people read of a frontier: the pick, the points of a curve, and the table per device count.
-
-`frontier --plot FILE`: the answer as a plot.
+`frontier_document` is `--json` (docs/reference/formats.md). `pick_lines`, `curve_table`, `profile_table` and
+`reference_lines` are parts of the card; `plot_of` is the plot of `--plot`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierAnswer(Generic[LayoutT]):
-    """What was asked of a frontier, and its answer; `limit_bytes` is infinite where none was given.
-    `references` are what is customary on the devices of the pick, or of the last curve with points."""
+    """The query and answer of a frontier; `limit_bytes` is infinite without a limit. `references` are common
+    strategies or layouts on the devices of the pick, or of the last curve with points."""
 
     mode: str
     objectives: tuple[str, ...]
@@ -40,7 +39,8 @@ class FrontierAnswer(Generic[LayoutT]):
     references: Sequence[Reference[LayoutT]]
 
     def retained(self, curve: Curve[LayoutT]) -> int:
-        """How many points of a curve are on the whole frontier: all, where parts are not compared."""
+        """Points of a curve that are on the frontier of all parts; all points where parts are not
+        compared."""
         return sum(point.part == curve.part for point in self.points)
 
     def curve_of(self, point: Point[LayoutT]) -> Curve[LayoutT]:
@@ -86,7 +86,7 @@ def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT])
 
 
 def _profile(curve: Curve[LayoutT], found: FrontierAnswer[LayoutT]) -> Mapping[str, object]:
-    """What a device count is known by, without layouts; null where there is no such point."""
+    """An entry of `profile`: figures of the fastest, knee and smallest point, null where there is none."""
     fastest = chosen(curve.points, mode="time", limit_bytes=found.limit_bytes)
     return {
         "devices": curve.devices,
@@ -111,17 +111,19 @@ def _figures(point: Point[LayoutT] | None) -> Mapping[str, object] | None:
     }
 
 
+# Tables
+
 POINTS = 16
-"""Points of a curve that are shown, at most, beside the pick and the knee."""
+"""Most points of a curve that are shown, in addition to the pick and the knee."""
 
 
 def dollars(cost_usd: float | None) -> str:
-    """Dollars per step with three digits, a dash where a price is not known."""
+    """Dollars per step with three digits; a dash where prices are not known."""
     return "-" if cost_usd is None else f"${words.digits(cost_usd, 3)}"
 
 
 def figures(point: Point[LayoutT]) -> tuple[str, ...]:
-    """What a point costs, a few words each."""
+    """Time, memory, devices, device-seconds and cost of a point, as texts."""
     return (
         f"{words.seconds(point.time_s)} per step",
         f"{words.memory(point.memory_bytes)} per device",
@@ -132,13 +134,13 @@ def figures(point: Point[LayoutT]) -> tuple[str, ...]:
 
 
 def part_text(found: FrontierAnswer[LayoutT], part: Cluster) -> str:
-    """The devices of a part, and their pools where the parts that were searched have others too."""
+    """The number of devices of a part, with the names of its pools where the searched parts have several."""
     counted = words.counted(part.devices, "device")
     return f"{counted}, {' + '.join(_pools(part))}" if _has_pools(found) else counted
 
 
 def _has_pools(found: FrontierAnswer[LayoutT]) -> bool:
-    """Whether the parts that were searched have several pools."""
+    """Whether the searched parts have several pools."""
     return len({pool for curve in found.curves for pool in _pools(curve.part)}) > 1
 
 
@@ -147,7 +149,7 @@ def _pools(part: Cluster) -> list[str]:
 
 
 def frontier_idle_lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
-    """What the pick leaves idle of a cluster of several pools, and the least time of all devices."""
+    """The idle devices of the pick on a cluster of several pools, and the least step time of all devices."""
     pick, cluster = found.pick, subject.curves.cluster
     if pick is None or pick.devices == cluster.devices or len(_pools(cluster)) == 1:
         return
@@ -159,7 +161,7 @@ def frontier_idle_lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT
 
 
 def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Iterator[Line]:
-    """The mode's pick, and why it is the pick."""
+    """The point that the mode chooses, and why."""
     yield row("chosen", (subject.title(pick), "value"), (f"   {why}", "dim"))
     for line in words.wrapped(subject.details(pick), " · ", WIDTH - LABEL):
         yield row("", (line, ""))
@@ -170,7 +172,7 @@ def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Ite
 def curve_table(
     subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], curve: Curve[LayoutT]
 ) -> Iterator[Line]:
-    """Time against memory on one part: some points, evenly chosen, with both ends, pick and knee."""
+    """The frontier on one part: points at even distances, with both extreme points, the pick and the knee."""
     points, knee_point, pick = curve.points, curve.knee, found.pick
     required = {points.index(point) for point in (pick, knee_point) if point is not None and point in points}
     places = sorted({*spaced_indices(len(points), POINTS), *required})
@@ -205,7 +207,7 @@ def curve_table(
 
 
 def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[LayoutT]]) -> Iterator[Line]:
-    """What is customary on as many devices, for comparison."""
+    """Common strategies or layouts on as many devices, for comparison."""
     for place, reference in enumerate(references):
         point = reference.point
         fixed = (
@@ -220,8 +222,8 @@ def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[La
 
 
 def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
-    """For each part its fastest point within the limit, its knee and its smallest point: time,
-    memory, device-seconds and cost; and how many of its points cost leaves, where it is weighed."""
+    """Per part its fastest point within the limit, its knee and its smallest point: time, memory,
+    device-seconds and cost; and the number of its points on the frontier of all parts."""
     yield ()
     yield (
         (
@@ -252,7 +254,7 @@ def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> 
 
 
 def _profile_rows(curve: Curve[LayoutT], limit_bytes: float) -> Iterator[tuple[str, Point[LayoutT]]]:
-    """The points that a curve is known by; each once."""
+    """The distinct fastest, knee and smallest points of a curve."""
     if not curve.points:
         return
     fastest, knee_point = chosen(curve.points, mode="time", limit_bytes=limit_bytes), curve.knee
@@ -265,8 +267,8 @@ def _profile_rows(curve: Curve[LayoutT], limit_bytes: float) -> Iterator[tuple[s
 
 
 def plot_of(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Plot:
-    """A line for each part with points; the limit; and as marks the pick, and on its devices (or the
-    last with points) both ends and what is customary."""
+    """The plot: a line per part with points, the limit, and as marks the pick, the extreme points of its
+    curve (or of the last curve with points) and the references."""
 
     def dot(point: Point[LayoutT]) -> Dot:
         lines = (subject.title(point), *subject.details(point), *figures(point))
@@ -294,7 +296,7 @@ def plot_of(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Plot:
     count = sum(len(line.dots) for line in lines)
     return Plot(
         title=title,
-        subtitle=" · ".join((f"time against memory: {count:,} points no other beats in both", *facts)),
+        subtitle=" · ".join((f"Pareto frontier of step time and memory: {count:,} points", *facts)),
         lines=tuple(lines),
         marks=tuple(Mark(name=name, dot=dot(point)) for name, point in _marked(found)),
         limit_bytes=found.limit_bytes if isfinite(found.limit_bytes) else None,
@@ -302,7 +304,7 @@ def plot_of(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Plot:
 
 
 def _marked(found: FrontierAnswer[LayoutT]) -> Iterator[tuple[str, Point[LayoutT]]]:
-    """Points with names."""
+    """The marked points with their names."""
     if found.pick is not None:
         yield "chosen", found.pick
     if found.pick is not None:

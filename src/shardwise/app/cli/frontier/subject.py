@@ -1,6 +1,6 @@
-"""What a frontier is about: where its curves come from, and how its layouts are told.
+"""The subject of a frontier: the source of its curves, and its layouts as text, JSON and plans.
 
-The frontier of a transformer: its layouts are the strategies of `plan`.
+`StrategySubject` is a transformer, whose layouts are the strategies of `plan`; graphs are in `graphs`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ LayoutT = TypeVar("LayoutT")
 
 
 class Subject(Protocol[LayoutT]):
-    """A transformer on a cluster, with strategies; or a graph, with a layout for each operator."""
+    """A transformer on a cluster, with strategies; or a graph, with a layout per operator."""
 
     @property
     def curves(self) -> CurveSource[LayoutT]:
-        """Where the curves come from."""
+        """The source of the curves."""
         ...
 
     @property
     def priced_as(self) -> Sequence[str]:
-        """What the cluster is priced as where that is not what was given."""
+        """Approximations of the cluster in the cost model."""
         ...
 
     def heading(self) -> Iterator[Line]:
-        """What was asked, as the head of a card."""
+        """The question as the head of a card."""
         ...
 
     def caption(self) -> tuple[str, Sequence[str]]:
-        """The same as the title of a plot, and a few words each about the job."""
+        """The question as the title of a plot, and facts about the job."""
         ...
 
     def question(self) -> Mapping[str, object]:
-        """The same as keys of the answer."""
+        """The question as keys of the JSON answer."""
         ...
 
     def title(self, point: Point[LayoutT]) -> str:
@@ -54,15 +54,15 @@ class Subject(Protocol[LayoutT]):
         ...
 
     def details(self, point: Point[LayoutT]) -> Sequence[str]:
-        """All else about a layout, a few words each."""
+        """The other choices of a layout, a few words each."""
         ...
 
     def layout_lines(self, point: Point[LayoutT]) -> Sequence[str]:
-        """A layout operator by operator, a line each; nothing where `details` say it all."""
+        """A layout operator by operator, a line each; empty where `details` are complete."""
         ...
 
     def difference(self, point: Point[LayoutT], other: Point[LayoutT]) -> str:
-        """What `point` chooses otherwise than `other`, beside its title."""
+        """The choices in which `point` differs from `other`, except those in its title."""
         ...
 
     def layout(self, point: Point[LayoutT]) -> Mapping[str, object]:
@@ -74,15 +74,15 @@ class Subject(Protocol[LayoutT]):
         ...
 
     def certificate(self, curves: Sequence[Curve[LayoutT]]) -> Mapping[str, object]:
-        """What became of all candidates of these curves together."""
+        """The certificate: outcomes of all candidates of these curves together."""
         ...
 
     def proof(self, curves: Sequence[Curve[LayoutT]]) -> Iterator[Line]:
-        """The same for people, and what it rests on."""
+        """The certificate and the assumptions as lines of a card."""
         ...
 
     def plan(self, curve: Curve[LayoutT], place: int) -> Plan | GraphPlan:
-        """The plan of a point. ConfigError where no plan file holds it."""
+        """The plan of a point. ConfigError where a plan file cannot represent it."""
         ...
 
 
@@ -162,11 +162,11 @@ class StrategySubject:
             (f" among {total:,} candidates of the space '{self._question.space}'", ""),
         )
         yield from priced_as_lines(self.priced_as)
-        counts = (f"{rejected:,} rejected", f"{pruned:,} cut by points no worse", f"{simulated:,} evaluated")
+        counts = (f"{rejected:,} rejected", f"{pruned:,} pruned as dominated", f"{simulated:,} evaluated")
         for line in words.wrapped(counts, " · ", WIDTH - LABEL):
             yield row("", (line, ""))
         if not self._request.cluster.is_uniform:
-            yield row("", ("of uniform strategies, each at the pace of the slowest device that it uses", ""))
+            yield row("", ("uniform strategies only, each at the speed of its slowest device", ""))
         spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
         yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))
         yield from card.assumption_lines(
@@ -174,7 +174,7 @@ class StrategySubject:
         )
 
     def plan(self, curve: Curve[Strategy], place: int) -> Plan:
-        """The fastest plan where only the point's memory may be used."""
+        """The fastest plan within the memory of the point."""
         question, answer = answer_at(_strategy_curve(curve), place)
         return plan_of(
             answer,
@@ -187,5 +187,5 @@ class StrategySubject:
 
 def _strategy_curve(curve: Curve[Strategy]) -> StrategyCurve:
     if not isinstance(curve, StrategyCurve):
-        raise InternalError("the curve of a transformer is of strategies")
+        raise InternalError("the curve of a transformer has no strategies")
     return curve
