@@ -136,7 +136,7 @@ def equal_layers(seed: int, layers: int = 3) -> FactorGraph:
     return FactorGraph(names, (size,) * count, tuple(factors), 0, count - 1)
 
 
-def knot(seed: int) -> FactorGraph:
+def complete_graph(seed: int) -> FactorGraph:
     """Five variables of up to nine choices, each with a cost with every other one; some choices are
     incompatible.
     """

@@ -53,7 +53,7 @@ def expected(seed: int) -> float:
     return least_s(random_with_mixed_stages(seed))
 
 
-def is_the_twins(space: UnevenSpace, expected_s: float) -> bool:
+def equals_the_twin(space: UnevenSpace, expected_s: float) -> bool:
     """Whether the search finds the least time of all plans, proves it, and predicts the plan's record
     equally.
     """
@@ -71,14 +71,14 @@ def is_the_twins(space: UnevenSpace, expected_s: float) -> bool:
 @pytest.mark.slow
 def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + CHUNK):
-        assert is_the_twins(random_with_mixed_stages(seed), expected(seed)), seed
+        assert equals_the_twin(random_with_mixed_stages(seed), expected(seed)), seed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(WITH_MIXED_STAGES, WITH_MIXED_STAGES[:3]))
 def test_the_best_plan_has_such_stages_and_is_found(seed: int) -> None:
     space = random_with_mixed_stages(seed)
-    assert is_the_twins(space, expected(seed))
+    assert equals_the_twin(space, expected(seed))
     best, plain = search_uneven(space).plan, search_uneven(without_mixed_stages(space)).plan
     assert best is not None and plain is not None and best.time_s < plain.time_s * (1 - 1e-3)
     result = uneven_result(space, best)

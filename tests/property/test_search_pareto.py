@@ -366,13 +366,13 @@ def test_only_points_within_the_limit_are_found(epsilon: float, full: bool) -> N
 NADIR_POINTS = bound_sets.IncumbentSet.nadir_points
 
 
-def lower(own: bound_sets.IncumbentSet, epsilon: float) -> Any:
+def nadir_points_too_low(own: bound_sets.IncumbentSet, epsilon: float) -> Any:
     """The mutant places local nadir points too low."""
     return NADIR_POINTS(own, epsilon) * np.where(np.isfinite(own.most_bytes), 0.8, 1.0)
 
 
 def test_a_limit_that_is_taken_for_less_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bound_sets.IncumbentSet, "nadir_points", lower)
+    monkeypatch.setattr(bound_sets.IncumbentSet, "nadir_points", nadir_points_too_low)
     assert not all(fitting(seed, 0.0) for seed in range(60))
 
 
@@ -412,12 +412,12 @@ def agrees(seeds: Iterable[int], make_chain: Callable[[int], Chain] = chain_of) 
     return True
 
 
-def broken_edge(joint: labels._Joint, rows_a: Any, rows_b: Any) -> Any:
+def adding_peaks(joint: labels._Joint, rows_a: Any, rows_b: Any) -> Any:
     """The mutant adds up the peaks of parallel tables instead of taking the larger one."""
     return joint.a.points[rows_a] + joint.b.points[rows_b]
 
 
-def broken_reduce(points: Any, groups: Any = None, epsilon: float = 0.0) -> Any:
+def ignoring_the_last_column(points: Any, groups: Any = None, epsilon: float = 0.0) -> Any:
     """The mutant ignores the last column in dominance."""
     from shardwise.pareto import non_dominated
 
@@ -427,7 +427,7 @@ def broken_reduce(points: Any, groups: Any = None, epsilon: float = 0.0) -> Any:
 MAY_MATTER = presolve.may_matter
 
 
-def cut_too_much(bounds: Any, nadir_sums: Any) -> Any:
+def bounds_too_high(bounds: Any, nadir_sums: Any) -> Any:
     """The mutant takes bounds for a tenth more than they are."""
     return MAY_MATTER(bounds * 1.1, nadir_sums)
 
@@ -454,7 +454,7 @@ LEAST, WITHIN, OUTSIDE = (
 )
 
 
-def nearer(
+def completion_bounds_too_high(
     own: completion_bounds.CompletionBounds, spans: tuple[range, range], outside: Any, least: Any
 ) -> labels.LabelPruning:
     """The mutant takes completion bounds for a tenth more than they are."""
@@ -466,7 +466,7 @@ WITH_OTHERS, OF = gap_enumeration.MultiplierSet.with_others, labels.LabelPruning
 BELOW = gap_enumeration.MultiplierSet.below
 
 
-def in_smaller_boxes(
+def smaller_boxes(
     own: gap_enumeration.MultiplierSet, weights: Any, share: float, parts: Any, cutoff: float
 ) -> gap_enumeration.MultiplierSet:
     """The mutant makes explored boxes, and all other multipliers, a tenth smaller."""
@@ -491,7 +491,7 @@ def with_both_times(
     return replace(found, shares=more * found.shares)
 
 
-def by_one_form_too_much(pruning: labels.LabelPruning, cells: Any, points: Any) -> Any:
+def one_multiplier_too_high(pruning: labels.LabelPruning, cells: Any, points: Any) -> Any:
     """The mutant takes the completion bounds of all multipliers but the first for a tenth more than
     they are.
     """
@@ -504,14 +504,14 @@ def by_one_form_too_much(pruning: labels.LabelPruning, cells: Any, points: Any) 
     [
         (gap_enumeration.MultiplierSet, "with_others", with_more_peak, 0),
         (gap_enumeration.MultiplierSet, "with_others", with_both_times, 137),
-        (gap_enumeration.MultiplierSet, "below", in_smaller_boxes, 0),
-        (labels.LabelPruning, "of", by_one_form_too_much, 4),
-        (labels._Joint, "points", broken_edge, 0),
+        (gap_enumeration.MultiplierSet, "below", smaller_boxes, 0),
+        (labels.LabelPruning, "of", one_multiplier_too_high, 4),
+        (labels._Joint, "points", adding_peaks, 0),
         (labels, "measures", without_peak, 0),
-        (dominance, "non_dominated", broken_reduce, 0),
-        (presolve, "may_matter", cut_too_much, 0),
+        (dominance, "non_dominated", ignoring_the_last_column, 0),
+        (presolve, "may_matter", bounds_too_high, 0),
         (elimination.EqualTables, "least", lambda tables, sums, table: 1.1 * LEAST(tables, sums, table), 0),
-        (completion_bounds.CompletionBounds, "_pruning", nearer, 4),
+        (completion_bounds.CompletionBounds, "_pruning", completion_bounds_too_high, 4),
         (completion_bounds.LeastPeaks, "outside", lambda least, spans: 1.1 * OUTSIDE(least, spans), 0),
         (state, "without_idle_columns", without_exposed, 0),
         (two_phase, "cases_of", lambda chain: cases_of(chain)[:1], 21),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.pareto_instances import chain_of, chain_with_shared, equal_layers, knot
+from tests.property.pareto_instances import chain_of, chain_with_shared, complete_graph, equal_layers
 from tests.property.test_search_pareto_epsilon import spent_in_a_part, spent_in_equal_layers
 
 from shardwise.pareto import Factor, FactorGraph, first_occurrences
@@ -37,12 +37,12 @@ def some_parts(seeds: range) -> Iterator[tuple[int, FactorGraph]]:
     for seed in seeds:
         chain = chain_of(seed, operators=8, layouts=4) if seed % 2 else chain_with_shared(seed)
         every = [part for segment in chain for _, part in segment.modes]
-        for part in [*every, equal_layers(seed), knot(seed)]:
+        for part in [*every, equal_layers(seed), complete_graph(seed)]:
             if part.factors:
                 yield seed, part
 
 
-def two_ways(seed: int, part: FactorGraph, monkeypatch: pytest.MonkeyPatch) -> list[Labels]:
+def labels_both_ways(seed: int, part: FactorGraph, monkeypatch: pytest.MonkeyPatch) -> list[Labels]:
     """The labels of a part near its least sums, in one compiled call and step by step."""
     random = np.random.default_rng(seed)
     weights = random.uniform(0.0, 1.0, (int(random.integers(1, 4)), 5)).round(2)
@@ -72,7 +72,9 @@ def contents(found: Labels) -> list[tuple[float, ...]]:
 def agree(seeds: range, monkeypatch: pytest.MonkeyPatch) -> bool:
     return all(
         contents(at_once) == contents(by_steps)
-        for at_once, by_steps in (two_ways(seed, part, monkeypatch) for seed, part in some_parts(seeds))
+        for at_once, by_steps in (
+            labels_both_ways(seed, part, monkeypatch) for seed, part in some_parts(seeds)
+        )
     )
 
 
@@ -87,7 +89,7 @@ def test_labels_made_at_once_equal_those_made_step_by_step(
 def test_the_choices_of_each_label_have_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = 0
     for seed, part in some_parts(range(20)):
-        found, _ = two_ways(seed, part, monkeypatch)
+        found, _ = labels_both_ways(seed, part, monkeypatch)
         for row in range(0, len(found), max(len(found) // 20, 1)):
             chosen = labels.chosen(found, np.array([row]))
             own = part_costs(part, tuple(int(chosen[variable][0]) for variable in range(len(part.sizes))))
@@ -102,18 +104,18 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(elimination_numba, function, getattr(elimination_numba, function).py_func)
 
 
-def within_less(given: Any, *rest: Any) -> Any:
+def own_outside_only(given: Any, *rest: Any) -> Any:
     """The mutant uses only the table's own outside sums, not those of equal tables."""
     own = np.arange(len(given.first))
     return WITHIN(given._replace(first=own), *rest)
 
 
-def nearer(given: Any, *rest: Any) -> Any:
+def whole_peak_everywhere(given: Any, *rest: Any) -> Any:
     """The mutant weighs the whole peak in every table."""
     return WITHIN(given._replace(shares=np.ones(len(given.shares))), *rest)
 
 
-def of_one(given: Any, outside_sums: Any, tables: Any, buffer: Any, made: int, which: int) -> Any:
+def joined_with_itself(given: Any, outside_sums: Any, tables: Any, buffer: Any, made: int, which: int) -> Any:
     """The mutant joins a table with itself."""
     return SIDE(given, outside_sums, tables, buffer, made, 0)
 
@@ -126,7 +128,8 @@ WITHIN, SIDE, DOMINANCE = (
 
 
 @pytest.mark.parametrize(
-    ("name", "broken"), [("_pruning", within_less), ("_pruning", nearer), ("_side", of_one)]
+    ("name", "broken"),
+    [("_pruning", own_outside_only), ("_pruning", whole_peak_everywhere), ("_side", joined_with_itself)],
 )
 def test_a_broken_step_is_noticed(
     monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]
@@ -148,7 +151,9 @@ def test_elimination_by_numba_stays_within_its_tolerance(monkeypatch: pytest.Mon
         assert all(is_matched for _, is_matched in found)
 
 
-def all_each_time(given: Any, outside_sums: Any, tolerance: Any, made: int, part: float, *rest: Any) -> Any:
+def whole_tolerance_each_step(
+    given: Any, outside_sums: Any, tolerance: Any, made: int, part: float, *rest: Any
+) -> Any:
     """The mutant spends the whole tolerance in each step, whatever was spent before."""
     return DOMINANCE(given, outside_sums, tolerance, made, 1.0, *rest)
 
@@ -161,7 +166,7 @@ def no_potential(given: Any, outside_sums: Any, tolerance: Any, *rest: Any) -> A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", [all_each_time, no_potential])
+@pytest.mark.parametrize("broken", [whole_tolerance_each_step, no_potential])
 def test_tolerances_by_numba_that_add_up_to_too_much_are_noticed(
     monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Any]
 ) -> None:
@@ -177,7 +182,7 @@ def test_too_many_labels_raise(monkeypatch: pytest.MonkeyPatch, limit: str) -> N
     monkeypatch.setattr(elimination, limit, 1)
     monkeypatch.setattr(elimination, "LABELS_PER_CELL", 0)
     with pytest.raises(TooManyLabels):
-        two_ways(0, knot(0), monkeypatch)
+        labels_both_ways(0, complete_graph(0), monkeypatch)
 
 
 def test_a_table_without_a_plain_order_is_eliminated_step_by_step() -> None:

@@ -187,7 +187,9 @@ def total(*summands: tuple[float, float, float]) -> float:
     )
 
 
-def lower(own: completion_bounds.Completions, table: Labels, border: int, *, is_prefix: bool) -> Labels:
+def cutoff_too_low(
+    own: completion_bounds.Completions, table: Labels, border: int, *, is_prefix: bool
+) -> Labels:
     """The mutant also drops labels that come near the cutoff."""
     nearer = completion_bounds.Completions(own.prefix, own.suffix, own.rate, own.share, 0.9 * own.cutoff)
     return COMPLETED(nearer, table, border, is_prefix=is_prefix)
@@ -197,13 +199,13 @@ def lower(own: completion_bounds.Completions, table: Labels, border: int, *, is_
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
-        (completion_bounds.Completions, "completed", lower),
+        (completion_bounds.Completions, "completed", cutoff_too_low),
         (completion_bounds, "dualised_points", lambda points, rate: DUALISED(points, 1.2 * rate)),
         (bound_sets.LagrangianBounds, "raise_to", lambda own, lower_bound, least: RAISE_TO(
             own, lower_bound, 1.05 * least)),
         (gap_enumeration, "memory_dualised", lambda chain, rate: memory_dualised(chain, 1.2 * rate)),
         (completion_bounds.Completions, "completed", lambda own, table, border, is_prefix: (
-            table if is_prefix else lower(own, table, border, is_prefix=is_prefix))),
+            table if is_prefix else cutoff_too_low(own, table, border, is_prefix=is_prefix))),
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_noticed(

@@ -14,8 +14,8 @@ import pytest
 from tests.property.pareto_instances import (
     chain_of,
     chain_with_shared,
+    complete_graph,
     equal_layers,
-    knot,
     long_chain,
     starting_with,
 )
@@ -277,7 +277,7 @@ def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
     random = np.random.default_rng(seed)
     parts = [
         equal_layers(seed),
-        knot(seed),
+        complete_graph(seed),
         *(part for segment in chain_of(seed) for _, part in segment.modes),
     ]
     for part in parts:
@@ -322,13 +322,13 @@ def test_weighted_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(factor_sums_agree(seed, monkeypatch) for seed in range(60))
 
 
-def weighted_alike(costs: Any, weights: Any, sums: Any) -> None:
+def every_peak_weighed(costs: Any, weights: Any, sums: Any) -> None:
     """The mutant weighs the peak of every choice."""
     SUMS["weighted_costs"](costs, weights, sums)
     sums[:, : costs.shape[1]] += weights[:, 4:] * costs[4]
 
 
-def with_less(name: str) -> Callable[..., Any]:
+def values_too_low(name: str) -> Callable[..., Any]:
     """A mutant that fills its last argument with values a tenth too low."""
 
     def broken(*arguments: Any) -> None:
@@ -338,13 +338,13 @@ def with_less(name: str) -> Callable[..., Any]:
     return broken
 
 
-def too_low(*arguments: Any) -> Any:
+def min_marginals_too_low(*arguments: Any) -> Any:
     """The mutant makes min-marginals a tenth too low."""
     start, found = SUMS["min_marginal_sums"](*arguments)
     return start, 0.9 * found
 
 
-def another_choice(program: Any, sizes: Any, offsets: Any, sums: Any, chosen: Any) -> None:
+def first_choice(program: Any, sizes: Any, offsets: Any, sums: Any, chosen: Any) -> None:
     """The mutant takes the first choice of every eliminated variable."""
     others = set(range(len(sizes))) - set(program.taken.tolist())
     chosen[[variable for variable in range(len(sizes)) if variable not in others]] = 0
@@ -355,10 +355,10 @@ SUMS = {name: getattr(weighted_sums_numba, name) for name in (
 )}  # fmt: skip
 
 BROKEN_SUMS = {
-    "weighted_costs": weighted_alike,
-    "min_marginal_sums": too_low,
-    "least_choices": another_choice,
-    **{name: with_less(name) for name in ("least_sums", "sums_outside", "potential_sums")},
+    "weighted_costs": every_peak_weighed,
+    "min_marginal_sums": min_marginals_too_low,
+    "least_choices": first_choice,
+    **{name: values_too_low(name) for name in ("least_sums", "sums_outside", "potential_sums")},
 }
 
 
@@ -371,7 +371,7 @@ def test_broken_sums_are_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> 
 LOWER = weighted_sums_numba._lower
 
 
-def without_the_rest(target: Any, constants: Any, *rest: Any) -> None:
+def without_last_rows(target: Any, constants: Any, *rest: Any) -> None:
     """The mutant leaves out the rows after the last multiple of four."""
     LOWER(target, constants[: len(constants) // 4 * 4], *rest)
 
@@ -380,7 +380,7 @@ def adds_nothing(row: Any, packed: Any, start: int) -> None:
     """The mutant does not add a table that is constant along the eliminated variable."""
 
 
-@pytest.mark.parametrize(("name", "broken"), [("_lower", without_the_rest), ("_add", adds_nothing)])
+@pytest.mark.parametrize(("name", "broken"), [("_lower", without_last_rows), ("_add", adds_nothing)])
 def test_rows_that_are_left_out_are_noticed(
     monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., None]
 ) -> None:
@@ -418,25 +418,25 @@ IN_EXTENSION, IN_FINAL_JOIN = (
 )
 
 
-def from_the_end_too_near(own: completion_bounds.CompletionBounds, border: int, after: int, end: int) -> Any:
+def suffix_bounds_too_high(own: completion_bounds.CompletionBounds, border: int, after: int, end: int) -> Any:
     """The mutant takes completion bounds of extensions from the end for a tenth more than they are."""
     pruning, tolerance = IN_EXTENSION(own, border, after, end)
     return (replace(pruning, outside=(1.1 if end else 1.0) * pruning.outside), tolerance)
 
 
 def test_suffix_extensions_that_prune_too_much_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion_bounds.CompletionBounds, "in_extension", from_the_end_too_near)
+    monkeypatch.setattr(completion_bounds.CompletionBounds, "in_extension", suffix_bounds_too_high)
     assert not agrees(starting_with(26, range(150)))
 
 
-def with_slack(own: completion_bounds.CompletionBounds, border: int) -> Any:
+def slack_too_large(own: completion_bounds.CompletionBounds, border: int) -> Any:
     """The mutant allows a hundred times the tolerance in the final join."""
     pruning, slack = IN_FINAL_JOIN(own, border)
     return pruning, None if slack is None else 100.0 * slack
 
 
 def test_a_final_join_beyond_its_tolerance_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion_bounds.CompletionBounds, "in_final_join", with_slack)
+    monkeypatch.setattr(completion_bounds.CompletionBounds, "in_final_join", slack_too_large)
     chains = (long_chain(seed) for seed in LONG)
     assert not all(
         matches(pareto_search([chain], epsilon=0.05).points, by_labels(chain, chain_labels.merged)[0], 0.05)
@@ -500,28 +500,28 @@ def test_a_search_over_its_limit_reports_its_proven_epsilon(
 PAIRS, TERMINAL, SIDE = labels_numba.labels_of_pairs, joins_numba.terminal_pairs, joins_numba.side_of
 
 
-def nearer(a: Any, b: Any, choices: int, pruning_arrays: Any, *rest: Any) -> Any:
+def limits_too_low(a: Any, b: Any, choices: int, pruning_arrays: Any, *rest: Any) -> Any:
     """The mutant lowers limits by a fifth."""
     return PAIRS(a, b, choices, pruning_arrays._replace(limit=0.8 * pruning_arrays.limit), *rest)
 
 
-def without_last(a: Any, b: Any, choices: int, *rest: Any) -> Any:
+def without_last_choice(a: Any, b: Any, choices: int, *rest: Any) -> Any:
     """The mutant forgets the last choice of the eliminated variable."""
     return PAIRS(a, b, max(choices - 1, 1), *rest)
 
 
-def fewer_columns(
+def without_last_column(
     a: Any, b: Any, choices: int, pruning_arrays: Any, dominance_arrays: Any, columns: Any, *rest: Any
 ) -> Any:
     """The mutant does not compare the last column that differs."""
     return PAIRS(a, b, choices, pruning_arrays, dominance_arrays, columns[:-1], *rest)
 
 
-def terminal_nearer(a: Any, b: Any, choices: int, pruning_arrays: Any, slack: Any, most: int) -> Any:
+def terminal_limits_too_low(a: Any, b: Any, choices: int, pruning_arrays: Any, slack: Any, most: int) -> Any:
     return TERMINAL(a, b, choices, pruning_arrays._replace(limit=0.8 * pruning_arrays.limit), slack, most)
 
 
-def unsorted(*arguments: Any) -> Any:
+def rows_by_descending_sums(*arguments: Any) -> Any:
     """The mutant sorts rows by descending sums, so the first row above the limit ends a cell too early."""
     points, cells, weights, *rest = arguments
     side, *others = SIDE(points, cells, -weights, *rest)
@@ -532,11 +532,11 @@ def unsorted(*arguments: Any) -> Any:
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
-        (labels_numba, "labels_of_pairs", nearer),
-        (labels_numba, "labels_of_pairs", without_last),
-        (labels_numba, "labels_of_pairs", fewer_columns),
-        (joins_numba, "terminal_pairs", terminal_nearer),
-        (joins_numba, "side_of", unsorted),
+        (labels_numba, "labels_of_pairs", limits_too_low),
+        (labels_numba, "labels_of_pairs", without_last_choice),
+        (labels_numba, "labels_of_pairs", without_last_column),
+        (joins_numba, "terminal_pairs", terminal_limits_too_low),
+        (joins_numba, "side_of", rows_by_descending_sums),
     ],
 )
 def test_a_broken_loop_is_noticed(

@@ -144,7 +144,7 @@ def test_the_pool_has_fewer_choices_than_the_space_and_more_than_the_solutions()
 Values = npt.NDArray[np.float64]
 
 
-def added(one: Values, other: Values) -> Values:
+def peaks_added(one: Values, other: Values) -> Values:
     """The mutant adds up temporaries, of which only the largest counts."""
     return one + other
 
@@ -156,12 +156,15 @@ def first_alone(one: Values, _: Values) -> Values:
 BORDERS = pooling._borders
 
 
-def apart(chain: Chain, among: Any) -> list[Any]:
+def first_border_choice_only(chain: Chain, among: Any) -> list[Any]:
     """The mutant sees only the first choice at every border."""
     return [seen[:1] for seen in BORDERS(chain, among)]
 
 
-@pytest.mark.parametrize(("name", "broken"), [("_both", added), ("_both", first_alone), ("_borders", apart)])
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [("_both", peaks_added), ("_both", first_alone), ("_borders", first_border_choice_only)],
+)
 def test_broken_pools_are_noticed(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own = instances(range(20))
     monkeypatch.setattr(pooling, name, broken)

@@ -39,7 +39,7 @@ def expected_s(seed: int) -> float:
     return least_s(random_to_spread(seed))
 
 
-def is_the_twins(seed: int) -> bool:
+def equals_the_twin(seed: int) -> bool:
     """Whether the search finds the twin's time, and predicts its record equally."""
     space = random_to_spread(seed)
     least = pytest.approx(expected_s(seed), rel=1e-9)
@@ -64,14 +64,14 @@ def is_spread(space: UnevenSpace, plan: UnevenPlan) -> bool:
 
 @pytest.mark.slow
 def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
-    assert [seed for seed in range(first_seed, first_seed + CHUNK) if not is_the_twins(seed)] == []
+    assert [seed for seed in range(first_seed, first_seed + CHUNK) if not equals_the_twin(seed)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(BEST, BEST[:2]))
 def test_the_best_plan_has_such_stages_and_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     space = random_to_spread(seed)
-    assert is_the_twins(seed)
+    assert equals_the_twin(seed)
     best = search_uneven(space).plan
     assert best is not None and is_spread(space, best)
     every = UnevenSpace.kinds
@@ -90,7 +90,7 @@ def test_sets_that_fill_more_nodes_than_they_need_are_noticed(monkeypatch: pytes
     sound = StageSpread.set_size
     monkeypatch.setattr(StageSpread, "set_size", lambda spread, stages: 2 * sound(spread, stages))
     shapes_of.cache_clear()
-    found = [is_the_twins(seed) for seed in known]
+    found = [equals_the_twin(seed) for seed in known]
     shapes_of.cache_clear()
     assert not any(found)
 

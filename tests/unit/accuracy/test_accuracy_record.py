@@ -142,7 +142,7 @@ def test_a_number_is_for_more_than_one_model_or_row() -> None:
                 assert not set(number["of"]) & models
 
 
-def begun() -> Fit:
+def short_fit() -> Fit:
     numbers = Numbers.shipped()
     cases = [*some(6, "vtrain-mn"), *some(6, "vtrain-sn"), *some(5, "dlperf-gpt"), *some(5, "korthi")]
     runs = measured_runs(cases, numbers)
@@ -150,7 +150,7 @@ def begun() -> Fit:
 
 
 def test_bands_are_of_sources_left_out_one_by_one() -> None:
-    fit = begun()
+    fit = short_fit()
     names = sources_of(fit.runs)
     warm: dict[str, Any] = {}
     cold: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def test_one_source_alone_has_the_band_of_a_cold_one() -> None:
 
 
 def test_the_document_counts_and_compares() -> None:
-    fit = begun()
+    fit = short_fit()
     document: Any = fit_document(FitResult(fit=fit, faults=()))
     assert (document["schema"], document["version"]) == ("shardwise.fit", 1)
     assert document["runs"] == len(fit.runs) == 22
@@ -243,5 +243,5 @@ def test_a_fit_from_scratch_gives_the_shipped_numbers(full: bool) -> None:
     refitted = np.exp(predicted_log_s(found.fit.runs, found.fit.numbers))
     errors = np.abs(refitted / np.array([row.step_time_s for row in made]) - 1)
     assert errors.mean() < 0.01 and errors.max() < 0.05
-    begun = np.exp(predicted_log_s(found.fit.runs, shipped.from_scratch()))
-    assert np.abs(begun / refitted - 1).mean() > 0.05
+    short_fit = np.exp(predicted_log_s(found.fit.runs, shipped.from_scratch()))
+    assert np.abs(short_fit / refitted - 1).mean() > 0.05

@@ -13,7 +13,7 @@ import pytest
 from tests.property.layout_instances import chain, mlp
 from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
-from tests.unit.graph.texts import bent
+from tests.unit.graph.texts import with_value
 
 from shardwise.app.cli import checking
 from shardwise.app.cli.frontier.graphs import GraphRequest, GraphSubject
@@ -314,7 +314,7 @@ def test_an_inconsistent_graph_file_names_its_operator(
 ) -> None:
     file = tmp_path / "graph.json"
     argv = ("frontier", str(file), "--cluster", CLUSTER, "--global-batch-size", "8")
-    file.write_text(json.dumps(bent(path, value)))
+    file.write_text(json.dumps(with_value(path, value)))
     refused(run(*argv), str(file), *words)
     ran = run(*argv, "--json")
     error = json.loads(ran.out)["error"]

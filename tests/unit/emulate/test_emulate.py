@@ -49,7 +49,7 @@ def groups() -> set[str]:
     return {str(path) for path in Path("/sys/fs/cgroup").glob("**/shardwise-*")}
 
 
-def left_by(pid: int) -> set[str]:
+def remaining_of(pid: int) -> set[str]:
     """Namespaces and control groups named after a process. Other processes may be emulating at the same time,
     and be killed.
     """
@@ -90,7 +90,7 @@ def emulate() -> Iterator[Emulate]:
     """Afterwards no namespace and no control group of the started processes may remain."""
     emulate = Emulate()
     yield emulate
-    assert {name for pid in emulate.pids for name in left_by(pid)} == set()
+    assert {name for pid in emulate.pids for name in remaining_of(pid)} == set()
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_remains_of_a_killed_emulation_are_removed_by_the_next(
             os.sched_yield()
         process.kill()
     is_possible(emulate(cluster, "--", "true"))
-    assert left_by(process.pid) == set()
+    assert remaining_of(process.pid) == set()
 
 
 def test_groups_of_a_killed_emulation_are_deleted_when_their_processes_have_ended(

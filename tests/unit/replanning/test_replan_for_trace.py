@@ -62,7 +62,7 @@ def few_strategies(given: Job) -> Iterator[Arrangement]:
                         yield Arrangement(strategy=strategy, slots=slots, microbatches=(24 // dp,) * dp)
 
 
-def worths(given: Job, arrangement: AnyArrangement, events: tuple[ClusterEvent, ...]) -> dict[str, float]:
+def scores(given: Job, arrangement: AnyArrangement, events: tuple[ClusterEvent, ...]) -> dict[str, float]:
     """The scores of the policies, summed instant by instant."""
     trace = EventTrace(nodes=3, events=events)
     times = [0.0, *sorted({event.time_s for event in events}), length_of(trace)]
@@ -100,10 +100,10 @@ def test_picks_are_those_of_brute_force(pytestconfig: pytest.Config) -> None:
     for _ in range(100 if pytestconfig.getoption("--full") else 6):
         events = random_events(given, rng)
         found = picked(given, *events)
-        counted = [worths(given, one, events) for one in every]
+        counted = [scores(given, one, events) for one in every]
         for pick in found.picks:
             best = max(one[pick.policy] for one in counted)
-            mine = worths(given, pick.arrangement, events)[pick.policy]
+            mine = scores(given, pick.arrangement, events)[pick.policy]
             assert mine == pytest.approx(best, rel=1e-9), (pick.policy, events)
             assert best <= mine / (1.0 - pick.gap) * (1.0 + 1e-9)
         differing += len({pick.arrangement for pick in found.picks}) > 1
@@ -147,8 +147,8 @@ def test_bounds_hold_for_policies_that_replan() -> None:
     every = list(few_strategies(given))
     three = [one for one in every if len(one.slots) == 3]
     for pick in found.picks:
-        most = max(worths(given, one, events)[pick.policy] for one in three)
-        mine = worths(given, pick.arrangement, events)[pick.policy]
+        most = max(scores(given, one, events)[pick.policy] for one in three)
+        mine = scores(given, pick.arrangement, events)[pick.policy]
         assert most <= mine / (1.0 - pick.gap) * (1.0 + 1e-9)
 
 

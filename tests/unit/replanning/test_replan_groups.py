@@ -59,7 +59,7 @@ def strategies() -> list[Strategy]:
     ]
 
 
-def on(given: Job, cluster: Cluster, strategy: Strategy) -> float:
+def step_time_s(given: Job, cluster: Cluster, strategy: Strategy) -> float:
     """Seconds of a step by the search's cost model."""
     problem = Question(model=given.model, cluster=cluster, job=given.job).problem()
     return float(step_times_s(problem, StrategyTable.of([strategy]))[0])
@@ -85,8 +85,8 @@ def test_an_order_that_splits_racks_is_predicted_without_them(given: Job) -> Non
     situation, with_racks, slower = given.situation(), 0, 0
     for strategy in strategies():
         whole_s, parted_s = (
-            on(given, given.cluster, strategy),
-            on(given, without_racks(given.cluster), strategy),
+            step_time_s(given, given.cluster, strategy),
+            step_time_s(given, without_racks(given.cluster), strategy),
         )
         slower += parted_s > 1.01 * whole_s
         for slots in permutations(NATURAL):
@@ -96,7 +96,8 @@ def test_an_order_that_splits_racks_is_predicted_without_them(given: Job) -> Non
             assert step_s(given, strategy, slots, situation) == pytest.approx(expected_s, rel=1e-11)
     assert with_racks == 8 * len(strategies())
     assert any(
-        on(given, given.cluster, one) < on(given, without_racks(given.cluster), one) for one in strategies()
+        step_time_s(given, given.cluster, one) < step_time_s(given, without_racks(given.cluster), one)
+        for one in strategies()
     )
 
 
@@ -126,7 +127,7 @@ def test_a_replacement_plan_has_the_step_time_of_its_cluster(given: Job) -> None
             cluster = given.cluster if has_racks else without_racks(given.cluster)
             # Nothing slow, equal shares: no slower than the same with a slow node and any shares.
             most = max(found.arrangement.microbatches) * strategy.dp / sum(found.arrangement.microbatches)
-            assert found.step_s * most >= on(given, cluster, strategy) * (1.0 - 1e-9)
+            assert found.step_s * most >= step_time_s(given, cluster, strategy) * (1.0 - 1e-9)
     assert decisions - {"keep"}
 
 
@@ -162,7 +163,7 @@ def test_a_slow_link_between_sites_slows_only_the_tier_between_them(given: Job, 
     assert cluster.tiers[-2] == rack_tier
     situation = sites(given, share * 4 * wan.bytes_per_s)
     for strategy in strategies():
-        expected_s = on(given, cluster, strategy)
+        expected_s = step_time_s(given, cluster, strategy)
         assert step_s(given, strategy, NATURAL, situation) == pytest.approx(expected_s, rel=1e-11)
 
 

@@ -21,7 +21,7 @@ HOUR_S = 3600.0
 FLAT = ("opt-350m", "8x1xT4", 64)
 
 
-def laid(given: Job, **fields: int | str | bool) -> Arrangement:
+def arranged(given: Job, **fields: int | str | bool) -> Arrangement:
     """A strategy on all nodes, in their order."""
     batch = given.job.global_batch_size
     strategy = complete(
@@ -57,7 +57,7 @@ def perfect_s(given: Job, arrangement: Arrangement) -> float:
 )
 def test_rerouting_is_a_named_choice_and_no_better_than_perfect(fields: dict[str, int | str]) -> None:
     given = job(*FLAT)
-    running = laid(given, **fields)
+    running = arranged(given, **fields)
     whole_s = given.planner.steps.step_s(running, given.situation())
     assert whole_s is not None
     rng = random.Random(1)
@@ -80,7 +80,7 @@ def test_rerouting_is_chosen_where_it_is_best() -> None:
     re-routing, three quarters of it still help. Nothing is transferred: its peer has the same state.
     """
     given = job(*FLAT)
-    running = laid(given, pp=4)
+    running = arranged(given, pp=4)
     found = given.planner.patch(running, given.situation(without(given, "n1")), horizon_s=HOUR_S)
     assert found.decision == "patch" and found.arrangement.is_rerouted
     assert found.arrangement.nodes == tuple(name for name in running.slots if name != "n1")
@@ -104,7 +104,7 @@ def test_rerouting_is_chosen_where_it_is_best() -> None:
 
 def test_slow_nodes_lengthen_a_rerouted_step() -> None:
     given = job(*FLAT)
-    running = laid(given, pp=4)
+    running = arranged(given, pp=4)
     rerouted = without_gone(running, given.situation(without(given, "n1")), given.planner.steps.prices)
     assert rerouted is not None
     events = without(given, "n1")
@@ -136,7 +136,7 @@ def covered(state_shards: Sequence[Sequence[object]], nodes: set[str], units: in
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
 def test_the_remaining_peers_hold_all_weights_and_states(zero_stage: int) -> None:
     given = job(*FLAT)
-    running = laid(given, pp=2, zero_stage=zero_stage)
+    running = arranged(given, pp=2, zero_stage=zero_stage)
     situation = given.situation(without(given, "n1", "n4"))
     rerouted = without_gone(running, situation, given.planner.steps.prices)
     assert rerouted is not None
@@ -153,12 +153,12 @@ def test_impossible_rerouting_is_no_choice() -> None:
     given = job(*FLAT)
     prices = given.planner.steps.prices
     after = given.situation(without(given, "n1"))
-    assert without_gone(laid(given, pp=4), given.situation(), prices) is None
-    assert without_gone(laid(given, pp=1), after, prices) is None
-    assert without_gone(laid(given, pp=8), after, prices) is None
-    assert without_gone(laid(given, pp=4, vpp=2, schedule="interleaved_1f1b"), after, prices) is None
+    assert without_gone(arranged(given, pp=4), given.situation(), prices) is None
+    assert without_gone(arranged(given, pp=1), after, prices) is None
+    assert without_gone(arranged(given, pp=8), after, prices) is None
+    assert without_gone(arranged(given, pp=4, vpp=2, schedule="interleaved_1f1b"), after, prices) is None
     both = given.situation(without(given, "n1", "n5"))
-    running = laid(given, pp=4)
+    running = arranged(given, pp=4)
     stages = node_slots(running.strategy, 1)[:, :, 0]
     same = [f"n{slot}" for slot in stages[:, 1]]
     assert without_gone(running, given.situation(without(given, *same)), prices) is None
@@ -168,7 +168,7 @@ def test_impossible_rerouting_is_no_choice() -> None:
 def test_states_of_more_than_a_share_must_fit() -> None:
     """ZeRO-1 over two replicas fits; if one has to store all states of its stage, it does not."""
     roomy = tight_job(4096 << 20)
-    running = laid(roomy, pp=6, zero_stage=1)
+    running = arranged(roomy, pp=6, zero_stage=1)
     needs = [
         roomy.planner.steps.prices.figures(with_dp(running.strategy, width), NodeState(pool=0))
         for width in (2, 1)

@@ -14,7 +14,7 @@ from shardwise.strategy import Strategy, complete, node_slots
 SMALL = ("opt-350m", "4x2xT4", 32)
 
 
-def laid(**fields: int) -> Strategy:
+def strategy_of(**fields: int) -> Strategy:
     """A strategy of eight devices with micro-batches of one sequence."""
     given = {"micro_batch_size": 1, **fields}
     return complete(given, devices=8, layers=24, experts=None, global_batch_size=32)
@@ -37,7 +37,7 @@ def test_an_unchanged_plan_has_the_step_time_of_the_search() -> None:
 
 def test_a_slow_node_takes_fewer_microbatches_and_less_time_than_equal_shares() -> None:
     given = job(*SMALL)
-    strategy = laid(dp=8)
+    strategy = strategy_of(dp=8)
     slots = tuple(f"n{index}" for index in range(4))
     steps = given.planner.steps
     even = steps.balanced(strategy, slots, given.situation())
@@ -55,7 +55,7 @@ def test_a_slow_node_takes_fewer_microbatches_and_less_time_than_equal_shares() 
 def test_a_pipeline_is_as_slow_as_its_slowest_node() -> None:
     """One node at half its speed makes the step at least 1.1 times and at most about twice as long."""
     given = job(*SMALL)
-    strategy = laid(pp=8)
+    strategy = strategy_of(pp=8)
     slots = tuple(f"n{index}" for index in range(4))
     steps = given.planner.steps
     even = steps.balanced(strategy, slots, given.situation())
@@ -74,16 +74,16 @@ def test_nothing_runs_on_a_node_that_is_gone() -> None:
 
 
 def test_another_width_keeps_the_sharding_over_all_ranks() -> None:
-    strategy = laid(dp=8, zero_stage=3)
+    strategy = strategy_of(dp=8, zero_stage=3)
     wider = with_dp(strategy, 6)
     assert (wider.param_shard, wider.grad_shard, wider.optim_shard, wider.dp) == (6, 6, 6, 6)
-    some = laid(dp=8, optim_shard=4)
+    some = strategy_of(dp=8, optim_shard=4)
     assert with_dp(some, 6).optim_shard == 2
 
 
 def test_cells_follow_the_order_of_axes() -> None:
     # dp varies faster than pp: pipeline 0 has ranks 0 and 4 of 8, so slots 0 and 2 of nodes of two.
-    strategy = laid(pp=2, dp=4)
+    strategy = strategy_of(pp=2, dp=4)
     assert strategy.axis_order == "tp-cp-dp-pp"
     assert node_slots(strategy, 2)[:, :, 0].tolist() == [[0, 2], [0, 2], [1, 3], [1, 3]]
 

@@ -99,7 +99,7 @@ def mixed(cluster: str, margin: float = 0.05, layers: int = 3) -> Mixed:
     return Mixed(cluster, margin, layers)
 
 
-def in_line(
+def pipeline_over(
     given: Mixed, cluster: Cluster, layers: tuple[int, ...], *, size: int = 1, ways: tuple[str, ...] = ()
 ) -> UnevenArrangement:
     """One pipeline with a stage on every node of `cluster`, each of one device."""
@@ -186,7 +186,7 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     layers, and all weights and states of each moved layer.
     """
     given = mixed(PAIR, layers=8)
-    running = in_line(given, given.cluster, (4, 4))
+    running = pipeline_over(given, given.cluster, (4, 4))
     event = Slowdown(time_s=0.0, where="n0", speed=0.3)
     found = given.replan(running, event, horizon_s=90.0)
     assert found.decision == "patch" and isinstance(found.arrangement, UnevenArrangement)
@@ -194,8 +194,8 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     nodes = current_cluster(given.cluster, given.situation(event).states)
     times_s = {}
     for first in range(1, 8):
-        laid = in_line(given, nodes, (first, 8 - first)).result
-        times_s[first] = predict_record(given.model, nodes, given.job, laid).pipeline_s[0]
+        pipeline = pipeline_over(given, nodes, (first, 8 - first)).result
+        times_s[first] = predict_record(given.model, nodes, given.job, pipeline).pipeline_s[0]
     assert found.keep_step_s == pytest.approx(times_s[4], rel=1e-12)
     fastest = min(times_s, key=lambda first: times_s[first])
     assert chosen == (fastest, 8 - fastest) and fastest < 4
@@ -219,7 +219,7 @@ def test_the_remaining_stages_take_the_layers_of_lost_ones() -> None:
     checkpoint, but processes need not restart.
     """
     given = mixed("2x1xV100-32G+1x1xV100-16G", 0.9, layers=8)
-    running = in_line(given, given.cluster, (3, 3, 2), size=4)
+    running = pipeline_over(given, given.cluster, (3, 3, 2), size=4)
     event = NodeLost(time_s=0.0, node="n1")
     found = given.replan(running, event)
     assert found.decision == "patch" and isinstance(found.arrangement, UnevenArrangement)
@@ -227,8 +227,8 @@ def test_the_remaining_stages_take_the_layers_of_lost_ones() -> None:
     nodes = current_cluster(given.cluster, given.situation(event).states)
     times_s = {}
     for first, ways in product(range(1, 8), product(RECOMPUTES, repeat=2)):
-        laid = in_line(given, nodes, (first, 8 - first), size=4, ways=ways).result
-        again = predict_record(given.model, nodes, given.job, laid)
+        pipeline = pipeline_over(given, nodes, (first, 8 - first), size=4, ways=ways).result
+        again = predict_record(given.model, nodes, given.job, pipeline)
         if again.device_bytes <= again.usable_bytes:
             times_s[first, ways] = again.pipeline_s[0]
     (first, _), least_s = min(times_s.items(), key=lambda one: one[1])
