@@ -1,7 +1,7 @@
-"""`python -m benchmarks`: every figure in a process of its own; one JSON document on stdout, talk on stderr.
+"""`python -m benchmarks` runs every benchmark in its own process.
 
-It ends with the goals that were missed, and exit code 1 where there are any. `python -m benchmarks NAME`
-measures one and prints it.
+It prints one JSON document on stdout and progress on stderr. It ends with the missed goals and exit code 1
+where there are any. `python -m benchmarks NAME` runs one benchmark and prints its figures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OVERHEADS = ("ddp", "fsdp2", "tensor", "pipeline")
 
 
 def overhead_figures(name: str) -> Figures:
-    """Those of `benchmarks.overhead`, which alone needs PyTorch: the others' memory is without it."""
+    """Figures of `benchmarks.overhead`, imported late, since only it needs PyTorch and its memory."""
     from benchmarks import overhead
 
     return overhead.figures(name)
@@ -65,9 +65,10 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
 
 
 AS_ROOT = ("moving",)
+"""Benchmarks that need root."""
 
 TIMEOUT_S = 600.0
-"""What no benchmark is allowed to take: one that does is ended, and missed."""
+"""Wall seconds after which a benchmark is stopped and counts as missed."""
 
 
 def main(arguments: list[str]) -> int:
@@ -77,7 +78,7 @@ def main(arguments: list[str]) -> int:
     missed: list[str] = []
     for name in BENCHMARKS:
         if name in AS_ROOT and os.geteuid() != 0:
-            print(f"{name}: NOT measured, it emulates a network and needs root", file=sys.stderr)
+            print(f"{name}: NOT measured: emulating a network needs root", file=sys.stderr)
             continue
         try:
             results[name] = measured_in_process(name)
@@ -107,8 +108,9 @@ def measure(name: str) -> int:
 
 
 def measured_in_process(name: str) -> Figures:
-    """The figures of one benchmark from a process of its own, so that its peak of memory is its own.
-    CalledProcessError where it fails, TimeoutExpired where it takes too long."""
+    """The figures of one benchmark, run in its own process so that the peak memory is its own.
+
+    Raises CalledProcessError where it fails, TimeoutExpired after TIMEOUT_S."""
     print(f"{name} ...", file=sys.stderr, flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -130,7 +132,7 @@ def _why_none(error: subprocess.SubprocessError) -> str:
 
 
 def report(name: str, found: Figures) -> list[str]:
-    """Prints the figures of a benchmark with what must hold of them, and returns what does not."""
+    """Prints the figures of a benchmark with their goals, and returns the missed goals."""
     missed = []
     goals = {goal.figure: goal for goal in goals_of(name, found)}
     for figure, value in found.items():
@@ -145,7 +147,7 @@ def report(name: str, found: Figures) -> list[str]:
 
 
 def machine() -> dict[str, object]:
-    """Where this was measured."""
+    """The machine and software of the measurement."""
     import numpy
 
     return {
@@ -159,7 +161,7 @@ def machine() -> dict[str, object]:
 
 
 def processor() -> str:
-    """The processor's name, where the system tells."""
+    """The name of the processor; the machine type where the system does not report it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

@@ -1,7 +1,7 @@
-"""What each means of the search is worth: the same question with one of them switched off at a time.
+"""Effect of each technique of the search: the same question with one technique switched off at a time.
 
-`python -m benchmarks.ablation` prints the table of docs/concepts/exact-search.md for a small question, with
-`large` for Llama-3.1-70B on 64 devices."""
+`python -m benchmarks.ablation` prints the table of docs/benchmarks.md for a small question, with `large` for
+Llama-3.1-70B on 64 devices."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from shardwise.search.bnb.incumbent import Fastest
 from shardwise.search.bnb.solver import BranchAndBound, SearchResult
 
 MEANS = {
-    "all of them": frozenset[str](),
-    "first looks (sketch, close-up)": frozenset({"sketch"}),
-    "the closer look": frozenset({"close-up"}),
+    "none": frozenset[str](),
+    "primal heuristics (restricted space, neighbourhood)": frozenset({"heuristics"}),
+    "neighbourhood search": frozenset({"neighbourhood"}),
     "symmetry of axis orders": frozenset({"symmetry"}),
-    "envelope over micro-batch sizes": frozenset({"degrees"}),
-    "bound of a grid's work": frozenset({"degrees", "micro_batch"}),
-    "bounds of what is kept": frozenset({"kept"}),
-    "bounds of families of schedules": frozenset({"family"}),
-    "bounds of what is sharded": frozenset({"sharded"}),
-    "bounds of schedules": frozenset({"schedule"}),
-    "bounds of splits": frozenset({"split"}),
-    "room for whole layers": frozenset({"room"}),
-    "memory of blocks": frozenset({"memory"}),
-    "all but memory": frozenset(
-        {"sketch", "symmetry", "degrees", "micro_batch", "kept", "family", "sharded", "room"}
+    "bound for all micro-batch sizes (level degrees)": frozenset({"degrees"}),
+    "bounds of a grid's work (levels degrees and micro_batch)": frozenset({"degrees", "micro_batch"}),
+    "bounds of level kept (recomputation, offload)": frozenset({"kept"}),
+    "bounds of level family (schedules)": frozenset({"family"}),
+    "bounds of level sharded": frozenset({"sharded"}),
+    "bounds of level schedule": frozenset({"schedule"}),
+    "bounds of level split": frozenset({"split"}),
+    "capacity relaxation": frozenset({"capacity"}),
+    "memory bounds of nodes": frozenset({"memory"}),
+    "all of these but split, schedule and memory bounds": frozenset(
+        {"heuristics", "symmetry", "degrees", "micro_batch", "kept", "family", "sharded", "capacity"}
     ),
 }
+"""Techniques by label, with the names that `BranchAndBound(without=...)` has for them."""
 
 
 QUESTIONS = {
     "small": ("llama-3.1-8b", "8xA100-40G", 4096, 32),
     "large": ("llama-3.1-70b", "8x8xH100-SXM", 8192, 256),
 }
-"""Model, cluster, sequence length and batch; in the default space."""
+"""Model, cluster, sequence length and global batch size of each question, in the default space."""
 
 
 def outcome_without(name: str, without: frozenset[str]) -> SearchResult:
-    """The outcome of one of QUESTIONS without some means."""
+    """The outcome of one of QUESTIONS without some techniques."""
     model_name, cluster_name, seq_len, batch = QUESTIONS[name]
     model, cluster = load_model(model_name), load_cluster(cluster_name)
     job = default_job(model, cluster, seq_len=seq_len, global_batch_size=batch)
@@ -51,13 +52,13 @@ def outcome_without(name: str, without: frozenset[str]) -> SearchResult:
 
 def main(arguments: list[str]) -> int:
     question = arguments[0] if arguments else "small"
-    print("| switched off | blocks bounded | strategies evaluated | CPU s |\n|---|---|---|---|")
+    print("| switched off | nodes bounded | strategies evaluated | CPU s |\n|---|---|---|---|")
     best = None
     for name, without in MEANS.items():
         outcome = outcome_without(question, without)
         times = [found.time_s for found in outcome.found]
         best = best or times
-        same = "" if times == best else f" (other answer: {times})"
+        same = "" if times == best else f" (another answer: {times})"
         print(
             f"| {name}{same} | {outcome.ledger.bounded_nodes:,} | {outcome.ledger.simulated:,} "
             f"| {outcome.search_cpu_s:.2f} |",

@@ -1,8 +1,8 @@
-"""How true predictions are on this machine's CUDA device: `python -m benchmarks.accelerated [CALIBRATION]`.
+"""Accuracy of predictions on this machine's CUDA device: `python -m benchmarks.accelerated [CALIBRATION]`.
 
-Calibrates the device where no calibration is given, then trains models of many shapes by our runtime, and
-holds what a step takes and what it allocates against the plan. It fails where one is off by more than it may
-be, or where there is no such device. Nothing else should use the device meanwhile.
+It calibrates the device where no calibration is given. Then it trains models of many shapes with our runtime
+and compares step time and allocated memory with the plan. It fails where an error exceeds its limit, or where
+there is no CUDA device. Nothing else should use the device at the same time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from shardwise.strategy import Calibration, read_calibration
 STEPS, WARMING_UP = 10, 4
 LEAST_SHAPES = 12
 TIME_WITHIN, MEMORY_WITHIN = 0.04, 0.05
+"""Largest relative errors of step time and memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A shape, as planned and as it went."""
+    """Predicted and measured step time and memory of a shape."""
 
     name: str
     predicted_s: float
@@ -88,8 +89,8 @@ def main(arguments: list[str]) -> int:
     times, sizes = (
         [abs(x) for x in of] for of in zip(*((o.time_error, o.memory_error) for o in found), strict=True)
     )
-    print(f"{len(found)} shapes: step time off by {fmean(times):.1%}, at most {max(times):.1%} (4 %); "
-          f"memory by {fmean(sizes):.1%}, at most {max(sizes):.1%} (5 %)")  # fmt: skip
+    print(f"{len(found)} shapes: mean error of step time {fmean(times):.1%}, at most {max(times):.1%} "
+          f"(limit 4 %); of memory {fmean(sizes):.1%}, at most {max(sizes):.1%} (limit 5 %)")  # fmt: skip
     print(json.dumps([asdict(one) for one in found]))
     for what, names in (("step time", slow), ("memory", large)):
         if names:

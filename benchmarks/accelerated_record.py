@@ -1,10 +1,10 @@
-"""Plans of now against what an H200 and an H100 took: `python -m benchmarks.accelerated_record`.
+"""Compares plans with recorded runs on an H200 and an H100: `python -m benchmarks.accelerated_record`.
 
-Needs no such device: steps were timed by `benchmarks.accelerated`, right behind the calibration, and peaks
-are PyTorch's `max_memory_allocated` of a step without the two workspaces of cuBLAS (`libraries_bytes`, which
-still are in those of shapes that were not timed). When they were measured the price was as it is. On the H200
-all shapes had been measured before: by the first fourteen the price of copies was written, and all were at
-hand when it was chosen to keep the launch that kernels alone tell. The H100 had never run our runtime.
+It needs no such device. `benchmarks.accelerated` timed the steps directly after a calibration. Peaks are
+PyTorch's `max_memory_allocated` of a step without the two workspaces of cuBLAS (`libraries_bytes`, which the
+peaks of shapes without a step time still contain). The H200 shapes are not independent of the cost model: the
+cost of copies was chosen with the first fourteen, the launch per kernel with all. The H100 shapes are
+independent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CALIBRATIONS = Path(__file__).parents[1] / "examples" / "calibrations"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A device's calibration, and what steps took there behind it."""
+    """A device's calibration, and the steps that were measured after it."""
 
     calibrated: Path
     measured: Path
@@ -49,7 +49,7 @@ _NAMED = {shape.name: shape for shape in SHAPES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A figure as planned over the same as measured, of a shape."""
+    """A planned and a measured value of a shape."""
 
     name: str
     planned: float
@@ -61,7 +61,7 @@ class Compared:
 
 
 def steps(record: Record) -> list[Compared]:
-    """Seconds of a step of every shape."""
+    """Planned and measured seconds per step of every shape."""
     calibration = record.calibration
     return [
         Compared(
@@ -74,7 +74,7 @@ def steps(record: Record) -> list[Compared]:
 
 
 def peaks(record: Record) -> list[Compared]:
-    """Bytes in tensors at the peak of a step, of the same shapes and of others that were not timed."""
+    """Planned and measured peak bytes in tensors, of the timed shapes and of others."""
     calibration, measured = record.calibration, record.read()
     found = [
         Compared(
@@ -123,7 +123,8 @@ def _report(what: str, unit: str, by: float, found: list[Compared]) -> None:
     error = [abs(one.error) for one in found]
     near = sum(each <= 0.04 for each in error)
     print(
-        f"{what}: {len(error)} shapes, off by {fmean(error):.1%}, at most {max(error):.1%}; {near} within 4 %"
+        f"{what}: {len(error)} shapes, mean error {fmean(error):.1%}, at most {max(error):.1%}; "
+        f"{near} within 4 %"
     )
 
 

@@ -1,4 +1,4 @@
-"""Models and batches at the sizes of accelerators, by what known models are made of."""
+"""Models and batches at the sizes of accelerators, with layers like those of known models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwise.strategy import MEGATRON_2024, Calibration, Job, complete, parse_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model and a batch; `strategy` is what departs from plain training."""
+    """A model and a batch; `strategy` has the fields that differ from plain training."""
 
     name: str
     config: Mapping[str, Any]
@@ -95,11 +95,11 @@ SHAPES = (
     Shape(name="Llama 4 x 5120", config=llama(4, 5120, 40, 8, 13824, 32000, 4096), seq_len=4096,
           micro_batch_size=2, global_batch_size=4, strategy="recompute=selective"),
 )  # fmt: skip
-"""As many layers as a device of 80 GB trains."""
+"""Shapes that fit on a device of 80 GB."""
 
 
 def plan_of(shape: Shape, calibration: Calibration) -> Plan:
-    """The shape's plan for one such device, by our runtime as the calibration knows it."""
+    """The plan of a shape for one calibrated device and our runtime."""
     (device,) = calibration.devices
     model = model_from_config(shape.config, name=shape.name)
     strategy = complete(

@@ -1,8 +1,8 @@
-"""What docs/accuracy.md tells: `python -m benchmarks.accuracy [FOLDER]` prints it, draws its plots.
+"""The figures of docs/accuracy.md: `python -m benchmarks.accuracy [FOLDER]` prints them and draws the plot.
 
-Errors of the shipped numbers per source, of every source left out, and of every mechanism switched off; with
-a folder, measured against predicted times per source as SVG files in it. `exactly [SOURCE ...]` instead:
-errors of sources left out by fits from scratch, a minute each. The plots need matplotlib.
+It prints the errors of every mechanism switched off, and those of every source fitted and left out. With a
+FOLDER it draws predicted over measured times per source into it, with matplotlib. `exactly [SOURCE ...]`
+prints the errors of sources left out by fits from scratch instead; a fit takes a minute.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Profile
 
 CHANGE_SHARE = 0.01
-"""A row belongs to a mechanism if its prediction changes by more without it."""
+"""A row depends on a mechanism if its prediction changes by more than this share without it."""
 
 FUSED = AttentionCurve(forward_fraction=0.41, backward_fraction=0.28, seq_half=512.0)
-"""What attention would be if old software and devices had FlashAttention-2."""
+"""Curve of attention if old software and devices had FlashAttention-2."""
 
 
 def shipped_fit() -> Fit:
@@ -41,7 +41,7 @@ def shipped_fit() -> Fit:
     runs = []
     for case in cases:
         if case.mixed is not None:
-            continue  # nothing is fitted to runs on unequal devices
+            continue  # runs on unequal devices are not fitted
         try:
             measured_s = measured_of(case.row, case.problem).step_time_s
         except ConfigError:
@@ -54,13 +54,13 @@ def shipped_fit() -> Fit:
 
 
 def with_profile(problem: Problem, **changes: Any) -> Problem:
-    """The problem with other software."""
+    """The problem with changes of its software profile."""
     job = replace(problem.job, profile=replace(problem.profile, **changes))
     return bind(problem.model, problem.cluster, job)
 
 
 def with_efficiency(problem: Problem, change: Callable[[Efficiency], Efficiency]) -> Problem:
-    """The problem on devices of another efficiency."""
+    """The problem on devices with another efficiency."""
     classes = {
         name: replace(device, efficiency=change(device.efficiency))
         for name, device in problem.cluster.classes.items()
@@ -69,19 +69,19 @@ def with_efficiency(problem: Problem, change: Callable[[Efficiency], Efficiency]
 
 
 def without_unfused(problem: Problem) -> Problem:
-    """Attention fused everywhere."""
+    """The problem with fused attention on all devices."""
     fused = with_profile(problem, attention=("flash-2", "flash-3"))
     return with_efficiency(fused, lambda e: replace(e, attention={"flash-2": FUSED, **e.attention}))
 
 
 def as_switched(problem: Problem) -> Problem:
-    """A switch in every node."""
+    """The problem with a switch in every node."""
     tiers = tuple(replace(tier, part_shares=()) for tier in problem.cluster.tiers)
     return bind(problem.model, replace(problem.cluster, tiers=tiers), problem.job)
 
 
 def late(profile: Profile, name: str) -> float:
-    """An overlap of early software as late software has it."""
+    """The overlap of a profile, at least 1 as in later software."""
     overlap: float = getattr(profile, name)
     return max(overlap, 1.0)
 
@@ -89,7 +89,7 @@ def late(profile: Profile, name: str) -> float:
 OFF: Mapping[str, Callable[[Problem], Problem]] = {
     "unfused attention": without_unfused,
     "waiting for the host": lambda p: with_profile(p, dispatch_s=0.0, expert_dispatch_s=0.0),
-    "tensor communication beside weight gradients": lambda p: with_profile(p, tensor_backward_overlap=0.0),
+    "tensor communication during weight gradients": lambda p: with_profile(p, tensor_backward_overlap=0.0),
     "rings through parts of nodes": lambda p: with_efficiency(
         p, lambda e: replace(e, scale_out=replace(e.scale_out, partial_fraction=1.0))
     ),
@@ -103,7 +103,7 @@ OFF: Mapping[str, Callable[[Problem], Problem]] = {
             e, scale_up=replace(e.scale_up, startup_s=0.0), scale_out=replace(e.scale_out, startup_s=0.0)
         ),
     ),
-    "messages that block": lambda p: with_profile(p, pipeline_overlap=late(p.profile, "pipeline_overlap")),
+    "blocking messages": lambda p: with_profile(p, pipeline_overlap=late(p.profile, "pipeline_overlap")),
     "no overlap in early software": lambda p: with_profile(
         p,
         data_overlap=late(p.profile, "data_overlap"),
@@ -111,16 +111,16 @@ OFF: Mapping[str, Callable[[Problem], Problem]] = {
     ),
     "recomputation that stops early": lambda p: with_profile(p, recompute_stops_early=False),
     "casts of 8- and 4-bit matmuls": lambda p: replace(p, recipe=replace(p.recipe, cast_bytes=0.0)),
-    "matmuls of a dtype against its own peak": lambda p: with_efficiency(
+    "matmuls of a dtype and their own peak": lambda p: with_efficiency(
         p, lambda e: replace(e, matmul=replace(e.matmul, fp8_fraction=1.0, fp4_fraction=1.0))
     ),
     "passes of memory-bound operators": lambda p: with_profile(p, pointwise_passes=1.0),
 }
-"""Every mechanism of the step time that can be switched off in the numbers, and how."""
+"""Mechanisms of the step time that numbers can switch off, each with the changed problem."""
 
 
 def times_s(runs: Sequence[MeasuredRun], change: Callable[[Problem], Problem]) -> Any:
-    """Predicted times of runs under changed problems."""
+    """Predicted seconds per step of runs with changed problems."""
     found = []
     for run in runs:
         case: Case = run.case
@@ -133,7 +133,8 @@ def mean_error(predicted: Any, measured: Any) -> float:
 
 
 def print_left_out(fit: Fit) -> None:
-    """Fitted against left-out errors, warm and cold, and how the bands told without a source cover it."""
+    """Prints fitted and left-out errors, warm and cold, and the coverage by bands of fits without the
+    source."""
     names = sources_of(fit.runs)
     now = fit.linear.log_s - np.log([run.measured_s for run in fit.runs])
     means: dict[bool, list[float]] = {True: [], False: []}
@@ -158,11 +159,11 @@ def print_left_out(fit: Fit) -> None:
             )
     for kind, name in ((True, "warm"), (False, "cold")):
         print(f"mean over sources, {name}: {np.mean(means[kind]):.1%}")
-    print(f"in bands told without the source: {covered / total:.0%} of {total} rows")
+    print(f"in bands of fits without the source: {covered / total:.0%} of {total} rows")
 
 
 def print_left_out_exactly(fit: Fit, sources: Sequence[str]) -> None:
-    """The same errors by fits from scratch without each source, a minute each."""
+    """Prints the left-out errors of fits from scratch without each source."""
     for source in sources:
         out = left_out(fit, source)
         for kind in (True, False):
@@ -176,7 +177,7 @@ def print_left_out_exactly(fit: Fit, sources: Sequence[str]) -> None:
 
 
 def print_mechanisms(fit: Fit) -> None:
-    """Errors of the rows that each mechanism moves, without it and with it."""
+    """Prints the errors of the rows that depend on each mechanism, without it and with it."""
     measured = np.array([run.measured_s for run in fit.runs])
     now = np.exp(fit.linear.log_s)
     for name, off in OFF.items():
@@ -193,7 +194,7 @@ def print_mechanisms(fit: Fit) -> None:
 
 
 def draw(fit: Fit, folder: Path) -> None:
-    """Predicted over measured times, one picture of all sources."""
+    """Draws predicted over measured times, one panel per source."""
     import matplotlib
 
     matplotlib.use("svg")

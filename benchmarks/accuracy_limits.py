@@ -1,9 +1,9 @@
-"""What the published rows allow: `python -m benchmarks.accuracy_limits` prints it.
+"""Limits of accuracy on the published rows: `python -m benchmarks.accuracy_limits` prints them.
 
-Errors of warm sources left out, if a factor of the source's own were known; how often as many sources of a
-known spread show 70 to 90 % in a band that is right; what each layout takes more than predicted per
-microbatch; and how plans are ordered by corrections of the predictions that are fitted to each workload alone
-and so know its answers.
+It prints four things. Errors of warm left-out sources, also with one factor fitted per source. The share of
+simulated studies in which a correct band covers 70 to 90 % of each source. The time per micro-batch that each
+layout takes beyond the prediction. The ranking of plans by corrections that are fitted to each workload, an
+upper limit since they know the answers.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shardwise.search.result import result_of
 Floats = NDArray[np.float64]
 
 SMALL = 0.01
-"""Relative errors below it weigh as squares, larger ones by their size."""
+"""Threshold of the Huber loss: smaller relative errors count as squares, larger ones by absolute value."""
 
 FAR = 0.08
-"""A row is far off whose error is larger."""
+"""A row with a larger relative error is far off."""
 
 ROUNDS, HILL_CLIMBS = 50, 3_000
 STUDIES = 20_000
 
 
 def workloads(runs: Sequence[MeasuredRun]) -> Mapping[str, NDArray[np.intp]]:
-    """The runs of each workload with plans enough to be ranked, by what it is called."""
+    """The runs of each workload with at least LEAST_PLANS plans, by a label."""
     found: dict[tuple[object, ...], list[int]] = {}
     for place, run in enumerate(runs):
         row = run.case.row
@@ -50,21 +50,21 @@ def workloads(runs: Sequence[MeasuredRun]) -> Mapping[str, NDArray[np.intp]]:
 
 
 def strategy_of(run: MeasuredRun) -> tuple[int, int, int, int]:
-    """tp, pp, micro-batch, microbatches."""
+    """tp, pp, micro-batch size, number of micro-batches."""
     table = run.table(1)
     tp, pp, size = int(table.tp[0]), int(table.pp[0]), int(table.micro_batch_size[0])
     return tp, pp, size, run.case.problem.job.global_batch_size // int(table.dp[0]) // size
 
 
 def smooth_terms(runs: Sequence[MeasuredRun]) -> Floats:
-    """1, the logarithms of tp, pp and micro-batch, and their products two by two: (rows, 10)."""
+    """1, the logarithms of tp, pp and micro-batch size, and their pairwise products: (rows, 10)."""
     logs = np.log2([strategy_of(run)[:3] for run in runs])
     products = [logs[:, a] * logs[:, b] for a, b in combinations_with_replacement(range(3), 2)]
     return np.column_stack([np.ones(len(runs)), logs, *products])
 
 
 def indicator_columns(runs: Sequence[MeasuredRun]) -> Floats:
-    """A column for every value of tp, of pp and of the micro-batch."""
+    """A column for every value of tp, of pp and of the micro-batch size."""
     values = np.array([strategy_of(run)[:3] for run in runs])
     return np.column_stack(
         [values[:, axis] == level for axis in range(3) for level in np.unique(values[:, axis])]
@@ -72,13 +72,14 @@ def indicator_columns(runs: Sequence[MeasuredRun]) -> Floats:
 
 
 def parts_of(runs: Sequence[MeasuredRun]) -> Floats:
-    """The parts of each predicted step time, seconds: (rows, parts)."""
+    """The parts of each predicted step time in seconds: (rows, parts)."""
     of_each = [result_of(run.case.problem, run.table(1)[0]).breakdown for run in runs]
     return np.array([list(parts.values()) for parts in of_each])
 
 
 def closest(columns: Floats, target: Floats, low: float, high: float, start: float) -> Floats:
-    """The coefficients within bounds whose sums are closest to the target in absolute errors."""
+    """The coefficients between `low` and `high` with the least absolute errors, by reweighted least
+    squares."""
     count, weights = columns.shape[1], np.ones(len(target))
     ridge = 1e-4 * np.eye(count)
     found = np.full(count, start)
@@ -97,7 +98,7 @@ def tau_of(measured: Floats, predicted: Floats) -> float:
 
 
 def hill_climbed(base: Floats, columns: Floats, start: Floats, measured: Floats) -> Floats:
-    """Predictions whose coefficients are changed as long as that betters the order itself."""
+    """Predictions with coefficients that hill climbing improves by Kendall's tau."""
     rng, found = np.random.default_rng(0), start
     best = tau_of(measured, base + columns @ found)
     for step in range(HILL_CLIMBS):
@@ -109,7 +110,7 @@ def hill_climbed(base: Floats, columns: Floats, start: Floats, measured: Floats)
 
 
 def corrections(fit: Fit, rows: NDArray[np.intp]) -> Iterator[tuple[str, Floats]]:
-    """Predictions of one workload: as they are, and by corrections that were fitted to its own answers."""
+    """Predictions of one workload: uncorrected, and with corrections fitted to its measured times."""
     runs = [fit.runs[row] for row in rows]
     measured = np.array([run.measured_s for run in runs])
     now = np.exp(fit.linear.log_s[rows])
@@ -125,7 +126,7 @@ def corrections(fit: Fit, rows: NDArray[np.intp]) -> Iterator[tuple[str, Floats]
         start = closest(columns.astype(np.float64), target, -3.0, 3.0, 0.0)
         yield name, now * np.exp(columns @ start)
         if name == "ten smooth terms":
-            yield "the same, chosen for the order", hill_climbed(np.log(now), columns, start, measured)
+            yield "the same, fitted to the ranking", hill_climbed(np.log(now), columns, start, measured)
     far = np.abs(now / measured - 1.0) > FAR
     yield f"all within {FAR:.0%} exactly, others as predicted", np.where(far, now, measured)
 
@@ -151,7 +152,7 @@ def print_orders(fit: Fit) -> None:
 
 
 def print_extra(fit: Fit) -> None:
-    """Seconds per microbatch beyond the prediction, by layout and micro-batch."""
+    """Prints seconds per micro-batch beyond the prediction, by layout and micro-batch size."""
     now = np.exp(fit.linear.log_s)
     for name, rows in workloads(fit.runs).items():
         layouts: dict[tuple[int, int], list[str]] = {}
@@ -165,12 +166,12 @@ def print_extra(fit: Fit) -> None:
                 far.add((tp, pp))
         for layout, texts in sorted(layouts.items()):
             mark = "far off" if layout in far else "near"
-            print(f"{name}: tp {layout[0]} pp {layout[1]}: {mark:8} by micro-batch {', '.join(texts)}")
+            print(f"{name}: tp {layout[0]} pp {layout[1]}: {mark:8} by micro-batch size {', '.join(texts)}")
 
 
 def print_warm(fit: Fit) -> None:
-    """Errors of sources whose device and software remain: nothing left out; left out; and that beside one
-    factor of the source's own."""
+    """Prints errors of sources whose device and software remain in the fit: fitted, left out, and left out
+    with one factor per source."""
     names = sources_of(fit.runs)
     now = fit.linear.log_s - np.log([run.measured_s for run in fit.runs])
     means = []
@@ -182,16 +183,17 @@ def print_warm(fit: Fit) -> None:
             means.append([float(np.abs(np.expm1(errors)).mean()) for errors in of])
             print(
                 f"{source:12} {int(mine.sum()):4} rows   fitted {means[-1][0]:6.1%}"
-                f"   left out {means[-1][1]:6.1%}   with a factor of its own {means[-1][2]:6.1%}",
+                f"   left out {means[-1][1]:6.1%}   with one factor per source {means[-1][2]:6.1%}",
                 flush=True,
             )
     fitted, out, own = np.mean(means, axis=0)
-    print(f"mean         fitted {fitted:.1%}   left out {out:.1%}   with a factor of its own {own:.1%}")
+    print(f"mean         fitted {fitted:.1%}   left out {out:.1%}   with one factor per source {own:.1%}")
 
 
 def print_bands(fit: Fit) -> None:
-    """Studies of as many sources as there are, of as many rows, drawn from the spreads found; judged by the
-    band that holds 80 % of all that could be drawn."""
+    """Prints the coverage of a correct 80 % band in simulated studies.
+
+    A study has as many sources and rows as the data, sampled from the spreads that were found."""
     names = sources_of(fit.runs)
     errors = {
         (source, kind): linear_errors(fit, {source})[
@@ -214,17 +216,18 @@ def print_bands(fit: Fit) -> None:
         simulated = middles[:, place, None] + rng.normal(0.0, within, (STUDIES, size))
         inside[:, place] = (np.abs(simulated) <= half).mean(axis=1)
     lines = ((inside >= 0.7) & (inside <= 0.9)).sum(axis=1)
-    pooled = (inside * sizes).sum(axis=1) / sizes.sum()
-    low, middle, high = np.quantile(pooled, (0.05, 0.5, 0.95))
+    overall = (inside * sizes).sum(axis=1) / sizes.sum()
+    low, middle, high = np.quantile(overall, (0.05, 0.5, 0.95))
     print(f"spread between sources {between:.2f}, within {within:.2f}; rows {', '.join(map(str, sizes))}")
     most, every = int(np.quantile(lines, 0.95)), float((lines == len(sizes)).mean())
     print(
-        f"of {len(sizes)} parts of sources {lines.mean():.1f} in the mean lie between 70 and 90 %, at most"
-        f" {most} in 95 of 100 studies; all of them in {every:.2%}"
+        f"of {len(sizes)} parts of sources, {lines.mean():.1f} on average have a coverage of 70 to 90 %, at"
+        f" most {most} in 95 of 100 studies; all of them in {every:.2%}"
     )
-    right = float(((pooled >= 0.7) & (pooled <= 0.9)).mean())
+    right = float(((overall >= 0.7) & (overall <= 0.9)).mean())
     print(
-        f"pooled {middle:.0%}, in 9 of 10 studies {low:.0%} to {high:.0%}; between 70 and 90 % in {right:.0%}"
+        f"coverage of all rows: {middle:.0%}, in 9 of 10 studies {low:.0%} to {high:.0%};"
+        f" 70 to 90 % in {right:.0%}"
     )
 
 

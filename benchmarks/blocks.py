@@ -1,5 +1,4 @@
-"""How fast blocks are bounded: every schedule of a space with every stage split, as the search bounds
-them."""
+"""Speed of lower bounds: every schedule of a space with every stage split, bounded as in the search."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from shardwise.search.bnb.roots import list_roots
 from shardwise.search.space import Space, expanded
 
 ROWS_PER_TABLE = 1024
-"""Grids with micro-batch sizes that are bounded side by side."""
+"""Most rows (grids with micro-batch sizes) that are bounded in one call."""
 
 TABLES = {
     "gpt3-175b": ("gpt3-175b", "8x8xA100-80G", 2048, 1536),
@@ -40,7 +39,7 @@ TABLES = {
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSplits:
-    """Rows (down) with splits (across) of one schedule."""
+    """The subproblems of one schedule: rows by stage splits."""
 
     block: Subproblem
     totals: Totals
@@ -51,7 +50,7 @@ class ScheduleSplits:
 
 
 def figures(table: str) -> dict[str, float]:
-    """Blocks bounded per CPU second, in time and in bytes, below one of TABLES."""
+    """Subproblems of one of TABLES bounded per CPU second, in time and in bytes."""
     model_name, cluster_name, seq_len, batch = TABLES[table]
     model, cluster = load_model(model_name), load_cluster(cluster_name)
     job = default_job(model, cluster, seq_len=seq_len, global_batch_size=batch)
@@ -76,7 +75,7 @@ def figures(table: str) -> dict[str, float]:
 
 
 def schedule_splits_of(problem: Problem, space: Space) -> list[ScheduleSplits]:
-    """The interleaved schedules of every depth with all of their splits."""
+    """The schedules of every pipeline depth with all of their stage splits."""
     grids, _ = list_roots(problem, space, space.degrees(), Fastest(4), merges_symmetric=True)
     _, table = expanded(grids.table, [grids.table.dp], space.micro_batch_sizes)
     found = []

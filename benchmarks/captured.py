@@ -1,4 +1,4 @@
-"""The module whose captured graph is laid out on emulated clusters (`benchmarks.emulated`)."""
+"""The module whose captured graph `benchmarks.emulated` plans for emulated clusters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH, LAYERS, CLASSES, BATCH = 1024, 3, 256, 1024
 
 
 class Perceptron(nn.Module):
-    """Layers of one width: of each the batch, the rows or the columns can be split."""
+    """Layers of one width: the batch, the rows or the columns of each can be sharded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,5 +23,5 @@ class Perceptron(nn.Module):
 
 
 def perceptron() -> tuple[nn.Module, dict[str, Tensor]]:
-    """The module and what its forward is called with."""
+    """The module and the arguments of its forward."""
     return Perceptron(), {"x": randn(BATCH, WIDTH), "target": randint(CLASSES, (BATCH,))}

@@ -1,4 +1,4 @@
-"""Deciding on changes and replaying traces: CPU seconds, and each policy's share of the oracle's tokens."""
+"""Replanning and replay of traces: CPU seconds, and each policy's share of the oracle's tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from shardwise.replanning import (
 )
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
-"""Recorded availability, where it is at hand beside the checkout."""
+"""Folder of recorded availability traces, where it exists."""
 
 RECORDED: dict[str, tuple[str, int, str]] = {
     # file, devices of a node, node
@@ -49,13 +49,13 @@ DAY_S = 86400.0
 
 
 def at_hand() -> tuple[str, ...]:
-    """The recorded traces that are there to be read."""
+    """The recorded traces whose files exist."""
     return tuple(name for name, (file, _, _) in RECORDED.items() if (TRACES / file).exists())
 
 
 def loss_figures() -> dict[str, float]:
-    """CPU seconds of one decision after a node of 1,024 is lost, nothing known but the plan and prices of its
-    shape: weighing patches alone, and all."""
+    """CPU seconds of one decision after one of 1,024 nodes is lost, with only the plan and its costs known:
+    for patches alone, and for all alternatives."""
     cluster = load_cluster("1024x8xH100-SXM")
     model = load_model("llama-2-7b")
     job = search.default_job(model, cluster, seq_len=4096, global_batch_size=8192)
@@ -89,7 +89,7 @@ def replay_figures(name: str) -> dict[str, float]:
 
 
 def week_figures() -> dict[str, float]:
-    """A week of 10,000 events on 64 nodes: nodes that come and go, and bursts on their links."""
+    """Replay of a week of 10,000 events on 64 nodes: preemptions, and bursts on links."""
     cluster = load_cluster("64x4xA100-40G")
     lost = generate_events(cluster, "preemption", length_s=WEEK_S, seed=1)
     bursts = generate_events(cluster, "bursty", length_s=WEEK_S, seed=1)
@@ -100,7 +100,7 @@ def week_figures() -> dict[str, float]:
 
 
 def generated_figures(kind: str) -> dict[str, float]:
-    """Two days of one kind of generated events on eight nodes."""
+    """Replay of two days of one kind of generated events on eight nodes."""
     cluster = load_cluster("8x4xA100-40G")
     trace = generate_events(cluster, kind, length_s=2 * DAY_S, seed=1)
     return _replayed(trace, cluster, batch=256, end_s=2 * DAY_S)

@@ -1,4 +1,4 @@
-"""CPU seconds of this process, and the most memory it has held."""
+"""CPU seconds of a call, and the peak memory of this process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 
 SECONDS = 1.5
-"""CPU seconds that one figure is measured for."""
+"""CPU seconds of calls per figure."""
 
 
 def cpu_s(work: Callable[[], object], seconds: float = SECONDS) -> float:
-    """CPU seconds of one call: the least of as many as fit into `seconds`, after one that is not counted."""
+    """CPU seconds of one call: the least of the calls within `seconds`, after one warm-up call."""
     work()
     best, spent = float("inf"), 0.0
     while spent < seconds:
@@ -24,6 +24,6 @@ def cpu_s(work: Callable[[], object], seconds: float = SECONDS) -> float:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has held so far (Linux counts KiB, macOS bytes)."""
+    """Peak memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS reports bytes, Linux KiB

@@ -1,4 +1,4 @@
-"""How long `shardwise plan` takes from a cold start, and where the time goes."""
+"""Wall seconds of `shardwise plan` from a cold start, by part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PACKAGES = ("numpy", "typer", "click", "rich", "yaml", "shardwise")
 
 
 def figures() -> dict[str, float]:
-    """Medians of wall seconds: the interpreter, with numpy, the whole command; import seconds by package."""
+    """Median wall seconds of the interpreter, with numpy, and of the whole command; import seconds by
+    package."""
     whole = median_wall_s(COMMAND)
     return {
         "wall_s": whole,
@@ -31,7 +32,7 @@ def figures() -> dict[str, float]:
 
 
 def median_wall_s(arguments: tuple[str, ...]) -> float:
-    """Median wall seconds of RUNS processes, after one that warms the file system's cache."""
+    """Median wall seconds of RUNS processes, after one that warms up the file system's cache."""
     taken = []
     for _ in range(RUNS + 1):
         started = time.perf_counter()
@@ -41,13 +42,13 @@ def median_wall_s(arguments: tuple[str, ...]) -> float:
 
 
 def search_s() -> float:
-    """Wall seconds of the search alone inside such a process."""
+    """Wall seconds of the search alone in such a process."""
     done = subprocess.run([sys.executable, *COMMAND, "--json"], stdout=subprocess.PIPE, text=True, check=True)
     return float(json.loads(done.stdout)["certificate"]["search_s"])
 
 
 def import_s() -> dict[str, float]:
-    """Seconds that the modules of each package take to import, what they import themselves not counted."""
+    """Import seconds of the modules of each package, without the modules that they import."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *COMMAND],
         stdout=subprocess.DEVNULL,

@@ -1,10 +1,9 @@
-"""A run that changes plans while its network changes, against one that does not (`make demo`): root, Linux
-and PyTorch.
+"""Compares a run that changes plans when its network changes with a static one (`make demo`).
 
-Two emulated hosts train the same model three times with the same seed: undisturbed (on processes of this
-machine, nothing emulated), and twice on links that lose most of their bandwidth on the way, once under the
-first plan all the way (static) and once with `--adaptive`. It prints both trajectories and every decision,
-and fails where a claim does not hold. Nothing else should run meanwhile.
+It needs root, Linux and PyTorch. Two hosts train the same model three times with the same seed. The first run
+is undisturbed, without emulation. In the other two, emulated links lose most of their bandwidth during the
+run: one keeps its first plan (static), one uses `--adaptive`. It prints the losses and step times of the runs
+and every decision, and fails where a claim does not hold. Nothing else should run at the same time.
 """
 
 from __future__ import annotations
@@ -21,34 +20,34 @@ from typing import Any
 STEPS = 34
 FAST_BYTES_PER_S, SLOW_BYTES_PER_S = 80e6, 6.4e6
 DROP_S = 12.0
-"""After the start of the processes, which take a third of it to load PyTorch where nothing else runs."""
+"""Seconds from the start of the processes to the loss of bandwidth; loading PyTorch takes a third of it."""
 
 MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512, "seq_len": 128}
 BATCH = 16
 START = "dp=2,zero_stage=1"
-"""What the first plan is the best of: divided states, so that some have to move."""
+"""Fixed fields of the first plan: sharded optimizer states, so that a migration has to send some."""
 
 TOLERANCE = 1e-4
-"""Relative, of every loss: plans add up in another order, and differences grow from step to step."""
+"""Largest relative difference of losses. Plans sum in different orders, and differences grow over steps."""
 
 Log = Sequence[Mapping[str, Any]]
 """The lines of `train --log`."""
 
 
 def seconds_of(log: Log) -> float:
-    """Seconds of all steps, and of what lay between them: measuring, deciding and moving."""
+    """Seconds of all steps and of the work between them: measurements, decisions and migrations."""
     changes = [line["change"] for line in log if line.get("change")]
     between = sum(change["measured_s"] + change["moved_s"] for change in changes)
     return float(sum(line["step_time_s"] for line in log) + between)
 
 
 def migrations_of(log: Log) -> list[Mapping[str, Any]]:
-    """The changes of plan."""
+    """The changes with a migration to another plan."""
     return [line["change"] for line in log if line.get("change") and line["change"]["moved_s"] > 0.0]
 
 
 def largest_difference(one: Log, other: Log) -> float:
-    """Between losses of the same step, relative; infinite where the steps are not the same."""
+    """The largest relative difference between losses of the same step; infinite where the steps differ."""
     if [line["step"] for line in one] != [line["step"] for line in other]:
         return float("inf")
     return max(abs(float(a["loss"]) / float(b["loss"]) - 1.0) for a, b in zip(one, other, strict=True))
@@ -58,9 +57,9 @@ def missed(quiet: Log, static: Log, adaptive: Log, *, steps: int) -> Iterator[st
     """The claims that do not hold."""
     for name, log in (("undisturbed", quiet), ("static", static), ("adaptive", adaptive)):
         if [line["step"] for line in log] != list(range(1, steps + 1)):
-            yield f"the {name} run did not take every step once"
+            yield f"the {name} run did not run every step once"
         elif len({line["tokens"] / line["step"] for line in log}) != 1:
-            yield f"the {name} run left samples out, or took some twice"
+            yield f"the {name} run skipped samples or repeated some"
     migrations = migrations_of(adaptive)
     if not migrations:
         yield "the adaptive run did not change plans"
@@ -69,7 +68,7 @@ def missed(quiet: Log, static: Log, adaptive: Log, *, steps: int) -> Iterator[st
     for name, log in (("static", static), ("adaptive", adaptive)):
         off = largest_difference(log, quiet)
         if not off <= TOLERANCE:
-            yield f"losses of the {name} run are off by {off:.1e}, allowed {TOLERANCE:g}"
+            yield f"losses of the {name} run differ by {off:.1e}, allowed {TOLERANCE:g}"
     if not seconds_of(adaptive) < seconds_of(static):
         yield f"the adaptive run took {seconds_of(adaptive):.1f} s, the static one {seconds_of(static):.1f} s"
 
@@ -84,7 +83,7 @@ def main() -> int:
         cluster.write_text(f"name: two hosts\nnodes:\n- {{device: cpu, count: 2, devices: 1, {card}}}\n")
         model.write_text("".join(f"{key}: {value}\n" for key, value in MODEL.items()))
         trace.write_text("\n".join(_trace()) + "\n")
-        _run("emulate", cluster, "--", "true")  # says at once what this machine lacks
+        _run("emulate", cluster, "--", "true")  # fails at once where this machine cannot emulate
         _run("plan", model, "--cluster", cluster, "--seq-len", MODEL["seq_len"], "--global-batch-size", BATCH,
              "--dtype", "fp32", "--fix", START, "--save", plan)  # fmt: skip
         training = ("train", plan, "--steps", STEPS, "--log")
@@ -98,7 +97,7 @@ def main() -> int:
             more = ("--adaptive",) if run == "adaptive" else ()
             start_s = time.perf_counter()
             _run(*words, folder / run, *more)
-            print(f"{run}: {time.perf_counter() - start_s:.0f} s with its start", flush=True)
+            print(f"{run}: {time.perf_counter() - start_s:.0f} s including start-up", flush=True)
             logs[run] = [json.loads(line) for line in (folder / run).read_text().splitlines()]
     _report(logs)
     failures = list(missed(logs["undisturbed"], logs["static"], logs["adaptive"], steps=STEPS))
@@ -108,7 +107,7 @@ def main() -> int:
 
 
 def _trace() -> Iterator[str]:
-    """All links of both hosts drop at once."""
+    """The lines of a trace in which all links of both hosts lose bandwidth at DROP_S."""
     yield json.dumps({"schema": "shardwise.events", "version": 1, "nodes": 2, "source": "make demo"})
     for link in ("n0>s0g0", "s0g0>n0", "n1>s0g0", "s0g0>n1"):
         event = {"time_s": DROP_S, "kind": "link", "link": link, "bytes_per_s": SLOW_BYTES_PER_S}
@@ -135,12 +134,14 @@ def _report(logs: Mapping[str, Log]) -> None:
             change, advice = three["change"], three["change"]["advice"]
             slowest = min(change["rates"].values())
             print(
-                f"       {change['reason']}: links carry {slowest / 1e6:.1f} MB/s, {advice['decision']};"
+                f"       {change['reason']}: slowest link {slowest / 1e6:.1f} MB/s, {advice['decision']};"
                 f" measured in {change['measured_s']:.2f} s, moved {change['moved_bytes'] / 1e6:.1f} MB"
                 f" in {change['moved_s']:.2f} s"
             )
     for name, log in (("static", static), ("adaptive", adaptive)):
-        print(f"{name}: {seconds_of(log):.1f} s, losses off by {largest_difference(log, quiet):.1e} at most")
+        print(
+            f"{name}: {seconds_of(log):.1f} s, losses differ by at most {largest_difference(log, quiet):.1e}"
+        )
 
 
 if __name__ == "__main__":

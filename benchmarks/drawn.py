@@ -1,4 +1,4 @@
-"""Candidates drawn at random from a space, to be held against what a search says of them."""
+"""Random candidates of a space, to compare with the result of a search."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shardwise.search.step_times import step_times_s
 from shardwise.strategy import RULES, StrategyTable, first_broken, largest_stage
 
 BELOW_FACTOR = 1.0 - 1e-12
-"""What is less by rounding is not less."""
+"""Relative tolerance of comparisons: a difference by rounding does not count as less."""
 
 
 def sampled(
     space: Space, number: int, rng: np.random.Generator, center: StrategyTable | None = None
 ) -> StrategyTable:
-    """So many candidates, each as likely as any other of the space, or of those with the degrees of `center`
+    """A uniform random sample of `number` candidates of the space, or of those with the degrees of `center`
     (a table of one row)."""
     degrees = space.degrees()
     if center is not None:
@@ -31,7 +31,7 @@ def sampled(
 
 
 def _completed(space: Space, grid: StrategyTable, rng: np.random.Generator) -> StrategyTable:
-    """One candidate below a grid."""
+    """A random candidate of a grid."""
     pp, ranks = int(grid.pp[0]), int(grid.dp[0] * grid.cp[0])
     sizes = space.micro_batch_sizes(int(grid.dp[0]))["micro_batch_size"]
     variants = space.variants(pp)
@@ -61,8 +61,8 @@ def _completed(space: Space, grid: StrategyTable, rng: np.random.Generator) -> S
 def undominated_counts(
     problem: Problem, table: StrategyTable, points: Sequence[tuple[float, float]]
 ) -> tuple[int, int, int]:
-    """How many rows are legal, how many of these fit, and how many of them no point (seconds, device bytes)
-    matches in both."""
+    """Numbers of legal rows, of legal rows that fit, and of those that no point (seconds, device bytes)
+    dominates or equals."""
     legal, times_s, device_bytes = fitting_costs(problem, table)
     is_matched = np.zeros(len(times_s), dtype=bool)
     for point_s, point_bytes in points:
@@ -73,7 +73,7 @@ def undominated_counts(
 def fitting_costs(
     problem: Problem, table: StrategyTable
 ) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
-    """How many rows are legal, and the seconds and device bytes of those of them that fit."""
+    """The number of legal rows, and the seconds and device bytes of those that fit."""
     legal = table.take(first_broken(table, problem.limits, RULES) < 0)
     if not len(legal):
         return 0, np.zeros(0), np.zeros(0)

@@ -1,11 +1,12 @@
-"""Plans on emulated clusters against the clock (`make accuracy`): needs root, Linux and PyTorch.
+"""Accuracy of predictions on emulated clusters (`make accuracy`); needs root, Linux and PyTorch.
 
-`python -m benchmarks.emulated [CLUSTER ...] [--repeats N] [--out FILE]` calibrates each cluster, all its
-devices at a time and the links between them; plans the strategies below and points of the frontier of a
-captured graph, runs them in turns in one group of processes, with rounds of the calibration between them,
-and holds their medians against the predictions. Where the network changes, each plan is priced and measured
-before and after. It fails where all that it measured misses a goal or a part is not there, and never skips;
-where a cluster alone misses one, it says so. Nothing else may run meanwhile.
+`python -m benchmarks.emulated [CLUSTER ...] [--repeats N] [--out FILE]` calibrates each cluster: all its
+devices at once, and the links between them. It plans the strategies below and points of the frontier of a
+captured graph. It runs the plans alternately in one group of processes, with calibration rounds between them,
+and compares their median step times with the predictions. Where the network changes, each plan is predicted
+and measured before and after the change. It fails where all rows together miss a goal or a requirement is
+missing, and never skips; a cluster that misses a goal alone is reported. Nothing else may run at the same
+time.
 """
 
 from __future__ import annotations
@@ -47,25 +48,26 @@ from shardwise.strategy import (
 )
 
 SHARE = 0.3
-"""Of a core, for a device of speed 1: four devices take 60 % of two cores. With 80 % they get 92 to
-100 % of their shares where all compute at once, and all of them where some wait."""
+"""CPU share of a device of speed 1, in cores: four devices take 60 % of two cores. At 80 % of two cores
+devices get only 92 to 100 % of their shares while all compute."""
 
 REPEATS = 10
 MODEL = {"layers": 4, "hidden": 256, "ffn": 1024, "heads": 4, "vocab": 512}
 BATCH = 8
 
 SEQ_LENS, COMPUTED_S = (128, 256, 512, 1024), 2.0
-"""A cluster trains on sequences of one of these lengths: on the longest with which a step of its first plan
-computes for no more than so many seconds, on most machines for about one at least: waits and what one step
-takes by chance are little beside that, and steps not long."""
+"""Sequence lengths in tokens, and most seconds of computation per step.
+
+A cluster trains on the longest sequences with which a step of its first plan computes for at most that time.
+On most machines that is about one second or more: long compared with noise, and short enough to repeat."""
 
 COMPUTED = ("matmul", "attention", "memory_bound", "recompute")
-"""Parts of a plan's step that are computation."""
+"""Parts of a plan's breakdown that are computation."""
 
 START_S, SLACK, MADE_S, KERNELS_S, LINKS_S = 90.0, 1.5, 2.0, 15.0, 20.0
-"""How long a changing network keeps a bandwidth: for the processes to start, and so many times what all steps
-should take by the calibration, and for each plan to be made and ended each time, and for the kernels and the
-links of each of its rounds, which a slower machine adds to."""
+"""Length of an epoch of a changing network, in seconds: START_S for the start of the processes, plus SLACK
+times the predicted time of all steps, MADE_S per start and end of a plan, and KERNELS_S and LINKS_S per
+calibration round. SLACK covers a slower machine."""
 
 FOUR = (
     "dp=4,micro_batch_size=2",
@@ -97,14 +99,16 @@ CHANGING = (
 )
 
 GOALS = {"mean_accuracy": 0.94, "worst_accuracy": 0.85, "regret": 0.03, "kendall_tau": 0.85}
-"""At least; regret at most. Of all plans of all clusters: of the seven plans of one, a single pair told in
-the wrong order, which chance decides where they are some percent apart, takes 0.1 off tau."""
+"""Goals for all plans of all clusters together: least values, and the largest regret.
+
+They do not apply to single clusters. With seven plans, one pair in the wrong order lowers tau by 0.1, and
+noise decides the order of plans that differ by some percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a cluster's file says and the plans that run on it, `points` of a captured graph besides; `then`
-    is what the file says in a second epoch, where the network changes while they run."""
+    """The content of a cluster file, the plans that run on it, and the number of `points` of a captured graph
+    that run too. `then` is the content in a second epoch, where the network changes during the run."""
 
     cluster: str
     plans: tuple[str, ...]
@@ -113,7 +117,7 @@ class Setting:
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """What the file says, one epoch after another."""
+        """The content of the cluster file in each epoch."""
         return (self.cluster,) if self.then is None else (self.cluster, self.then)
 
 
@@ -145,17 +149,17 @@ def accuracy_of(predicted_s: float, measured_s: float) -> float:
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The figures of plans, and the same `before`, by the calibration before they ran, when the machine may
-    have been faster or slower."""
+    """The figures of plans, and the same with suffix `_before`, predicted with the calibration before the
+    run, when the machine may have been faster or slower."""
     now, before = (_figures(rows, predicted_key) for predicted_key in ("predicted_s", "calibrated_s"))
     return now | {f"{name}_before": value for name, value in before.items()}
 
 
 def _figures(rows: Sequence[Mapping[str, Any]], predicted_key: str) -> dict[str, float]:
-    """By what is `predicted_key` of each plan.
+    """The figures of plans, predicted by `predicted_key` of each row.
 
-    A plan is recommended among those of its job on its cluster, in its epoch: the worst regret of these
-    counts, and tau is the mean over the pairs of plans of one.
+    Plans are ranked within one question: a job on a cluster in an epoch. `regret` is the worst of all
+    questions, and `kendall_tau` the mean weighted by the pairs of plans of each question.
     """
     accuracies = [accuracy_of(row[predicted_key], row["measured_s"]) for row in rows]
     regrets, taus, pairs = [], [], []
@@ -174,7 +178,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], predicted_key: str) -> dict[str,
 
 
 def _question(row: Mapping[str, Any]) -> tuple[str, int, str]:
-    """What a row's plan is an answer to."""
+    """The question that a row's plan answers: cluster, epoch and job."""
     return row["cluster"], row["epoch"], row["job"]
 
 
@@ -186,12 +190,12 @@ def missed(figures: Mapping[str, float]) -> Iterator[str]:
 
 
 def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """Calibrate a cluster, plan for it and run the plans: a row for each, and for each epoch.
+    """Calibrates a cluster, plans for it and runs the plans; returns a row per plan and epoch.
 
-    The machine may be faster or slower by then than when it was calibrated, by as much as a quarter within
-    minutes, and by more within an hour: to measure plans and not that, `predicted_s` is by the rounds of a
-    calibration between the steps of all plans, and `calibrated_s` by the one before. `speed` is the machine's
-    then, by steps of their small plans.
+    The speed of a machine may change by a quarter within minutes, and by more within an hour. So
+    `predicted_s` uses a calibration whose rounds run between the steps of all plans, and `calibrated_s` the
+    calibration before the run. `speed` is the speed of the machine during the run over that before, by the
+    steps of the calibration's small plans.
     """
     calibration, steps = folder / "links.yaml", folder / "steps.json"
     files = [folder / f"cluster-{epoch}.yaml" for epoch in range(len(setting.clusters))]
@@ -209,7 +213,7 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     requested_plans: list[str | Path] = [*setting.plans, *points]
     predictions_s = [_predicted_s(requested, files[0], plain, seq_len) for requested in requested_plans]
     calibrated_s = float(yaml.safe_load(calibration.read_text())["measured"]["steps"]["seconds"])
-    # Each behind its like; of the small plans as many at a time.
+    # Each timed step follows one step of the same plan.
     steps_s = repeats * (2.0 * sum(predictions_s) + MADE_S * len(paths))
     taken_s = steps_s + ROUNDS * (KERNELS_S + LINKS_S + STEPS_A_ROUND * STEPS * calibrated_s)
     epoch_s = START_S + SLACK * taken_s
@@ -239,7 +243,7 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
 
 
 def seq_len_for(setting: Setting, cluster_file: Path, calibration: Calibration) -> int:
-    """The length of sequences for a calibrated cluster (`SEQ_LENS`)."""
+    """The sequence length for a calibrated cluster (`SEQ_LENS`)."""
 
     def computed_s(seq_len: int) -> float:
         parts = plan_of(setting.plans[0], cluster_file, calibration, seq_len).best.breakdown
@@ -249,14 +253,14 @@ def seq_len_for(setting: Setting, cluster_file: Path, calibration: Calibration) 
 
 
 def _predicted_s(requested: str | Path, cluster_file: Path, calibration: Calibration, seq_len: int) -> float:
-    """Seconds of a step of a strategy on such sequences, or of the layout of a saved point."""
+    """Predicted seconds per step of a strategy at `seq_len`, or of the layout of a saved point."""
     if isinstance(requested, str):
         return plan_of(requested, cluster_file, calibration, seq_len).best.step_time_s
     return _point_s(requested, cluster_file, calibration)
 
 
 def events_between(before: Path, after: Path, *, at_s: float) -> str:
-    """The trace in which network links of one cluster's file get the bandwidths of another's at some time."""
+    """A trace in which the network links of one cluster file get the bandwidths of another at `at_s`."""
     start, end = (load_cluster(str(file)) for file in (before, after))
     lines: list[dict[str, object]] = [{"schema": "shardwise.events", "version": 1, "nodes": len(start.nodes)}]
     for old, new in zip(link_graph(start), link_graph(end), strict=True):
@@ -274,7 +278,8 @@ def _emulate(cluster: Path | str, *words: object, options: Sequence[object] = ()
 
 
 def _points(cluster: Path, calibration: Path, folder: Path, count: int) -> list[Path]:
-    """Plans of so many points of the captured graph on all devices, from the fastest to the smallest."""
+    """Plans of `count` points of the frontier of the captured graph on all devices, from the fastest to the
+    one with the least memory."""
     graph, saved = folder / "captured.yaml", folder / "points"
     module = Path(__file__).with_name("captured.py")
     question = [
@@ -289,7 +294,7 @@ def _points(cluster: Path, calibration: Path, folder: Path, count: int) -> list[
 
 
 def _point_s(path: Path, cluster_file: Path, calibration: Calibration) -> float:
-    """Seconds of the layout of a saved point, priced by a calibration."""
+    """Predicted seconds per step of the layout of a saved point, with a calibration."""
     plan = read_graph_plan(str(path))
     cluster = load_cluster(str(cluster_file), measured=calibration.devices)
     job = plan.job
@@ -303,7 +308,7 @@ def _point_s(path: Path, cluster_file: Path, calibration: Calibration) -> float:
 
 
 def plan_of(text: str, cluster_file: Path, calibration: Calibration, seq_len: int) -> Plan:
-    """The plan of a strategy on sequences of such a length, priced by a calibration."""
+    """The plan of a strategy at `seq_len`, predicted with a calibration."""
     cluster = load_cluster(str(cluster_file), measured=calibration.devices)
     model = model_from_config(MODEL | {"seq_len": seq_len}, name="accuracy")
     job = Job(seq_len=seq_len, global_batch_size=BATCH, dtype="fp32")
@@ -335,7 +340,7 @@ def main() -> int:
                 called = name if epoch == 0 else f"{name}, then"
                 clusters[called] = judged(part)
                 _report(called, part, clusters[called])
-            if arguments.out is not None:  # an hour of measuring is not lost where a later cluster fails
+            if arguments.out is not None:  # results are saved even where a later cluster fails
                 _write(arguments.out, arguments.repeats, rows, clusters)
     overall = judged(rows)
     print(f"all {len(rows)} rows " + _figures_text(overall))

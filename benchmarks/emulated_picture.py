@@ -1,8 +1,7 @@
-"""The picture of `benchmarks.emulated`: predicted over measured, a panel for each cluster, a line for each
-plan.
+"""The plot of `benchmarks.emulated`: errors of predictions, with a panel per cluster and a row per plan.
 
-`python -m benchmarks.emulated_picture RESULTS.json ... OUT.svg` draws what `--out` has written, in one file
-or several. Needs matplotlib.
+`python -m benchmarks.emulated_picture RESULTS.json ... OUT.svg` draws the files that `--out` wrote. It needs
+matplotlib.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 DOT, SPREAD = "#1f6f8b", "#9fc1cd"
 WIDTH_IN, LINE_IN, TITLE_IN = 9.0, 0.19, 0.5
 MOST = 0.45
-"""How far from 1 the axis reaches."""
+"""Largest relative error on the axis."""
 
 
 def panels_of(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -36,7 +35,7 @@ def panels_of(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[
 
 
 def draw(path: Path, panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Dots are over the median of a plan's steps, lines over the shortest and the longest of them."""
+    """Draws errors relative to a plan's median step (dots) and to its shortest and longest step (bars)."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -46,7 +45,7 @@ def draw(path: Path, panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
         for axis, (name, rows) in zip(axes.ravel().tolist(), panels.items(), strict=True):
             _panel(axis, name, rows)
-        figure.supxlabel("by how much the predicted step is longer than the measured", fontsize=10)
+        figure.supxlabel("predicted step time over measured step time, minus 1", fontsize=10)
         figure.savefig(path, metadata={"Date": None, "Creator": None} if path.suffix == ".svg" else None)
 
 
@@ -71,7 +70,7 @@ def _panel(axis: Axes, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _label(plan: str) -> str:
-    """A plan's fields in fewer letters."""
+    """The fields of a plan with short names."""
     short = {"micro_batch_size": "mbs", "zero_stage": "zero", "sequence_parallel=false": "whole sequence"}
     for name, word in short.items():
         plan = plan.replace(name, word)

@@ -1,14 +1,15 @@
-"""Rounds of a calibration between steps of plans (`benchmarks.emulated`): how many, and when."""
+"""Number and times of the calibration rounds between steps of plans (`benchmarks.emulated`)."""
 
 ROUNDS = 5
-"""Of all pieces of a calibration, spread over the turns of an epoch."""
+"""Calibration rounds per epoch, spread evenly between the steps of the plans."""
 
 STEPS_A_ROUND = 2
-"""How often a round has the steps of small plans: they follow the pace of the machine, which changes within
-minutes, and kernels and links less so."""
+"""How often a round measures the steps of small plans. They depend more than kernels and links on the speed
+of the machine, which changes within minutes."""
 
 
 def measurements_after(place: int, places: int, measurements: int) -> range:
-    """The pieces, of all those of `ROUNDS`, that follow one of so many `places`: at even distances."""
+    """Indices of the measurements, of all those of ROUNDS, that follow position `place` of `places`; evenly
+    spread."""
     total = ROUNDS * measurements
     return range(place * total // places, (place + 1) * total // places)

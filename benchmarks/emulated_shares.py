@@ -1,8 +1,8 @@
-"""How well an emulated device keeps to its share of a core: `python -m benchmarks.emulated_shares`.
+"""Accuracy of the CPU shares of emulated devices: `python -m benchmarks.emulated_shares`.
 
-Needs root and Linux. Processes in control groups as `shardwise emulate` makes them pause for 20 to 40 ms and
-then compute, again and again, all at once: seconds for a few lengths, over what a device of that share would
-take, with the ticks of `shardwise.emulate` and without.
+It needs root and Linux. Processes in the control groups of `shardwise emulate` repeatedly pause for 20 to
+40 ms and then compute, all at once. It prints their times for several amounts of work next to the exact time
+of a device with that share, with and without the ticks of `shardwise.emulate`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SETTLE_MS, STEADY_MS = 100, 600
 
 
 def measured(devices: int, share: float, *, has_ticks: bool) -> tuple[float, list[Sequence[float]]]:
-    """The share that devices get which compute for long, in the mean; and seconds of each length of work, all
-    devices together."""
+    """The mean share that devices get in long computation, and the seconds of each amount of work, of all
+    devices."""
     shares, ticks = CpuShares(devices, os.getpid()), Ticks()
     shares.build()
     try:
@@ -59,7 +59,7 @@ def _started(shares: CpuShares, device: int, share: float) -> tuple[int, int]:
 
 
 def _compute(work_ms: float) -> float:
-    """Seconds by the clock of so many milliseconds of computation."""
+    """Wall seconds of `work_ms` milliseconds of computation."""
     start_s, end_s = time.perf_counter(), time.thread_time() + work_ms * 1e-3
     while time.thread_time() < end_s:
         pass

@@ -1,10 +1,9 @@
-"""Steps of several plans in turns, on the ranks that `emulate` started, and between them the pieces that
-`calibrate` measures.
+"""Runs steps of several plans alternately on ranks that `emulate` started, with calibration measurements.
 
 Arguments: OUT REPEATS EPOCH_S CALIBRATION EPOCHS CLUSTER... PLAN...
 
-Where there are several epochs, each with a cluster, all plans are measured in each, and wait for the next:
-then the network changes.
+The network changes between epochs, which have a cluster each. All plans are measured in each epoch, and the
+ranks wait for its end.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from shardwise.runtime.private import destroy_groups, process_groups
 from shardwise.strategy import Calibration, read_calibration
 
 SETTLED_S = 3.0
-"""Between the change of an epoch by this process's clock and the first step after it."""
+"""Seconds from the start of an epoch, by this process's clock, to its first step."""
 
 
 def main(
@@ -46,9 +45,11 @@ def main(
     clusters: Sequence[Cluster],
     paths: Sequence[str],
 ) -> None:
-    """Rank 0 writes, of each epoch and plan, the median seconds of a step of the slowest rank, and all of
-    them; and of each epoch a `calibration` as of those minutes, of what the one that is `known` is of, and
-    `small_s`, what steps of its small plans took together."""
+    """Measures all epochs; rank 0 writes the results.
+
+    For each epoch and plan these are all times of a step of the slowest rank and their median. For each epoch
+    they are a `calibration` during it, for the device of the calibration `known`, and `small_s`, the total
+    time of the steps of its small plans."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with ranks_of(clusters[0]) as ranks:
@@ -74,7 +75,7 @@ def main(
 
 
 def _round(machine: KernelMeasurement, links: LinkMeasurement) -> list[Callable[[], object]]:
-    """The pieces of one round, the steps of small plans so often as `STEPS_A_ROUND` says."""
+    """The measurements of one round, with the steps of small plans STEPS_A_ROUND times."""
     *small, kernels = _measurements(machine)
     return [*small * STEPS_A_ROUND, kernels, *_measurements(links)]
 
@@ -84,7 +85,7 @@ def _measurements(of: KernelMeasurement | LinkMeasurement) -> list[Callable[[], 
 
 
 def _calibrated(rounds: KernelMeasurement, links: LinkMeasurement, known: Calibration) -> dict[str, Any]:
-    """The content of a calibration by `rounds` and `links`, and seconds of its steps."""
+    """The content of a calibration from `rounds` and `links`, and the seconds of its steps."""
     (device,) = known.devices.values()
     found, between = rounds.found(device), links.found()
     document = calibration_document(
@@ -95,7 +96,7 @@ def _calibrated(rounds: KernelMeasurement, links: LinkMeasurement, known: Calibr
 
 
 def _age_s() -> float:
-    """Seconds since this process was started (proc(5), field 22 of `stat`)."""
+    """Seconds since the start of this process (proc(5), field 22 of `stat`)."""
     ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
@@ -105,12 +106,12 @@ def _interleaved(
     repeats: int,
     measurements: Sequence[Callable[[], object]],
 ) -> list[list[float]]:
-    """Seconds of a step of the slowest rank, since all wait for it, in each of `repeats` turns of the plans,
-    whose steps are `made` in each; between them rounds of the `measurements` of a calibration.
+    """Step times of the slowest rank, for each plan in each of `repeats` rounds; between the plans run
+    calibration `measurements`.
 
-    Plans that wait for their turn would slow the one that runs, by threads of their process groups and by
-    having used its memory: so each is made for its turn and ended after. A step behind its like, as in
-    training, is what is timed.
+    Idle plans would slow the running one by threads of their process groups and by their memory. So each plan
+    is built for its measurement and destroyed after it. The second step is timed, since steps of a training
+    run follow each other.
     """
     times: list[list[float]] = [[] for _ in made]
     place, places = 0, repeats * len(made)
@@ -124,7 +125,8 @@ def _interleaved(
 
 
 def _second_s(made: Callable[[], Callable[[], object]]) -> float:
-    """Seconds of the second step of a plan, made now; its process groups are ended then."""
+    """Seconds of the second step of a plan, which is built here; its process groups are destroyed
+    afterwards."""
     before = process_groups()
     step = made()
     step()
@@ -135,7 +137,7 @@ def _second_s(made: Callable[[], Callable[[], object]]) -> float:
 
 
 def slowest_s(call: Callable[[], object]) -> float:
-    """Seconds of the slowest rank for what all begin at once."""
+    """Seconds of the slowest rank for a call that all ranks start at once."""
     distributed.barrier()
     start_s = time.perf_counter()
     call()
@@ -145,7 +147,7 @@ def slowest_s(call: Callable[[], object]) -> float:
 
 
 def _step(path: str) -> Callable[[], object]:
-    """A step of the plan of a strategy, always on the same batch."""
+    """A function that runs a step of a strategy's plan, always on the same batch."""
     plan = read_plan(path)
     module = reference_module(plan.model)
     initialise(module, seed=0, layers=plan.model.layers)
@@ -154,7 +156,7 @@ def _step(path: str) -> Callable[[], object]:
 
 
 def _graph_step(path: str) -> Callable[[], object]:
-    """A step of the plan of an operator graph, always on the same batch."""
+    """A function that runs a step of an operator graph's plan, always on the same batch."""
     plan = read_graph_plan(path)
     job = parallelize(graph_module(plan.graph, seed=0), plan)
     batch = RandomInputs(plan.graph, seed=0).batch(0)

@@ -1,6 +1,6 @@
-"""What docs/concepts/frontier.md tells of Llama 3.1 8B on 1 to 64 devices.
+"""The figures of docs/concepts/frontier.md for Llama 3.1 8B on 1 to 64 devices.
 
-`python -m benchmarks.frontier_page [FILE.svg]` prints its table and counts, and draws its picture.
+`python -m benchmarks.frontier_page [FILE.svg]` prints the table and the counts, and draws the plot.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from shardwise.strategy import Strategy
 JOB = FRONTIERS["llama8b_1_to_64"]
 SLOWER = (0.01, 0.05, 0.10, 0.25)
 FROM_DEVICES = 8
-"""Device counts whose costs are compared: whole nodes."""
+"""Least device count whose cost is compared: a whole node."""
 
 
 def saved(curve: Curve[Strategy], slower: float) -> float:
-    """The share of the fastest point's memory that a point saves which is at most so much slower."""
+    """The largest share of the fastest point's memory that points save which are at most the share `slower`
+    slower."""
     fastest = curve.points[0]
     within = [point for point in curve.points if point.time_s <= fastest.time_s * (1.0 + slower)]
     return 1.0 - min(point.memory_bytes for point in within) / fastest.memory_bytes
 
 
 def main(arguments: list[str]) -> None:
-    """Prints what the page says; with a file, draws its picture by the command that the page names."""
+    """Prints the figures of the page; with a file, draws the plot by the command that the page names."""
     curves = curves_for(source_of(JOB), mode=JOB.mode, sizes=None, limit_bytes=inf)
     head = ("devices", "points", "fastest", "its memory", *(f"{slower:.0%} slower" for slower in SLOWER))
     print("| " + " | ".join(head) + " |")
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> None:
 
 
 def draw(path: str) -> None:
-    """The picture, by the command."""
+    """Draws the plot by the command `frontier --plot`."""
     from shardwise.app.cli import main as shardwise
 
     question = ("frontier", JOB.model, "--cluster", JOB.cluster, "--seq-len", str(JOB.seq_len))

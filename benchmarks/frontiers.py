@@ -1,5 +1,4 @@
-"""How long whole frontiers take, on one device count or a profile of several; and that drawn candidates bear
-them out."""
+"""Time of whole frontiers, on one device count or on several, checked by random candidates."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from shardwise.search import Question, StrategyCurve, StrategyCurves, curves_for
 from shardwise.strategy import StrategyTable
 
 SAMPLES = 200
-"""Candidates drawn after each curve, half from the whole space and half beside points of the curve."""
+"""Random candidates per curve: half from the whole space, half with the degrees of points of the curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model, a cluster, what is asked, and in which mode."""
+    """A model, a cluster, a batch, and the mode of the frontier."""
 
     model: str
     cluster: str
@@ -38,14 +37,14 @@ FRONTIERS = {
 
 
 def source_of(job: Job) -> StrategyCurves:
-    """What yields the curves of a job."""
+    """The source of the curves of a job."""
     model, cluster = load_model(job.model), load_cluster(job.cluster)
     training_job = default_job(model, cluster, seq_len=job.seq_len, global_batch_size=job.batch)
     return StrategyCurves(Question(model=model, cluster=cluster, job=training_job))
 
 
 def figures(name: str) -> dict[str, float]:
-    """The curves of one job with their CPU seconds, cold (caches of schedule tables are empty)."""
+    """Figures of the curves of one job, with cold caches of schedule tables."""
     job = FRONTIERS[name]
     curves = curves_for(source_of(job), mode=job.mode, sizes=None, limit_bytes=inf)
     whole = [curve for curve in curves if isinstance(curve, StrategyCurve)]
@@ -61,8 +60,8 @@ def figures(name: str) -> dict[str, float]:
 
 
 def _sample_figures(curves: list[StrategyCurve]) -> dict[str, float]:
-    """What became of candidates drawn at random: for each that is legal and fits, some point of its curve is
-    no worse in time and memory."""
+    """Counts of random candidates. `drawn_undominated` has to be 0: each candidate that is legal and fits is
+    dominated or equalled by a point of its curve."""
     found = {"drawn": 0.0, "drawn_legal": 0.0, "drawn_fitting": 0.0, "drawn_undominated": 0.0}
     rng = np.random.default_rng(0)
     for curve in curves:

@@ -1,4 +1,4 @@
-"""What must hold of the figures of the benchmarks."""
+"""Goals of the benchmarks' figures."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from benchmarks import change, searches
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound of one figure: at least that much where `is_least`, else at most."""
+    """A bound of one figure: a lower bound where `is_least`, else an upper bound."""
 
     figure: str
     bound: float
     is_least: bool = False
 
     def is_met(self, value: float) -> bool:
-        """Whether this value is on the right side of the bound."""
+        """Whether the value meets the goal."""
         return value >= self.bound if self.is_least else value <= self.bound
 
     def __str__(self) -> str:
@@ -25,8 +25,8 @@ class Goal:
 
 
 EVERYWHERE = (Goal("drawn_better", 0.0), Goal("counted_apart", 0.0))
-"""Of whatever has such figures: candidates drawn after a search that are better than what it found; and by
-how many candidates its count of the space differs from the checker's."""
+"""Goals of every benchmark with these figures: random candidates that are better than the search's result,
+and the difference between the candidates that the search and the checker count."""
 
 WHOLE_GRAPH = (Goal("search_cpu_s", 6.0), Goal("proven", 0.001))
 
@@ -40,7 +40,7 @@ BEATEN = (
     Goal("gain_over_proportional", 1.001, is_least=True),
     Goal("gap", 0.02),
 )
-"""Of the named clusters: faster than the best uniform strategy and than the proportional split."""
+"""Goals of shipped clusters: faster than the best uniform strategy and than the proportional split."""
 
 NAMED = (
     "two_classes",
@@ -97,7 +97,7 @@ GOALS: Mapping[str, tuple[Goal, ...]] = {
 
 
 def goals_of(name: str, figures: Mapping[str, float]) -> Iterator[Goal]:
-    """What must hold of the figures of this benchmark. KeyError where it lacks one that it must have."""
+    """The goals of a benchmark. KeyError where it does not measure a figure with a goal."""
     for goal in GOALS.get(name, ()):
         if goal.figure not in figures:
             raise KeyError(f"{name} measures no {goal.figure!r}, only {', '.join(figures)}")

@@ -1,8 +1,8 @@
-"""How long whole frontiers of shipped operator graphs take.
+"""Time of whole frontiers of shipped operator graphs.
 
-`python -m benchmarks.graph_frontiers [--epsilon E] [NAME ...]`: each is tracked to E (0.001; 0 is exact) on
-the mesh of the cluster's tiers, or to what the column `proven` says; CPU seconds with the building of the
-chain, in this process.
+`python -m benchmarks.graph_frontiers [--epsilon E] [NAME ...]` searches each frontier to epsilon E (0.001; 0
+is exact) on the mesh of the cluster's tiers. The column `proven` has the epsilon that was proven. CPU seconds
+include the building of the chain.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ QUESTIONS = {
     "two_tower_8": ("two-tower", "1x8xV100-32G", 4096, None),
     "two_tower_16": ("two-tower", "2x8xV100-32G", 4096, None),
 }
-"""Graph, cluster, batch and sequence length of each."""
+"""Graph, cluster, batch size and sequence length of each question."""
 
 
 def figures(name: str, epsilon: float = 0.001) -> dict[str, float]:
-    """The frontier of one: its points, the precision that is proven, labels and CPU seconds."""
+    """Figures of one frontier: its points, the proven epsilon, labels and CPU seconds."""
     graph, cluster_text, batch, seq_len = QUESTIONS[name]
     cluster = load_cluster(cluster_text)
     training = Training(dtype=best_dtype(cluster))
@@ -51,7 +51,7 @@ def figures(name: str, epsilon: float = 0.001) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print a line for each."""
+    """Prints a line per question."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*QUESTIONS, []])
     parser.add_argument("--epsilon", type=float, default=0.001)

@@ -1,14 +1,14 @@
-"""How frontier tracking grows.
+"""Growth of the Pareto search with the size of the graph.
 
 `python -m benchmarks.graph_growth chains|blocks [--operators N ...] [--epsilon E]`
 
-`chains` are operators one after the other, no two alike, with drawn costs: layouts of an operator trade time
-for memory, and bringing a tensor from one layout to another takes time. `blocks` is Llama 3.1 8B with more
-and more layers, alike (one block, repeated) or unlike (each a block of its own). Tracked to E, as far as the
-limits of `shardwise frontier` allow; CPU seconds of the tracking alone, in this process.
+`chains` are operators in a row, all different, with random costs: the layouts of an operator trade time for
+memory, and redistribution between layouts takes time. `blocks` is Llama 3.1 8B with increasing numbers of
+layers, `equal` (one repeated block) or `different` (a block each). The search goes to epsilon E, within the
+limits of `shardwise frontier`. CPU seconds are those of the search alone.
 
-`per cell` are labels for each choice of each variable. Predicted are numbers in all tables, N K^2 of a chain
-of N operators of K layouts, times weighted sums and labels per cell; `ns each` is what one took.
+`labels per cell` are labels per choice of a variable. `expected` is the number of table entries, N K^2 for a
+chain of N operators with K layouts, times weighted sums plus labels per cell; `ns each` is the time of one.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from shardwise.pareto import Chain, Factor, FactorGraph, Segment
 from shardwise.search.pareto import pareto_search
 
 MOST_LABELS = 100_000
-"""As in `shardwise frontier`."""
+"""Most labels, as in `shardwise frontier`."""
 
 OPERATORS = (50, 150, 500, 1500, 5000)
 LAYOUTS = (4, 8, 16, 32, 64)
 MOST_NUMBERS = 150_000_000
-"""Of all tables of a chain together, five columns each: beyond it a chain is not built (1.2 GB)."""
+"""Most numbers in all tables of a chain, with five columns each (1.2 GB); larger chains are skipped."""
 
 LAYER = 15
-"""Operators of a layer of Llama; four more are outside of layers."""
+"""Operators of a layer of Llama; four more are outside of the layers."""
 
 MESHES = ((8,), (8, 8))
 
 HEAD = (
-    "", "operators", "layouts", "at most", "points", "proven", "weighted sums", "labels", "per cell",
-    "predicted", "CPU s", "ns each",
+    "", "operators", "layouts", "at most", "points", "proven", "weighted sums", "labels", "labels per cell",
+    "expected", "CPU s", "ns each",
 )  # fmt: skip
 
 Row = tuple[int, float, float]
-"""Operators, layouts of an operator (the geometric mean), CPU seconds."""
+"""Number of operators, layouts of an operator (geometric mean), CPU seconds."""
 
 
 def random_chain(operators: int, layouts: int, seed: int) -> Chain:
-    """Operators of unequal size, their layouts from fast and large to slow and small, and conversions."""
+    """A chain of random operators with layouts from fast and large to slow and small, and redistributions."""
     random = np.random.default_rng(seed)
     links = []
     for place in range(operators):
@@ -80,7 +80,7 @@ def random_chain(operators: int, layouts: int, seed: int) -> Chain:
 
 
 def chains(counts: Sequence[int], epsilon: float) -> Iterator[Row]:
-    """A line for each size of a drawn chain."""
+    """A row per size of a random chain."""
     for operators in counts:
         for layouts in LAYOUTS:
             if operators * layouts**2 * 5 > MOST_NUMBERS:
@@ -90,7 +90,7 @@ def chains(counts: Sequence[int], epsilon: float) -> Iterator[Row]:
 
 
 def llama(layers: int, *, is_repeated: bool) -> OpGraph:
-    """Llama 3.1 8B with so many layers, one block repeated, or each a block of its own."""
+    """Llama 3.1 8B with `layers` layers: one repeated block, or a block per layer."""
     graph = load_graph("graph:llama-3.1-8b")
     first, layer, head = graph.blocks
     if is_repeated:
@@ -99,7 +99,7 @@ def llama(layers: int, *, is_repeated: bool) -> OpGraph:
 
 
 def own_block(layer: Block, place: int) -> Block:
-    """The layer as a block with names of its own."""
+    """A copy of the layer as a block with different names."""
     names = {op.name for op in layer.operators}
     entry = f"x{place}"
 
@@ -119,14 +119,14 @@ def own_block(layer: Block, place: int) -> Block:
 
 
 def blocks(counts: Sequence[int], epsilon: float) -> Iterator[Row]:
-    """A line for each mesh and for as many layers as have about so many operators."""
+    """A row per mesh and number of layers, with about `counts` operators."""
     cluster = load_cluster("8x8xH100-SXM")
     for is_repeated in (True, False):
         for ranks in MESHES:
             for operators in counts:
                 graph = llama(operators // LAYER, is_repeated=is_repeated)
                 laid = layout_chain(graph, cluster, Training(dtype="bf16"), mesh_of(cluster, ranks))
-                name = f"{'x'.join(map(str, ranks))}, {'alike' if is_repeated else 'unlike'}"
+                name = f"{'x'.join(map(str, ranks))}, {'equal' if is_repeated else 'different'}"
                 layouts = list(laid.layouts_per_operator.values())
                 yield line(name, graph.operators, layouts, (laid.chain,), epsilon)
 
@@ -134,7 +134,7 @@ def blocks(counts: Sequence[int], epsilon: float) -> Iterator[Row]:
 def line(
     name: str, operators: int, layouts: Sequence[int], problem_chains: Sequence[Chain], epsilon: float
 ) -> Row:
-    """Tracks the chains and prints what it took."""
+    """Searches the frontier of the chains and prints a row of the table."""
     start_s = process_time()
     found = pareto_search(problem_chains, epsilon=epsilon, most_labels=MOST_LABELS)
     cpu_s = process_time() - start_s
@@ -152,14 +152,14 @@ def line(
 
 
 def pairs(problem_chains: Sequence[Chain]) -> int:
-    """Numbers in the tables of the chains: of a chain of N operators of K layouts about N K^2, like blocks
-    counted once."""
+    """Number of table entries of the chains, about N K^2 for N operators with K layouts; equal blocks count
+    once."""
     parts = (part for chain in problem_chains for link in chain for _, part in link.modes)
     return sum(factor.costs[..., 0].size for part in parts for factor in part.factors)
 
 
 def main() -> None:
-    """Prints a table and the powers with which CPU seconds grow."""
+    """Prints a table and the exponents of the growth of CPU seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["chains", "blocks"])
     parser.add_argument("--operators", type=int, nargs="*", default=OPERATORS)

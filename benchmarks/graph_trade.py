@@ -1,8 +1,8 @@
-"""What memory costs in the shipped operator graphs, and how the knee moves with the bandwidth between nodes.
+"""Trade-off of time and memory in the shipped operator graphs, and its knee by the bandwidth between nodes.
 
-`python -m benchmarks.graph_trade FILE.json [NAME ...]` tracks the graphs' frontiers (all that are not in
-FILE yet, or those named anew) at a quarter of, at once and at four times the customary bandwidth, keeps them
-in FILE and prints the tables of docs/concepts/frontier.md; `--draw PICTURE.svg` draws what FILE holds.
+`python -m benchmarks.graph_trade FILE.json [NAME ...]` searches frontiers at 0.25, 1 and 4 times the default
+bandwidth. It takes the named graphs, or all graphs that are not in FILE. It saves the frontiers in FILE and
+prints the tables of docs/concepts/frontier.md. `--draw PICTURE.svg` draws the frontiers of FILE.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwise.graph import load_graph, scaled
 from shardwise.search import GraphCurves, best_dtype
 
 BANDWIDTHS = (0.25, 1.0, 4.0)
-"""Of network cards, times the customary one."""
+"""Bandwidths of network cards relative to the default."""
 
 SLOWER = (0.01, 0.05, 0.10)
 
@@ -36,15 +36,15 @@ QUESTIONS = {
     "mlp": ("8x1xV100-32G", 8192, None),
     "two-tower": ("8x1xV100-32G", 4096, None),
 }
-"""Cluster, batch and sequence length of each graph. Nodes of one device have all of their words go over the
-network between nodes, and a mesh of one axis."""
+"""Cluster, batch size and sequence length of each graph. With nodes of one device, all communication goes
+over the network between nodes, and the mesh has one axis."""
 
 Curve = dict[str, Any]
-"""`points` (seconds, bytes), `knee` (its place or None), `epsilon` proven, `cpu_s`, `references` by name."""
+"""`points` (seconds, bytes), `knee` (its index or None), proven `epsilon`, `cpu_s`, `references` by name."""
 
 
 def curve_of(name: str, bandwidth: float, epsilon: float) -> Curve:
-    """The frontier of a question with network cards so many times as fast."""
+    """The frontier of a question with `bandwidth` times the default bandwidth of network cards."""
     cluster_text, batch, seq_len = QUESTIONS[name]
     default_cluster = load_cluster(cluster_text)
     rate = default_cluster.nodes[0].nic_bytes_per_s * 8e-9 * bandwidth
@@ -67,7 +67,8 @@ def curve_of(name: str, bandwidth: float, epsilon: float) -> Curve:
 
 
 def saved(curve: Curve, slower: float) -> float:
-    """The share of the fastest point's memory that a point saves which is at most so much slower."""
+    """The largest share of the fastest point's memory that points save which are at most the share `slower`
+    slower."""
     fastest_s, its_bytes = curve["points"][0]
     least = min(nbytes for time_s, nbytes in curve["points"] if time_s <= fastest_s * (1.0 + slower))
     return 1.0 - float(least / its_bytes)
@@ -80,7 +81,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def memory_row(name: str, curve: Curve) -> list[str]:
-    """What slower points save at the customary bandwidth."""
+    """A row of the memory that slower points save at the default bandwidth."""
     (fastest_s, its_bytes), (smallest_s, least) = curve["points"][0], curve["points"][-1]
     reference_texts = ", ".join(
         f"{custom} {time_s / fastest_s:.3g} x the time, {nbytes / 2**30:.1f} GiB"
@@ -95,7 +96,7 @@ def memory_row(name: str, curve: Curve) -> list[str]:
 
 
 def knee_row(name: str, curves: Mapping[str, Curve]) -> list[str]:
-    """Fastest point and knee at each bandwidth."""
+    """A row of the fastest point and the knee at each bandwidth."""
     cells = []
     for bandwidth in BANDWIDTHS:
         curve = curves[str(bandwidth)]
@@ -109,13 +110,13 @@ def knee_row(name: str, curves: Mapping[str, Curve]) -> list[str]:
 
 
 def title(name: str) -> str:
-    """A question in a few words."""
+    """A short label of a question."""
     cluster, batch, seq_len = QUESTIONS[name]
     return f"{name}, {cluster}, batch {batch:,}{f' x {seq_len:,}' if seq_len else ''}"
 
 
 def main() -> None:
-    """Track what is asked for, then print what the file holds."""
+    """Searches the requested frontiers, then prints those of the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("names", nargs="*", choices=[*QUESTIONS, []])
@@ -132,7 +133,7 @@ def main() -> None:
     table(
         ("graph, devices", "points", "proven", "fastest", "its memory",
          *(f"{slower:.0%} slower" for slower in SLOWER),
-         "smallest", "beside the fastest"),
+         "smallest", "references relative to the fastest"),
         [memory_row(name, curves["1.0"]) for name, curves in found.items()],
     )  # fmt: skip
     print()

@@ -1,4 +1,4 @@
-"""The picture of `benchmarks.graph_trade`: a panel for each graph, a line for each bandwidth."""
+"""The plot of `benchmarks.graph_trade`: a panel per graph with a curve per bandwidth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLOURS = {"0.25": "#b5523b", "1.0": "#1d2733", "4.0": "#1f6f8b"}
 INK, FAINT, GRID = "#1d2733", "#6b7785", "#e6e9ed"
 
 DOTTED = 100
-"""Points of a curve, at most, that can be told apart, so that each has a dot."""
+"""Most points of a curve that are drawn as dots; more points would overlap."""
 
 STYLE: Any = {
     "font.size": 9.0, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT,
@@ -22,7 +22,7 @@ STYLE: Any = {
 
 
 def draw(path: str, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draws each graph's curves relative to the fastest point at the customary bandwidth."""
+    """Draws each graph's curves relative to the fastest point at the default bandwidth."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -37,13 +37,15 @@ def draw(path: str, found: Mapping[str, Mapping[str, Any]]) -> None:
             axes.set_visible(False)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
-        figure.supxlabel("step time, of the fastest at the customary bandwidth (logarithmic)", fontsize=10)
-        figure.supylabel("memory on the fullest device, of the same", fontsize=10)
+        figure.supxlabel(
+            "step time relative to the fastest at the default bandwidth (log scale)", fontsize=10
+        )
+        figure.supylabel("peak memory per device relative to the same", fontsize=10)
         figure.savefig(path, metadata={"Date": None, "Creator": None} if path.endswith(".svg") else None)
 
 
 def _panel(axes: Axes, title: str, curves: Mapping[str, Any]) -> None:
-    """Steps and knees of one graph."""
+    """Draws the curves and knees of one graph."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     base_s, base_bytes = curves["1.0"]["points"][0]

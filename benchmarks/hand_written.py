@@ -1,6 +1,6 @@
-"""The layouts of `benchmarks.overhead` as one writes them by hand on PyTorch.
+"""The layouts of `benchmarks.overhead`, written by hand with PyTorch.
 
-A Llama of PyTorch's own modules, whose parameters have the names of the runtime's reference module.
+The model is a Llama of PyTorch's modules; its parameters have the names of the runtime's reference module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 Step = Callable[[Tensor], float]
-"""Takes a batch (rows, tokens + 1) that is the same on every rank; returns the mean loss."""
+"""A training step: takes a batch (rows, tokens + 1), the same on every rank, and returns the mean loss."""
 
 
 class Attention(nn.Module):
@@ -171,7 +171,7 @@ def fsdp2(module: Llama, lr: float) -> Step:
 
 
 def tensor(module: Llama, lr: float) -> Step:
-    """Tensor and sequence parallelism, the loss on divided logits."""
+    """Tensor and sequence parallelism, with the loss on sharded logits."""
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     parts, whole = Shard(1), Replicate()
     end_styles = {
@@ -198,7 +198,7 @@ def tensor(module: Llama, lr: float) -> Step:
 
 
 def pipeline(module: Llama, lr: float, *, microbatches: int) -> Step:
-    """1F1B over as many stages as there are ranks."""
+    """1F1B with one stage per rank."""
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     count = len(module.layers) // ranks
     stage_layers = range(rank * count, (rank + 1) * count)

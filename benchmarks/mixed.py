@@ -1,5 +1,5 @@
-"""Planning on mixed clusters: uneven plans against uniform ones, the fastest class alone and the proportional
-split, the proven gap, and CPU seconds."""
+"""Planning on mixed clusters: uneven plans compared with uniform ones, with the fastest class alone and with
+the proportional split; the proven gap, and CPU seconds."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ MIXED: dict[str, tuple[str, str, int, int]] = {
 
 
 def figures(name: str) -> dict[str, float]:
-    """The best plan of one mixed cluster: its step time, those of the best uniform strategy, of the fastest
-    class alone and of the proportional split, how many times as fast it is as the first and the last, the
-    gap, and CPU seconds of the whole answer (without the split's)."""
+    """Figures of the best plan of one mixed cluster.
+
+    Step times are those of the plan, of the best uniform strategy, of the fastest class alone and of the
+    proportional split. Gains are speedups over the uniform strategy and over the split. CPU seconds are those
+    of the answer without the split."""
     model_name, on, seq_len, batch = MIXED[name]
     model, cluster = load_model(model_name), load_cluster(on)
     job = search.default_job(model, cluster, seq_len=seq_len, global_batch_size=batch)
@@ -54,7 +56,7 @@ def figures(name: str) -> dict[str, float]:
     return {
         "step_time_s": best_s,
         **{name: time_s for name, time_s in compared.items() if time_s is not None},
-        # What fits in no other way is beaten by any plan.
+        # Where no reference fits, the gain is infinite.
         "gain_over_uniform": (compared["uniform_step_time_s"] or math.inf) / best_s,
         "gain_over_proportional": (compared["proportional_step_time_s"] or math.inf) / best_s,
         "gap": max(answer.certificate.gap, answer.mixed.uneven_gap if answer.mixed is not None else 0.0),

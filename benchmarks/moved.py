@@ -1,6 +1,6 @@
-"""Moving a job's state in memory from one plan to another, over an emulated link: root, Linux and PyTorch.
+"""Migration of a job's state in memory from one plan to another over an emulated link.
 
-`python -m benchmarks.moved OUT SIZE` is what runs on each of the two emulated hosts.
+It needs root, Linux and PyTorch. Each of the two emulated hosts runs `python -m benchmarks.moved OUT SIZE`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ LINK = "200Mb/s"
 LINK_BYTES_PER_S = 25e6
 HOSTS = f"nodes:\n- {{device: cpu, count: 2, devices: 1, nics: {{count: 1, bandwidth: {LINK}}}}}\n"
 SHARE = 0.8
-"""Of a core, for each host."""
+"""CPU share of each host, in cores."""
 
 MODELS = {
     "": {"layers": 4, "hidden": 768, "ffn": 3072, "heads": 8, "vocab": 512, "seq_len": 64},
     "small_": {"layers": 4, "hidden": 384, "ffn": 1536, "heads": 8, "vocab": 512, "seq_len": 64},
 }
-"""29 and 7.5 million parameters: of the small one, groups of processes and modules that are made anew are a
-good part of a move, however fast its bytes are."""
+"""Models of 29 and 7.5 million parameters. With the small one, new process groups and modules take a large
+part of a migration."""
 
 BATCH = 4
 PLANS = ("dp=2,zero_stage=1", "pp=2,schedule=1f1b,micro_batch_size=2")
-"""Moved from one to the other and back."""
+"""The job migrates from the first plan to the second and back."""
 
 REPEATS = 3
 
 
 def figures() -> dict[str, float]:
-    """`seconds` of a move there, the most bytes that go over one direction of the link, and its `ratio` to
-    the seconds that these take at the link's bandwidth; `back_` of a move back; `small_` of a small model."""
+    """Figures of migrations.
+
+    `seconds` is the time of a migration to the second plan, and `bytes` the most bytes in one direction of
+    the link. `ratio` is the time over that of these bytes at the link's bandwidth. The prefix `back_` is for
+    the way back, and `small_` for the small model."""
     return {f"{size}{name}": value for size in MODELS for name, value in _figures_of(size).items()}
 
 
@@ -61,7 +64,7 @@ def _figures_of(size: str) -> dict[str, float]:
 
 
 def main(out: str, size: str) -> None:
-    """On each host: moves of a model there and back in turns; rank 0 writes the medians."""
+    """On each host: migrates a model back and forth; rank 0 writes the medians."""
     import torch
     from torch import distributed
 

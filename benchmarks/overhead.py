@@ -1,7 +1,7 @@
-"""What a step under a plan takes more than the same layout written by hand (`benchmarks.hand_written`).
+"""Overhead of a step under a plan over the same layout written by hand (`benchmarks.hand_written`).
 
-Two processes of this machine train the same small Llama both ways, in turns, from the same parameters; losses
-must be equal. Nothing else should run meanwhile.
+Two processes of this machine train the same small Llama both ways, alternately, from the same parameters. The
+losses must be equal. Nothing else should run at the same time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 SEQ_LEN, BATCH, RANKS = 256, 8, 2
 LR = 1e-4
-"""Ten times as much and losses of words that are learned at once differ by 1e-4 for rounding alone."""
+"""Learning rate. At ten times this rate, rounding alone makes losses differ by 1e-4."""
 
 LAYOUTS = {
     "ddp": "dp=2,zero_stage=0,micro_batch_size=4",
@@ -40,11 +40,11 @@ LAYOUTS = {
     "tensor": "tp=2,sequence_parallel=true,micro_batch_size=8",
     "pipeline": "pp=2,schedule=1f1b,micro_batch_size=2",
 }
-"""Plans, by the name of what they are held against."""
+"""Plans by the name of the hand-written layout that they are compared with."""
 
 WARM_UP, REPEATS = 3, 30
 TOLERANCE = 1e-4
-"""Relative, of the losses of every step."""
+"""Largest relative difference of the losses of a step."""
 
 
 def plan_of(text: str) -> Plan:
@@ -58,7 +58,7 @@ def plan_of(text: str) -> Plan:
 
 
 def steps_of(report: Report, name: str) -> tuple[list[float], list[float]]:
-    """On every rank: seconds of the steps under the plan and of those written by hand."""
+    """On every rank: seconds of the steps under the plan, and of the hand-written steps."""
     from benchmarks import hand_written
 
     plan = plan_of(LAYOUTS[name])
@@ -98,8 +98,9 @@ def _slowest_s(seconds: float) -> float:
 
 
 def figures(name: str) -> dict[str, float]:
-    """Medians in seconds, and what a step of the plan takes over the one by hand that was taken with it: in
-    the median of these pairs, between which the machine hardly changes its pace."""
+    """Median seconds of both, and the median relative overhead of pairs of steps.
+
+    The two steps of a pair follow each other, so the speed of the machine hardly changes between them."""
     with WorkerPool(RANKS) as team:
         ours, theirs = team.run(RANKS, steps_of, name)[0]
     return {

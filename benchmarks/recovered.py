@@ -1,5 +1,4 @@
-"""How long a run is from the death of a worker (`kill -9`) to the next step that it ends: needs Linux and
-PyTorch."""
+"""Recovery time of a run after the death of a worker (`kill -9`); needs Linux and PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 
 STEPS, EVERY, DIES_AT = 12, 3, 6
-"""Steps of the run, between checkpoints, and after how many a worker dies."""
+"""Steps of the run, steps between checkpoints, and the step after which a worker dies."""
 
 PLAN = (
     "plan", "examples/tiny.yaml", "--cluster", "1x2xcpu", "--fix", "dp=2", "--seq-len", "64",
@@ -21,14 +20,15 @@ PLAN = (
 )  # fmt: skip
 
 TIMEOUT_S = 120.0
-"""After which a run that goes on no more is given up."""
+"""Seconds after which a run without progress fails."""
 
 
 def figures() -> dict[str, float]:
-    """`seconds` from the death of a rank to the end of the third step after those that were done by then, so
-    that one that ends meanwhile does not count. RuntimeError where the run did not start again."""
+    """`seconds` from the death of a rank to the end of the third step after the last finished one.
+
+    So a step that finishes in the meantime does not count. RuntimeError where the run did not restart."""
     with tempfile.TemporaryDirectory() as folder:
-        plan, log, messages = (Path(folder) / name for name in ("plan.yaml", "steps.jsonl", "talk.txt"))
+        plan, log, messages = (Path(folder) / name for name in ("plan.yaml", "steps.jsonl", "messages.txt"))
         shardwise = [sys.executable, "-m", "shardwise"]
         subprocess.run([*shardwise, *PLAN, "--save", str(plan)], check=True, capture_output=True)
         train = [
@@ -52,7 +52,7 @@ def figures() -> dict[str, float]:
 
 
 def _wait_for(run: subprocess.Popen[bytes], log: Path, step: int) -> None:
-    """Until the log's last line is of this step or a later one."""
+    """Waits until the log's last line is of this step or a later one."""
     end_s = time.perf_counter() + TIMEOUT_S
     while not (steps := _steps(log)) or steps[-1] < step:
         if run.poll() is not None or time.perf_counter() > end_s:
@@ -61,13 +61,13 @@ def _wait_for(run: subprocess.Popen[bytes], log: Path, step: int) -> None:
 
 
 def _steps(log: Path) -> list[int]:
-    """Of whole lines of the log."""
+    """The steps of the complete lines of the log."""
     text = log.read_text() if log.exists() else ""
     return [int(json.loads(line)["step"]) for line in text.splitlines(keepends=True) if line[-1:] == "\n"]
 
 
 def _workers_of(pid: int) -> list[int]:
-    """The ranks of a run, in their order: copies of the process that it starts them from."""
+    """Process ids of the ranks of a run, in order: the children of its fork server."""
     servers = [
         child for child in _children(pid) if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]

@@ -1,4 +1,4 @@
-"""How long whole searches take, from a question to a proven answer; and that drawn candidates bear it out."""
+"""Time of whole searches, from a question to a proven answer, checked by random candidates."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from shardwise.strategy import StrategyTable
 from shardwise.verification import count_space
 
 CALCULON_CPU_S = {"gpt3_core_64": 752.0, "gpt3_64": 752.0, "gpt3_4096": 1640.0}
-"""What Calculon's exhaustive search reports for GPT-3 175B (a subset of the space) on 64 devices, and that
-figure extrapolated to 4,096, in CPU seconds on the same kind of machine: reported numbers, not run beside."""
+"""CPU seconds of Calculon's exhaustive search for GPT-3 175B (over a subset of the space): as reported for 64
+devices, and extrapolated to 4,096. They were not measured here."""
 
 SAMPLES = 1_000
-"""Candidates drawn after each search, half from the whole space and half beside the best."""
+"""Random candidates per search: half from the whole space, half with the degrees of the best."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model, a cluster and what is asked."""
+    """A model, a cluster, a batch, a space, and whether the frontier is searched."""
 
     model: str
     cluster: str
@@ -56,20 +56,20 @@ SEARCHES = {
 }
 
 OVER_TWO_SECONDS = ("deepseek_v3_2048", "frontier_llama70b_64")
-"""The searches that take more than two seconds in one process."""
+"""Searches that take more than two seconds in one process."""
 
 WITH_WORKERS = (*OVER_TWO_SECONDS, "qwen3_235b_512")
-"""These, and the next longest."""
+"""Searches that are timed with two workers: these, and the next longest."""
 
 GROWTH = {
     f"growth_{devices}": Job("llama-3.1-70b", f"{devices // 8}x8xH100-SXM", 8192, max(2 * devices, 64))
     for devices in (8 * 4**k for k in range(8))
 }
-"""Llama-3.1-70B from 8 to 131,072 devices, two sequences each."""
+"""Llama-3.1-70B from 8 to 131,072 devices, with two sequences per device."""
 
 
 def figures(name: str, workers: int = 1) -> dict[str, float]:
-    """The outcome of one search with its CPU seconds, cold (caches of schedule tables are empty)."""
+    """Figures of one search, with cold caches of schedule tables."""
     job = {**SEARCHES, **GROWTH}[name]
     model, cluster = load_model(job.model), load_cluster(job.cluster)
     question = Question(
@@ -96,7 +96,7 @@ def figures(name: str, workers: int = 1) -> dict[str, float]:
         found["reported_calculon_cpu_s_over_search_cpu_s"] = CALCULON_CPU_S[name] / outcome.search_cpu_s
     if outcome.found:
         found["step_time_s"] = outcome.found[0].time_s
-        # Of a frontier memory counts too; else nothing takes less of it than none.
+        # Memory counts for frontiers only; else all points have 0 bytes.
         weighs = float(job.is_frontier)
         points = [(each.time_s, weighs * each.device_bytes) for each in outcome.found]
         found |= _sample_figures(problem, space, outcome.found[0].table, points)
@@ -104,7 +104,7 @@ def figures(name: str, workers: int = 1) -> dict[str, float]:
 
 
 def counted(question: Question) -> int:
-    """Candidates of the question's space, by the checker's own program."""
+    """Number of candidates of the question's space, counted by the independent checker."""
     experts = question.model.experts
     return count_space(
         model_layers=question.model.layers,
@@ -120,8 +120,10 @@ def counted(question: Question) -> int:
 def _sample_figures(
     problem: Problem, space: Space, center: StrategyTable, points: Sequence[tuple[float, float]]
 ) -> dict[str, float]:
-    """What became of candidates drawn at random, half of the whole space, half beside what was found: none
-    may be legal, fit and be better than every point (seconds, device bytes) in one of the two."""
+    """Counts of random candidates, half from the whole space and half with the degrees of the best.
+
+    `drawn_better` has to be 0: each candidate that is legal and fits is dominated or equalled by a point
+    (seconds, device bytes)."""
     rng, half = np.random.default_rng(0), SAMPLES // 2
     table = StrategyTable.joined([sampled(space, half, rng), sampled(space, half, rng, center)])
     legal, fitting, better = undominated_counts(problem, table, points)
@@ -134,14 +136,16 @@ def _sample_figures(
 
 
 def speedup(name: str) -> dict[str, float]:
-    """Wall seconds with one worker over those with two, each in a process of its own: what one search leaves
-    behind would be copied page by page into the workers of the next."""
+    """Wall seconds with one worker over those with two.
+
+    Each search runs in its own process, since workers would copy the memory of an earlier search page by
+    page."""
     one, two = (_in_process(name, workers) for workers in (1, 2))
     return {"one_worker_s": one, "two_workers_s": two, "speedup": one / two}
 
 
 def _in_process(name: str, workers: int) -> float:
-    """Wall seconds of a search in a process of its own."""
+    """Wall seconds of a search in its own process."""
     code = f"from benchmarks.searches import figures; print(figures({name!r}, {workers})['search_s'])"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     return float(done.stdout)

@@ -1,6 +1,6 @@
-"""Puts what `shardwise fit` found into the package's data files: `python -m benchmarks.shipped FIT.json`.
+"""Writes a fit by `shardwise fit` into the package's data files: `python -m benchmarks.shipped FIT.json`.
 
-Values of fitted numbers and the bands change; names, sources and everything assumed stay.
+Values of fitted numbers and the bands change. Names, sources and assumed numbers stay.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SOFTWARE = PACKAGE / "strategy" / "data" / "profiles.json"
 
 
 def one_per_line(items: Sequence[Any]) -> str:
-    """A JSON list with one item on a line, so that a change of one number is a change of one line."""
+    """A JSON list with one item per line, so that a new number changes one line."""
     return "[\n  " + ",\n  ".join(json.dumps(item) for item in items) + "\n ]"
 
 
 def merged(own: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`own` numbers, the fitted ones with the values that were found for them."""
+    """`own` numbers with the values of `found` for the fitted ones."""
     values = {(tuple(number["of"]), number["field"]): number["value"] for number in found}
     return [
         {**number, "value": values[tuple(number["of"]), number["field"]]}
@@ -33,7 +33,7 @@ def merged(own: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> li
 
 
 def main(path: str) -> None:
-    """Writes both files."""
+    """Writes both data files."""
     fit = json.loads(Path(path).read_text("utf-8"))
     devices = json.loads(DEVICES.read_text("utf-8"))
     numbers = one_per_line(merged(devices["numbers"], fit["devices"]))

@@ -1,4 +1,4 @@
-"""How fast the simulator is, in CPU seconds of one process."""
+"""Speed of the simulator, per CPU second of one process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SECONDS = 1.0
 
 
 def figures() -> dict[str, float]:
-    """Rates per CPU second, and milliseconds of CPU, by name."""
+    """Rates per CPU second, and CPU milliseconds, by name."""
     return {**max_plus_figures(), **long_step_figures(), **engine_figures()}
 
 
 def cpu_s(work: Callable[[], object], seconds: float = _SECONDS) -> float:
-    """CPU seconds of one call, over as many as fit into `seconds`; the first call is not counted."""
+    """Mean CPU seconds of the calls within `seconds`, after one warm-up call."""
     work()
     calls = 0
     start = time.process_time()
@@ -37,7 +37,7 @@ def cpu_s(work: Callable[[], object], seconds: float = _SECONDS) -> float:
 
 
 def random_durations(stages: int, batch: int, seed: int = 1) -> Durations:
-    """Uneven stages and hops, no two alike."""
+    """Random durations: all stages and hops differ."""
     rng = np.random.default_rng(seed)
 
     def rows(width: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -56,7 +56,7 @@ def random_durations(stages: int, batch: int, seed: int = 1) -> Durations:
 
 
 def different_tables(count: int) -> list[tuple[str, int, int, int]]:
-    """Schedules, pp 2 to 16, up to 64 microbatches, vpp 1 to 4: the same ones each time."""
+    """`count` different schedules with pp 2 to 16, up to 64 micro-batches and vpp 1 to 4; deterministic."""
     rng = random.Random(5)
     tables: dict[tuple[str, int, int, int], None] = {}
     while len(tables) < count:
@@ -68,8 +68,8 @@ def different_tables(count: int) -> list[tuple[str, int, int, int]]:
 
 
 def max_plus_figures() -> dict[str, float]:
-    """One table for 512 cases at once; 50 tables, each generated, compiled and evaluated for 1 case and for
-    20.
+    """Speed of max-plus evaluation: one table for 512 cases at once, and 50 tables that are generated,
+    compiled and evaluated for 1 case and for 20 cases.
     """
     compiled = compile_schedule(generate("1f1b", pp=16, microbatches=64, vpp=1))
     batch = random_durations(16, 512)
@@ -87,8 +87,8 @@ def max_plus_figures() -> dict[str, float]:
 
 
 def long_step_figures() -> dict[str, float]:
-    """1F1B with pp 8 and 1536 microbatches: compiled in full, and by the shortcut, with and without its
-    tables.
+    """Time of 1F1B with pp 8 and 1536 micro-batches: compiled in full, and by its steady state with warm and
+    with cold caches.
     """
     one = random_durations(8, 1)
 
@@ -108,7 +108,8 @@ def long_step_figures() -> dict[str, float]:
 
 
 def engine_figures() -> dict[str, float]:
-    """Events per CPU second: nothing shared, hops over shared links, rings over shared cards, random."""
+    """Events per CPU second: without shared links, with hops over shared links, with rings over shared
+    network cards, and with random traffic."""
     graphs = {
         "pipeline": pipeline_graph(shared=False),
         "shared_hops": pipeline_graph(shared=True),
@@ -119,12 +120,13 @@ def engine_figures() -> dict[str, float]:
 
 
 def events_per_s(graph: TaskGraph) -> float:
-    """Tasks started and ended and rates changed, per CPU second."""
+    """Events (starts and ends of tasks, changes of rates) per CPU second."""
     return simulate(graph).events / cpu_s(lambda: simulate(graph))
 
 
 def pipeline_graph(*, shared: bool) -> TaskGraph:
-    """1F1B, pp 16, 64 microbatches; the hops of four neighbours at a time go over one card, each way."""
+    """1F1B with pp 16 and 64 micro-batches. Where links are `shared`, hops use one of four network cards per
+    direction and end."""
     schedule = generate("1f1b", pp=16, microbatches=64, vpp=1)
     durations = random_durations(16, 1)
     if not shared:
@@ -140,9 +142,7 @@ def pipeline_graph(*, shared: bool) -> TaskGraph:
 
 
 def ring_graph() -> TaskGraph:
-    """8 nodes, 8 rings through all of them at once, 60 collectives of uneven size one after another on each
-    ring.
-    """
+    """8 concurrent rings through 8 nodes, each with 60 consecutive collectives of random size."""
     rng = random.Random(6)
     builder = TaskGraphBuilder()
     cards = [
@@ -158,9 +158,7 @@ def ring_graph() -> TaskGraph:
 
 
 def random_traffic_graph() -> TaskGraph:
-    """64 hosts under 8 switches with 4 to 1 oversubscription; 32 random flows under way at any time, 2,000 in
-    all.
-    """
+    """64 hosts below 8 switches with 4:1 oversubscription, and 2,000 random flows, 32 at a time."""
     rng = random.Random(7)
     builder = TaskGraphBuilder()
     host = [

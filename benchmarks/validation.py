@@ -1,4 +1,4 @@
-"""What `shardwise validate` and `shardwise fit` take for all published rows."""
+"""CPU seconds of `shardwise validate` and `shardwise fit` for all published rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwise.accuracy import SHIPPED
 
 
 def figures() -> dict[str, float]:
-    """CPU seconds of `validate`, start-up included, and the rows that it used and skipped."""
+    """CPU seconds of `validate` with start-up, and the numbers of used and skipped rows."""
     cpu_s, document = _run_command("validate")
     overall = document["overall"]
     return {
@@ -25,7 +25,7 @@ def figures() -> dict[str, float]:
 
 
 def fit_figures() -> dict[str, float]:
-    """CPU seconds of `fit`, start-up included, the runs that it used and the numbers that it found."""
+    """CPU seconds of `fit` with start-up, and the numbers of used runs and of fitted numbers."""
     with tempfile.TemporaryDirectory() as folder:
         cpu_s, document = _run_command("fit", str(SHIPPED), "--out", str(Path(folder) / "fit.json"))
     return {
@@ -36,7 +36,7 @@ def fit_figures() -> dict[str, float]:
 
 
 def _run_command(*command: str) -> tuple[float, Any]:
-    """CPU seconds of a command as a process of its own, and its JSON answer."""
+    """CPU seconds of a command in its own process, and its JSON answer."""
     argv = [sys.executable, "-m", "shardwise", *command, "--json"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)

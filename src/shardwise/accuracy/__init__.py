@@ -1,4 +1,4 @@
-"""How true predictions are: measured rows read, made into cases, predicted, and judged."""
+"""Accuracy of predictions: validation against measured runs, fits, calibration, and comparison of a step."""
 
 from shardwise.accuracy.calibration import (
     COLLECTIVES,

@@ -1,11 +1,9 @@
-"""From a measured row to what the cost model prices: model, cluster, job, software, and strategies.
+"""Turns a measured row into a case: the problem (model, cluster, job, software) and its candidate strategies.
 
-Blank fields are filled by stated rules; what the source leaves open and `plan` would choose (micro-batch,
-recomputation, sharding) becomes several candidates, of which the prediction takes the fastest that fits.
-
-The strategies that a measured row may have run: what it states, and a choice of what it leaves open.
-
-The model that a measured row describes: its own sizes on the shape of its family.
+`layouts_of` lists the strategies that the row may have run, `model_of` builds its model, and `CaseBuilder`
+joins them into a `Case`. Fixed rules fill blank fields, and `Case.assumed` lists each of them. The
+micro-batch size, the recomputation and the sharding that a source does not state become several candidates.
+The prediction takes the fastest candidate that fits.
 """
 
 from __future__ import annotations
@@ -49,22 +47,24 @@ from shardwise.strategy import (
 Value = int | str | bool
 Choice = Mapping[str, Value]
 
+# Candidate strategies of a row
 MAX_STAGES: Final = 1024
-"""Pipeline stages beyond which a row is not evaluated."""
+"""Most pipeline stages (pp * vpp) of a row that is evaluated."""
 
 MAX_MICRO_BATCH: Final = 32
-"""The largest micro-batch among those that a row without one may have run."""
+"""Largest micro-batch size among the candidates of a row that states none."""
 
 MICRO_BATCH, SHARDING, RECOMPUTE = "micro_batch", "zero_stage", "recompute"
 FASTEST: Final = "the fastest that fits"
 
 _RULES: Final = tuple(rule for rule in RULES if rule.code != "layers_vpp")
-"""What every run obeys; more stages than layers is refused with the stages."""
+"""Rules that every run obeys. `_stages` itself rejects a row with more stages than layers."""
 
 
 def layouts_of(row: Row, problem: Problem) -> tuple[StrategyTable, tuple[str, ...]]:
-    """Every legal strategy that the row may have run, and what was assumed; ConfigError where it states
-    something impossible."""
+    """Every legal strategy that the row may have run, and the assumptions.
+
+    Raises ConfigError where the row states something impossible."""
     assumed: list[str] = []
     fields = _stated(row, problem, assumed)
     choices = [
@@ -82,7 +82,7 @@ def layouts_of(row: Row, problem: Problem) -> tuple[StrategyTable, tuple[str, ..
 
 
 def _possible(problem: Problem, fields: Choice, several: Sequence[Sequence[Choice]]) -> list[Strategy]:
-    """The strategies of these choices that do not contradict themselves; ConfigError where all do."""
+    """The strategies of these choices that are consistent. ConfigError where none is."""
     experts = problem.model.experts
     found: list[Strategy] = []
     fault = ConfigError("leaves no choice", key="strategy")
@@ -105,7 +105,7 @@ def _possible(problem: Problem, fields: Choice, several: Sequence[Sequence[Choic
 
 
 def _stated(row: Row, problem: Problem, assumed: list[str]) -> dict[str, Value]:
-    """The fields on which all strategies of the row agree."""
+    """The fields that all strategies of the row share."""
     degrees = {name: getattr(row, name) or 1 for name in ("tp", "pp", "cp")}
     devices, each = problem.cluster.devices, degrees["tp"] * degrees["pp"] * degrees["cp"]
     dp = row.dp or max(devices // each, 1)
@@ -148,8 +148,10 @@ def _schedule(row: Row, assumed: list[str]) -> Choice:
 
 
 def _stages(row: Row, layers: int, assumed: list[str]) -> Choice:
-    """Decoder layers of the first and last stage: from stated boundaries, or where stages hold the ends
-    alone."""
+    """Decoder layers of the first and the last stage.
+
+    They follow from stated counts, or from more stages than layers: then an end stage has only the embedding
+    or the head."""
     stages = (row.pp or 1) * (row.vpp or 1)
     if stages == 1:
         return {}
@@ -160,22 +162,24 @@ def _stages(row: Row, layers: int, assumed: list[str]) -> Choice:
         return {}
     if stages > layers + 2:
         raise ConfigError("is more stages than layers", key="pp", found=f"{stages} of {layers} layers")
-    assumed.append("stage_layers: one layer per stage, the last with the head alone")
+    assumed.append("stage_layers: one layer per stage, only the head on the last")
     if stages == layers + 2:
-        assumed[-1] = "stage_layers: one layer per stage, the ends with embedding and head alone"
+        assumed[-1] = "stage_layers: one layer per stage, only the embedding and the head on the end stages"
     return {"first_stage_layers": 0 if stages == layers + 2 else 1, "last_stage_layers": 0}
 
 
 def _counts(text: str, stages: int, layers: int, assumed: list[str]) -> list[int]:
-    """Decoder layers per stage from counts joined by `/`; of counts that hold more units than layers, two
-    lie before the layers (the embedding and what follows it) and the rest behind."""
+    """Decoder layers per stage from counts joined by `/`.
+
+    Where the counts have more units than layers, at most two extra units come before the layers (the
+    embedding and the operator after it). The other extra units come after the layers."""
     if not re.fullmatch(r"\d{1,5}(/\d{1,5})*", text):
         raise ConfigError("is not counts joined by /", key="stage_layers", found=short_repr(text))
     units = [int(unit) for unit in text.split("/")]
     total = sum(units)
     if len(units) != stages:
         raise ConfigError(
-            "has not one count per stage", key="stage_layers", found=f"{len(units)}", allowed=f"{stages}"
+            "needs one count per stage", key="stage_layers", found=f"{len(units)}", allowed=f"{stages}"
         )
     if total < layers:
         raise ConfigError(
@@ -189,7 +193,7 @@ def _counts(text: str, stages: int, layers: int, assumed: list[str]) -> list[int
         assumed.append(f"stage_layers: layers {'/'.join(map(str, counts))} of {total} units")
     middle = counts[1:-1]
     if middle and max(middle) - min(middle) > 1:
-        assumed.append("stage_layers: stages between the ends taken as even")
+        assumed.append("stage_layers: middle stages have equal layers")
     return counts
 
 
@@ -202,7 +206,7 @@ def _sequence_parallel(row: Row, problem: Problem, assumed: list[str]) -> bool:
     if "sequence parallel" in notes:
         return True
     on = problem.profile.sequence_parallel
-    assumed.append(f"sequence_parallel: {'on' if on else 'off'}, as is customary")
+    assumed.append(f"sequence_parallel: {'on' if on else 'off'}, the default")
     return on
 
 
@@ -238,7 +242,7 @@ def _shardings(row: Row, problem: Problem, fields: Choice, assumed: list[str]) -
         if len(stages) > 1:
             assumed.append(f"{SHARDING}: {FASTEST}")
         elif stages[0]:
-            assumed.append(f"{SHARDING}: {stages[0]}, as is customary")
+            assumed.append(f"{SHARDING}: {stages[0]}, the default")
         return [{"zero_stage": stage} for stage in stages]
     stage = int(text[0]) if text[0] in "0123" else 3 if "FSDP" in text.upper() else None
     if stage is None:
@@ -253,7 +257,9 @@ def _shardings(row: Row, problem: Problem, fields: Choice, assumed: list[str]) -
 
 
 def _recomputes(row: Row, problem: Problem, fields: Choice, assumed: list[str]) -> Sequence[Choice]:
-    """What the row states; else all that the software has, of full recomputation every eighth of a stage."""
+    """The stated recomputation, else every kind that the software has.
+
+    Candidates of full recomputation recompute 1/8, 2/8, ... 8/8 of the layers of a stage."""
     words = row.recompute.casefold().split()
     if not words:
         assumed.append(f"{RECOMPUTE}: {FASTEST}")
@@ -275,6 +281,7 @@ def _recomputes(row: Row, problem: Problem, fields: Choice, assumed: list[str]) 
     return [{"recompute": words[0]}]
 
 
+# The model of a row
 GATED: Final = ("llama", "qwen", "deepseek", "oss", "mistral", "mixtral", "gemma", "phi")
 """Families whose MLPs have three matrices, RMS norms, rotary positions, no biases and no dropout."""
 
@@ -288,16 +295,16 @@ KIMI_K2: Final = {
     "n_routed_experts": 384, "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840,
     "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0,
 }  # fmt: skip
-"""What Kimi K2's public config changes in DeepSeek-V3's, whose architecture it has."""
+"""Values of Kimi K2's public config that differ from DeepSeek-V3's; the architecture is the same."""
 
 DEFAULT_VOCAB: Final = 51200
-"""GPT-2's vocabulary, padded as Megatron-LM pads it for eight-way tensor parallelism."""
+"""Size of GPT-2's vocabulary as Megatron-LM pads it for tensor parallelism of degree 8."""
 
 SIZES: Final = (
     "model_name", "arch", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq_len", "experts",
     "topk",
 )  # fmt: skip
-"""The columns that a model is made of."""
+"""Columns that determine the model."""
 
 CONFIG_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden": ("hidden_size",),
@@ -306,11 +313,11 @@ CONFIG_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": ("n_routed_experts", "num_experts", "num_local_experts"),
     "topk": ("num_experts_per_tok", "experts_per_token"),
 }
-"""Where a public config has what a row states of a mixture of experts."""
+"""Keys of public configs for the columns of a mixture of experts."""
 
 
 def model_of(row: Row) -> tuple[Model, tuple[str, ...]]:
-    """The model and what was assumed. ConfigError where the row does not say enough."""
+    """The model of a row, and the assumptions. ConfigError where the row does not determine a model."""
     if row.arch.casefold() == "moe" or (row.experts or 1) > 1:
         return _expert_model(row)
     if any(getattr(row, key) is None for key in ("layers", "hidden", "heads")):
@@ -329,7 +336,7 @@ def _has(row: Row, words: tuple[str, ...]) -> bool:
 
 
 def _plain_config(row: Row) -> tuple[dict[str, Any], list[str]]:
-    """The row's sizes as plain dimensions, with what its family has by custom."""
+    """The row's sizes as a config of plain dimensions, with the defaults of its family."""
     assumed = []
     if row.vocab is None:
         assumed.append(f"vocab: {DEFAULT_VOCAB}")
@@ -337,7 +344,7 @@ def _plain_config(row: Row) -> tuple[dict[str, Any], list[str]]:
     ffn = row.ffn
     if ffn is None:
         if is_gated:
-            raise ConfigError("is not given, and a gated MLP has no customary width", key="ffn")
+            raise ConfigError("is not given, and a gated MLP has no default width", key="ffn")
         ffn = 4 * int(row.hidden or 0)
         assumed.append("ffn: 4 * hidden")
     config: dict[str, Any] = {
@@ -363,7 +370,7 @@ def _plain_config(row: Row) -> tuple[dict[str, Any], list[str]]:
 
 
 def _public_model(row: Row) -> tuple[Model, tuple[str, ...]]:
-    """A dense model without sizes: that of the catalogue whose name is within its name."""
+    """A dense model without sizes: the catalogue's model whose name the row's model name contains."""
     known = catalogue_model(row.model_name)
     if known is None:
         missing = [key for key in ("layers", "hidden", "heads") if getattr(row, key) is None]
@@ -376,15 +383,15 @@ def _public_model(row: Row) -> tuple[Model, tuple[str, ...]]:
 
 
 def _expert_model(row: Row) -> tuple[Model, tuple[str, ...]]:
-    """A mixture of experts: from the public config of the model, with the row's own sizes; of an unknown
-    model from its sizes alone."""
+    """A mixture of experts: the public config of a known model with the row's sizes, else the row's sizes
+    alone."""
     name = row.model_name.casefold()
     is_kimi = "kimi" in name
     known = "deepseek-v3" if is_kimi else catalogue_model(row.model_name)
     if known is None:
         return _plain_expert_model(row)
     config: dict[str, Any] = dict(catalogue_entry(known).config)
-    assumed = [f"model: what has no column is from {known}'s public config"]
+    assumed = [f"model: fields without a column are from {known}'s public config"]
     if is_kimi:
         config |= KIMI_K2
     for column, keys in CONFIG_KEYS.items():
@@ -404,7 +411,7 @@ def _expert_model(row: Row) -> tuple[Model, tuple[str, ...]]:
 
 
 def _plain_expert_model(row: Row) -> tuple[Model, tuple[str, ...]]:
-    """A mixture of experts that is not in the catalogue, every layer a routed one."""
+    """A mixture of experts that is not in the catalogue: every layer has routed experts."""
     needed = ("layers", "hidden", "heads", "ffn", "experts", "topk")
     missing = [key for key in needed if getattr(row, key) is None]
     if missing:
@@ -419,17 +426,20 @@ def _plain_expert_model(row: Row) -> tuple[Model, tuple[str, ...]]:
     return model_from_config(config, name=_name(row)), tuple(assumed)
 
 
+# Cases
 MAX_DEVICES: Final = 1_000_000
-"""Devices beyond which a row is not evaluated."""
+"""Most devices of a row that is evaluated."""
 
 IMBALANCE: Final = 1.1
-"""Load of the busiest expert over the mean, where the source does not say that it was balanced."""
+"""Load of the busiest expert over the mean load, where the source does not state balanced routing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedDevices:
-    """A run on unequal devices: for each kind the problem in which all nodes are of it, and of every node, in
-    the order of ranks, which kind it is."""
+    """Devices of a run on a mixed cluster.
+
+    `problems` has one problem per kind of device, with all nodes of that kind. `nodes` has the index of the
+    kind of each node, in the order of ranks."""
 
     problems: tuple[Problem, ...]
     nodes: tuple[int, ...]
@@ -437,10 +447,10 @@ class MixedDevices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A row made ready: its problem, the strategies that it may have run, and what was assumed.
+    """A row ready for prediction: its problem, the strategies that it may have run, and the assumptions.
 
-    Rows that share model, cluster, job and software share one problem. Of a run on unequal devices it is that
-    of the first kind alone, and `mixed` has all of them.
+    Rows with the same model, cluster, job and software share one problem. For a run on unequal devices,
+    `problem` is the problem of the first kind of device, and `mixed` has the problems of all kinds.
     """
 
     row: Row
@@ -455,13 +465,15 @@ Assumed = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class CaseBuilder:
-    """Makes rows ready; what several rows have in common is made once."""
+    """Builds cases from rows and caches the parts that several rows share."""
 
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     def of(self, row: Row) -> Case:
-        """The case of a row. ConfigError, the reason to skip it, where it names something unknown, is not
-        modelled, or contradicts itself."""
+        """The case of a row.
+
+        Raises ConfigError, the reason to skip the row, where the row names something unknown, describes a
+        step that is not modelled, or contradicts itself."""
         _refuse(row)
         kinds = counted_devices(row.gpu)
         if kinds:
@@ -479,8 +491,10 @@ class CaseBuilder:
         return Case(row=row, problem=problem, strategies=strategies, assumed=assumed)
 
     def _mixed_case(self, row: Row, kinds: tuple[tuple[str, int], ...]) -> Case:
-        """The case of a row with several kinds of devices: nodes in the order in which the row names their
-        kinds, all that leaves a node at the pace of the worst connected."""
+        """The case of a row with several kinds of devices.
+
+        Nodes come in the order in which the row names their kinds. Traffic between nodes has the rate of the
+        worst connected node."""
         nodes = _nodes_of(row, kinds)
         names = [name for name, _ in kinds]
         rates = bytes_per_s_of_nodes(row.interconnect, names)
@@ -494,7 +508,9 @@ class CaseBuilder:
             raise ConfigError("is not given, and its devices have none in common", key="dtype")
         assumed = list(dict.fromkeys(text for case in cases for text in case.assumed))
         if rates is not None:
-            assumed.append("network: every node as the worst connected, since gradients join all")
+            assumed.append(
+                "network: rate of the worst connected node, since all nodes reduce gradients together"
+            )
         return Case(
             row=row,
             problem=problems[0],
@@ -504,7 +520,7 @@ class CaseBuilder:
         )
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` gives, or the ConfigError that it raises, the same for the same key."""
+        """The cached result of `make` for this key; raises its ConfigError again where it raised one."""
         if key not in self._made:
             try:
                 self._made[key] = make()
@@ -517,7 +533,7 @@ class CaseBuilder:
 
 
 def cases_of(rows: Iterable[Row]) -> tuple[list[Case], list[Fault]]:
-    """The cases of all rows that can be used, and why the others cannot."""
+    """The cases of all usable rows, and the faults of the others."""
     ready = CaseBuilder()
     cases: list[Case] = []
     faults: list[Fault] = []
@@ -530,7 +546,7 @@ def cases_of(rows: Iterable[Row]) -> tuple[list[Case], list[Fault]]:
 
 
 def fault_of(row: Row, error: ConfigError) -> Fault:
-    """Why a row is skipped, as its error says."""
+    """The fault of a skipped row, from its error."""
     reason = ": ".join(part for part in (error.key, error.message) if part)
     allowed = f"; allowed: {error.allowed}" if error.allowed else ""
     return Fault(
@@ -539,8 +555,8 @@ def fault_of(row: Row, error: ConfigError) -> Fault:
 
 
 def _refuse(row: Row) -> None:
-    """ConfigError for what the model of a training step leaves out, and for rows that do not say what is
-    needed."""
+    """Raises ConfigError for steps that the cost model does not cover and for rows without required
+    columns."""
     if "lora" in (row.model_name + row.notes).casefold():
         raise ConfigError("LoRA is not modelled (only a part of the weights is trained)", key="model_name")
     for name in ("gpu", "framework", "gpus", "global_batch", "seq_len"):
@@ -553,7 +569,8 @@ def _refuse(row: Row) -> None:
 
 
 def _nodes_of(row: Row, kinds: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
-    """The kind of every node. ConfigError where the kinds do not fill whole nodes, or not all devices."""
+    """The index of the kind of every node. ConfigError where a kind does not fill whole nodes, or the counts
+    do not sum to the devices of the row."""
     counts = [count for _, count in kinds]
     each = row.gpus_per_node
     if each is None or sum(counts) != row.gpus or any(count % each or not count for count in counts):
@@ -565,8 +582,10 @@ def _nodes_of(row: Row, kinds: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
 
 
 def _at_one_pace(names: Sequence[str], rates: Sequence[float]) -> list[str]:
-    """Links of nodes of these devices over which collectives of all of them go at the pace of the slowest:
-    devices reach different fractions of their cards, so the slowest is not who has the least card."""
+    """Interconnect texts of nodes of these devices, so that all reach the rate of the slowest.
+
+    Devices reach different fractions of their network bandwidth. So the slowest node need not be the node
+    with the least nominal bandwidth."""
     fractions = [device_named(name)[0].efficiency.scale_out.fraction for name in names]
     slowest = min(part * rate for part, rate in zip(fractions, rates, strict=True))
     return [f"{slowest / part * 8e-9:.6f} Gb/s inter-node" for part in fractions]
@@ -583,7 +602,7 @@ def _profile(row: Row) -> tuple[Profile, Assumed]:
         )
     profile = PROFILES[name]
     if "overlap off" in row.notes.casefold():
-        return profile.without_overlap(), ("communication overlap off, as the notes say",)
+        return profile.without_overlap(), ("communication overlap off, as stated in the notes",)
     return profile, ()
 
 
@@ -593,7 +612,7 @@ def _cluster(row: Row, device: Device) -> tuple[Cluster, Assumed]:
     per_node = row.gpus_per_node
     if per_node is None:
         per_node = device.devices_per_node
-        assumed.append(f"gpus_per_node: {per_node}, as is customary")
+        assumed.append(f"gpus_per_node: {per_node}, the default")
     per_node = min(per_node, devices)
     if devices % per_node:
         raise ConfigError("do not fill nodes", key="gpus", found=f"{devices}, {per_node} per node")
@@ -603,7 +622,7 @@ def _cluster(row: Row, device: Device) -> tuple[Cluster, Assumed]:
     if rate is not None:
         inter_node = f"{device.nics_per_node}x{rate * 8e-9 / device.nics_per_node:.6f}Gb/s"
     elif nodes > 1:
-        assumed.append(f"network: {device.scale_out_name}, as is customary")
+        assumed.append(f"network: {device.scale_out_name}, the default")
     cluster = load_cluster(f"{nodes}x{per_node}x{device.name}", inter_node=inter_node)
     return replace(cluster, classes={device.name: device}), tuple(assumed)
 
@@ -631,7 +650,7 @@ def _job(row: Row, model: Model, cluster: Cluster, profile: Profile) -> tuple[Jo
 
 
 def _optimizer(text: str) -> Optimizer:
-    """The optimizer within a text; AdamW where it names none that is known."""
+    """The optimizer that a text names; AdamW where it names no known one."""
     folded = text.casefold()
     names: tuple[Optimizer, ...] = ("muon", "adafactor", "sgd")
     return next((name for name in names if name in folded), "adamw")

@@ -1,7 +1,8 @@
-"""A measured step held against its plan: the order of actions, and the time of every stage, part by part.
+"""Compares a measured step with the prediction of its plan.
 
-A measured step of an operator graph held against its plan: as for other plans, and part by part and
-operator by operator.
+`compare` takes plans of transformer models: it checks the order of the actions and compares the breakdown of
+every stage. `compare_graph` takes plans of operator graphs and compares parts of the step and single
+operators as well. A measured step is a trace that `train --trace` wrote.
 """
 
 from __future__ import annotations
@@ -30,23 +31,25 @@ from shardwise.search import TRAFFIC_PARTS, graph_timeline, graph_trace
 from shardwise.sim import Durations, Span, Trace, simulate, task_graph, trace_of
 from shardwise.ties import first_largest
 
+# Plans of transformer models
 COLLECTIVES = ("tensor_communication", "context_communication", "expert_communication", "shard_communication",
                "parameter_gathering", "gradient_reduction")  # fmt: skip
-"""Parts of a plan's breakdown in which the device waits for a collective."""
+"""Parts of a plan's breakdown in which the device waits for a collective (exposed communication)."""
 
 
 StageKey = tuple[int, int]
-"""A pipeline of a plan, and a stage of it."""
+"""Index of a pipeline of a plan, and index of a stage in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A plan's step and a measured one. Of each of the `places`, a stage of a pipeline: what was predicted,
-    and the mean of its ranks.
+    """The predicted step of a plan and a measured step.
 
-    `order_violation` says where the first rank left the order of the schedule, None where all kept it.
-    `predicted_collectives_s`, `predicted_copies_s` and `predicted_optimizer_s` are of the busiest stage; None
-    of an uneven plan, whose stages are not told apart so.
+    `places` lists the stages. `predicted` and `measured` have one breakdown per place; a measured one is the
+    mean over the ranks of the stage. `order_violation` describes the first action that a rank ran out of the
+    order of the schedule; None where there is none. `predicted_collectives_s`, `predicted_copies_s` and
+    `predicted_optimizer_s` are those of the busiest stage; None for uneven plans, which do not have them.
+    `both` is one trace with both timelines.
     """
 
     predicted_s: float
@@ -62,30 +65,32 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, minus 1."""
+        """Relative error of the step time: predicted over measured, minus 1."""
         return self.predicted_s / self.measured_s - 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedPipeline:
-    """What a plan says of a pipeline: its schedule, what its actions take, and the ranks of each stage."""
+    """The prediction for a pipeline: its schedule, the timeline of its actions, and the ranks of each
+    stage."""
 
     schedule: Schedule
     timeline: Trace
     ranks: tuple[tuple[int, ...], ...]
 
     def times(self, stage: int, step_s: float) -> StageBreakdown:
-        """What the plan's timeline says of a stage, to the end of the step of `step_s` behind it."""
+        """The predicted breakdown of a stage in a step of `step_s`."""
         spans = [span for span in self.timeline.spans if span.rank == stage]
         times = stage_breakdown(spans, start_s=0.0, finish_s=step_s)
-        return replace(times, collectives_s=None, copies_s=None, optimizer_s=None)  # in actions, and behind
+        # The timeline has actions only: it does not show collectives, copies and the optimizer separately.
+        return replace(times, collectives_s=None, copies_s=None, optimizer_s=None)
 
 
 def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
-    """`measured`, a trace of one step by `train --trace`, against what `plan` says.
+    """Compares `measured`, a trace of one step by `train --trace`, with the prediction of `plan`.
 
-    Raises ConfigError where it is a trace of another plan: another hash (where it has one), other ranks, or
-    other actions. Devices that an uneven plan leaves idle have no actions.
+    Raises ConfigError where the trace is of another plan: its hash (if any), its ranks or its actions differ.
+    Idle devices of an uneven plan have no actions.
     """
     pipelines = _uneven_pipelines(plan) if isinstance(plan, UnevenFile) else [_only_pipeline(plan)]
     steps = measured_steps(plan, pipelines, measured, devices=plan.cluster.devices)
@@ -107,8 +112,10 @@ def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
-    """A measured step of all ranks that have a stage, by rank; of each of the `places` the mean `times` of
-    its ranks. Where a rank left the order of the schedule first (`order_violation`), and `both` timelines."""
+    """A measured step of all ranks that have a stage.
+
+    `by_rank` has the spans and `place_of` the stage of each rank; `times` has the mean breakdown of each of
+    the `places`. `order_violation` and `both` are those of `Comparison`."""
 
     by_rank: Mapping[int, Sequence[Span]]
     place_of: Mapping[int, StageKey]
@@ -127,13 +134,13 @@ def measured_steps(
     *,
     devices: int,
 ) -> MeasuredSteps:
-    """What `measured` says of each rank of `plan`, which has these `pipelines` on so many devices.
+    """The measured step of each rank of `plan`, which runs these `pipelines` on a number of `devices`.
 
-    ConfigError where it is a trace of another plan.
+    Raises ConfigError where the trace is of another plan.
     """
     if measured.plan_hash is not None and measured.plan_hash != plan_hash(plan):
         raise ConfigError(
-            "is not of this plan: its run had another", key="plan_hash", found=measured.plan_hash,
+            "is a trace of another plan", key="plan_hash", found=measured.plan_hash,
             allowed=plan_hash(plan),
         )  # fmt: skip
     place_of = {
@@ -168,7 +175,10 @@ def _only_pipeline(plan: Plan) -> PredictedPipeline:
     pipelines = plan.best.layout.pipelines
     if len(pipelines) != 1:
         raise ConfigError(
-            "is not compared", key="best.layout", found=f"{len(pipelines)} pipelines", allowed="one pipeline"
+            "cannot be compared",
+            key="best.layout",
+            found=f"{len(pipelines)} pipelines",
+            allowed="one pipeline",
         )
     schedule, durations = search.step_durations(plan.model, plan.cluster, plan.job, plan.best.strategy)
     if schedule != plan.schedule:
@@ -203,8 +213,10 @@ def _pipeline(
 def _spans_of_ranks(
     measured: Trace, place_of: Mapping[int, StageKey], *, devices: int
 ) -> dict[int, list[Span]]:
-    """The spans of each rank that has a stage. ConfigError where one of them has none, or another rank has
-    actions or is no device of the plan."""
+    """The spans of each rank that has a stage.
+
+    Raises ConfigError where such a rank has no spans, or where another rank has actions or is not a device of
+    the plan."""
     by_rank: dict[int, list[Span]] = {}
     for span in measured.spans:
         by_rank.setdefault(span.rank, []).append(span)
@@ -215,7 +227,7 @@ def _spans_of_ranks(
     }
     if set(by_rank) - idle != set(place_of):
         raise ConfigError(
-            "is not of this plan: it has other ranks", key="traceEvents",
+            "is a trace of another plan: its ranks differ", key="traceEvents",
             found=f"{len(by_rank) - len(idle)} ranks with actions", allowed=f"the plan's {len(place_of)}",
         )  # fmt: skip
     return {rank: spans for rank, spans in by_rank.items() if rank in place_of}
@@ -226,7 +238,8 @@ def _disorder(
     by_rank: Mapping[int, Sequence[Span]],
     place_of: Mapping[int, StageKey],
 ) -> str | None:
-    """Where a rank first left the order of its row; ConfigError where it ran other actions."""
+    """The first order violation of any rank, None where there is none. ConfigError where a rank ran other
+    actions than the schedule has."""
     found = None
     for rank in sorted(by_rank):
         ran = [span.name for span in action_spans(by_rank[rank])]
@@ -235,7 +248,7 @@ def _disorder(
         if sorted(ran) != sorted(expected):
             other = sorted(set(ran) ^ set(expected)) or ["an action twice"]
             raise ConfigError(
-                "is not of this plan: a rank ran other actions", key="traceEvents",
+                "is a trace of another plan: a rank ran other actions", key="traceEvents",
                 found=f"rank {rank}: {', '.join(other[:4])}", allowed="the actions of the plan's schedule",
             )  # fmt: skip
         if found is None and ran != expected:
@@ -256,7 +269,7 @@ def _mean(times: Sequence[StageBreakdown]) -> StageBreakdown:
 
 
 def stage_label(place: StageKey, places: Sequence[StageKey]) -> str:
-    """What a stage is called among all `places` of its plan."""
+    """The label of a stage; it names the pipeline where `places` has several."""
     pipeline, stage = place
     return f"pipeline {pipeline}, stage {stage}" if any(one for one, _ in places) else f"stage {stage}"
 
@@ -267,7 +280,8 @@ def _both(
     place_of: Mapping[int, StageKey],
     start_s: float,
 ) -> Trace:
-    """One trace: each predicted stage, and below it its measured ranks, all from instant 0."""
+    """One trace with a row per predicted stage, each followed by the rows of its measured ranks; both start
+    at time 0."""
     row_of: dict[StageKey | int, int] = {}
     names: dict[int, str] = {}
     places = sorted(set(place_of.values()))
@@ -288,10 +302,13 @@ def _both(
     return Trace(spans=tuple(spans), names=names)
 
 
+# Plans of operator graphs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTimes:
-    """Seconds of a step that an operator takes on its stage in all passes of one kind (`forward`, `backward`
-    with what is computed again), in all repetitions of its `block` that lie there, traffic included."""
+    """Seconds of a step that an operator takes on its stage in one `direction`, communication included.
+
+    `forward` is the sum of all forward passes, `backward` of all backward passes with their recomputation.
+    The sum covers all `repetitions` of the operator's `block` on the stage."""
 
     stage: int
     block: str
@@ -303,16 +320,18 @@ class OperatorTimes:
 
     @property
     def difference_s(self) -> float:
-        """How far predicted and measured are apart."""
+        """Absolute difference of predicted and measured time."""
         return abs(self.predicted_s - self.measured_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphComparison(Comparison):
-    """The same, with the parts of the step of each of the `places`, which sum to it, and the passes of
-    operators, those that are furthest apart first. The stage `busiest` is predicted to work longest; of each
-    the sums of gradients are predicted to be beside the last backward pass for `hidden_s`, which count in no
-    part."""
+    """A `Comparison` with the parts of the step and the times of single operators.
+
+    `predicted_parts` and `measured_parts` have one mapping per place; its parts sum to the step time.
+    `operators` comes in the order of decreasing difference. `busiest` is the stage with the longest predicted
+    time. `hidden_s` is the predicted gradient reduction of each stage that the last backward pass hides; no
+    part counts it."""
 
     busiest: int
     hidden_s: tuple[float, ...]
@@ -322,9 +341,9 @@ class GraphComparison(Comparison):
 
 
 def compare_graph(plan: GraphPlan, measured: Trace) -> GraphComparison:
-    """`measured`, a trace of one step by `train --trace`, against what `plan` says.
+    """Compares `measured`, a trace of one step by `train --trace`, with the prediction of `plan`.
 
-    Raises ConfigError where it is a trace of another plan, or the step time is not what this version finds
+    Raises ConfigError where the trace is of another plan, or where this version predicts another step time
     for the plan's layout.
     """
     found = graph_timeline(plan)
@@ -375,7 +394,7 @@ def _parts_of(steps: MeasuredSteps, rank: int) -> dict[str, float]:
 def _operators(
     plan: GraphPlan, stage: int, predictions: Passes, measurements: Sequence[Passes]
 ) -> list[OperatorTimes]:
-    """All passes of the operators of a stage of which something is predicted or was measured."""
+    """The times of all operators of a stage that have a predicted or a measured time."""
     first, end = plan.layout.spans[stage] if isinstance(plan.layout, StagedLayout) else (0, None)
     found = []
     for block, operator, labels in _repeated(plan.graph, first, end):
@@ -399,8 +418,10 @@ def _operators(
 
 
 def _repeated(graph: OpGraph, first: int, end: int | None) -> list[tuple[str, str, list[str]]]:
-    """Every operator of the blocks from `first` to before `end`, repetitions counted: its block, its name,
-    and what the repetitions of its block there are called."""
+    """The operators of the blocks `first` to `end` (exclusive), where each repetition counts as a block.
+
+    Each entry has the name of the block, the name of the operator, and the labels of the block's repetitions
+    in that range."""
     labels = iter(block_labels(graph))
     places = range(first, sum(block.repeat for block in graph.blocks) if end is None else end)
     found = []

@@ -1,6 +1,8 @@
-"""How well predictions hold for a source that nothing was fitted to: whole sources are left out in turn.
+"""Leave-one-source-out cross-validation of a fit, prediction bands, and the file of a fit.
 
-What a fit found, as a file: every number with its value, the bands, and how well they hold.
+`left_out` fits anew without a source and predicts it; `linear_errors` does the same to first order.
+`bands_of` derives the warm and the cold prediction band from the errors of left-out sources. `fit_rows` runs
+a fit, and `fit_document` writes its numbers, bands and errors (docs/reference/formats.md).
 """
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
+# Left-out sources
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A source, predicted by numbers that are fitted to the others alone: (rows,) each.
+    """A source predicted by numbers that are fitted to the other sources. Arrays have shape (rows,).
 
-    `log_error` is the logarithm of predicted over measured; `is_warm` says for each row whether its device
-    and its software remained in the fit through other sources.
+    `log_error` is the logarithm of predicted over measured time. `is_warm` is true for rows whose device and
+    software remained in the fit through other sources.
     """
 
     source: str
@@ -54,10 +57,10 @@ def sources_of(runs: Sequence[MeasuredRun]) -> NDArray[Any]:
 
 
 def left_out(fit: Fit, source: str, *, rounds: int = 2, steps: int = 10) -> LeftOut:
-    """The source's rows, predicted by numbers fitted to the others alone.
+    """Predicts the rows of `source` with numbers fitted to the other sources.
 
-    From scratch, so that nothing of the source is left in where the fit starts, and with what rows leave open
-    chosen anew.
+    The fit starts from scratch, so that its initial values hold nothing of the source. The strategies of the
+    rows are chosen again with the new numbers.
     """
     out = sources_of(fit.runs) == source
     remaining = [run for run, is_out in zip(fit.runs, out, strict=True) if not is_out]
@@ -82,7 +85,7 @@ def left_out(fit: Fit, source: str, *, rounds: int = 2, steps: int = 10) -> Left
 
 
 def is_warm(runs: Sequence[MeasuredRun], excluded: Collection[str]) -> Mask:
-    """Whether a run's device and software are also those of runs of sources that are not excluded."""
+    """Shape (runs,): whether runs of sources that are not excluded have the run's device and its software."""
     kinds = [_platform_of(run) for run in runs]
     remaining = [kind for run, kind in zip(runs, kinds, strict=True) if run.case.row.group not in excluded]
     devices, software = {device for device, _ in remaining}, {profile for _, profile in remaining}
@@ -90,7 +93,7 @@ def is_warm(runs: Sequence[MeasuredRun], excluded: Collection[str]) -> Mask:
 
 
 def _platform_of(run: MeasuredRun) -> tuple[str, str]:
-    """What stands for the kind of device (the number of its matmuls), and the software."""
+    """The platform of a run: the name of its device's matmul number, and the name of its profile."""
     problem = run.case.problem
     numbers = numbers_of_device(problem.device, Numbers.shipped().devices)
     peak = next(number for number in numbers if number.field == "matmul.peak_fraction")
@@ -102,10 +105,11 @@ def _targets(runs: Sequence[MeasuredRun]) -> Floats:
 
 
 def linear_errors(fit: Fit, excluded: Collection[str]) -> Floats:
-    """Logarithms of predicted over measured of all runs, by numbers fitted without some sources.
+    """Logarithms of predicted over measured time of all runs, by numbers fitted without the `excluded`
+    sources.
 
-    To first order, on the derivatives of the whole fit; to the end and not in steps, so that nothing of these
-    sources is left in where the fit starts.
+    The new numbers come from one Gauss-Newton step without a trust region, on the derivatives of the whole
+    fit. So nothing of the excluded sources stays in the numbers, to first order.
     """
     remaining = ~np.isin(sources_of(fit.runs), list(excluded))
     linear = Linear(fit.linear.names, fit.linear.log_s[remaining], fit.linear.slopes[remaining])
@@ -116,7 +120,7 @@ def linear_errors(fit: Fit, excluded: Collection[str]) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How errors of unseen sources lie, as logarithms: their middle, and half the width of the central
+    """The distribution of logarithmic errors of unseen sources: the median, and half the width of the central
     80 %."""
 
     middle: float
@@ -124,14 +128,14 @@ class Spread:
 
 
 CENTRAL = 0.8
-"""The share of runs that a band is to cover."""
+"""Share of runs that a band covers."""
 
 
 def spread_of(errors: Mapping[str, Floats]) -> Spread:
-    """The band of one run of a source never seen, from the errors of several sources left out.
+    """The spread of the error of a run of an unseen source, from the errors of several left-out sources.
 
-    Every source weighs the same, so that the variance between sources counts and not the size of a table: the
-    quantiles of a mixture with equal weights.
+    These are the quantiles of a mixture in which every source has the same weight. So the variance between
+    sources counts, and not the number of rows of a source.
     """
     values = np.concatenate(list(errors.values()))
     weights = np.concatenate([np.full(len(part), 1.0 / len(part)) for part in errors.values()])
@@ -146,8 +150,9 @@ def _quantile(values: Floats, weights: Floats, share: float) -> float:
 
 
 def nested_spreads(fit: Fit, source: str) -> dict[bool, Spread]:
-    """The bands, warm and cold, that would be told of `source` if it were not known: from the errors of each
-    other source with both left out."""
+    """The warm (True) and cold (False) spreads that a fit without `source` would report for it.
+
+    They come from the errors of each other source, with that source and `source` both left out."""
     others = [name for name in dict.fromkeys(sources_of(fit.runs)) if name != source]
     names = sources_of(fit.runs)
     errors: dict[bool, dict[str, Floats]] = {True: {}, False: {}}
@@ -161,13 +166,14 @@ def nested_spreads(fit: Fit, source: str) -> dict[bool, Spread]:
     return {kind: spread_of(parts) for kind, parts in errors.items() if parts}
 
 
+# Fits of rows, and their file
 SCHEMA, VERSION = "shardwise.fit", 1
 
 DIGITS = 4
 """Significant digits of a fitted number in a file."""
 
 LEAST_RUNS = 20
-"""Runs with a measured time that a fit needs."""
+"""Fewest runs with a measured time that a fit accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,14 +185,14 @@ class FitResult:
 
 
 def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> FitResult:
-    """The fit of all usable rows, from scratch. ConfigError where too few have a measured time."""
+    """Fits all usable rows from scratch. ConfigError where fewer than LEAST_RUNS have a measured time."""
     cases, faults = cases_of(rows)
     used, times_s = [], []
     for case in cases:
         if case.mixed is not None:
             faults.append(
                 Fault(
-                    line=case.row.line, id=case.row.id, reason="is of unequal devices, which are not fitted"
+                    line=case.row.line, id=case.row.id, reason="ran on unequal devices, which are not fitted"
                 )
             )
             continue
@@ -211,15 +217,18 @@ def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> FitRes
 
 
 def rounded(numbers: Numbers) -> Numbers:
-    """Fitted numbers as files hold them."""
+    """The fitted numbers, rounded as in files (DIGITS)."""
     return numbers.with_values(
         {name: float(f"{value:.{DIGITS}g}") for name, value in numbers.fitted().items()}
     )
 
 
 def bands_of(fit: Fit) -> dict[str, tuple[float, float]]:
-    """Factors of the predicted time between which 80 % of the runs of an unseen source lie: `warm` where its
-    device and software were fitted, `cold` where one of them was not. From every source left out in turn."""
+    """The `warm` and `cold` band, as factors of the predicted time, that contain 80 % of the runs of an
+    unseen source.
+
+    `warm` is for sources whose device and software were fitted, `cold` for the others. Each source is left
+    out in turn."""
     found: dict[bool, dict[str, Any]] = {True: {}, False: {}}
     names = sources_of(fit.runs)
     for source in dict.fromkeys(names.tolist()):
@@ -236,7 +245,8 @@ def bands_of(fit: Fit) -> dict[str, tuple[float, float]]:
 
 
 def factors(spread: Spread) -> tuple[float, float]:
-    """The band around a prediction: errors are predicted over measured, bands measured over predicted."""
+    """The band of a spread: a spread is of predicted over measured time, a band of measured over
+    predicted."""
     low, high = np.exp([-spread.middle - spread.half, -spread.middle + spread.half])
     return float(f"{low:.3g}"), float(f"{high:.3g}")
 

@@ -1,11 +1,10 @@
-"""Finding the fitted numbers of devices and software from measured runs.
+"""Fits the numbers of devices and software to measured step times.
 
-Least absolute errors of the logarithm of step times, by Gauss-Newton steps on reweighted squares: a run that
-nothing explains (a node that was slow, memory that thrashed) pulls no harder than any other. All numbers
-are positive and moved by factors. The derivatives of a row come from one pricing of a table whose rows are
-the same strategy under numbers that differ one at a time.
-
-Least squares of numbers that have ranges.
+The fit minimises the absolute errors of the logarithm of step times (a Huber loss), by Gauss-Newton steps on
+iteratively reweighted least squares. So an outlier (a slow node, thrashing memory) counts no more than any
+other run. All numbers are positive, and a step multiplies them by factors. `bounded_least_squares` keeps them
+in their ranges. The derivatives of a run come from one evaluation of a strategy table. Its rows are the same
+strategy, each with one number changed.
 """
 
 from __future__ import annotations
@@ -28,17 +27,20 @@ from shardwise.strategy import Profile, StrategyTable, numbers_of_profile, profi
 
 Floats = NDArray[np.float64]
 
+# Bounded least squares
 SLACK = 1e-12
-"""A pull across a bound counts from this share of the largest of the right-hand side."""
+"""Smallest multiplier that frees a number from its bound, as a share of the largest right-hand side; it
+absorbs rounding errors."""
 
 
 def bounded_least_squares(matrix: Floats, right: Floats, low: Floats, high: Floats) -> Floats:
-    """The x between `low` and `high`, (n,) each, at which x'Mx / 2 - r'x is least.
+    """The x between `low` and `high` that minimises x'Mx / 2 - r'x; all vectors have shape (n,).
 
-    `matrix` M (n, n) is positive definite, of normal equations for instance; `right` is r. By active sets:
-    what would leave its range on the way to the solution is held at its bound and the others are solved for
-    anew; what pulls back from its bound is let go, the strongest first. Every solve lowers the sum, so no set
-    comes twice (Stark and Parker 1995, bounded-variable least squares).
+    `matrix` M (n, n) is positive definite, such as the matrix of normal equations; `right` is r. This is the
+    active-set method of bounded-variable least squares (BVLS; Stark and Parker 1995). A number that would
+    leave its range becomes active at its bound, and the free numbers are solved for again. The active number
+    with the largest positive multiplier becomes free. Every solve lowers the objective, so no active set
+    repeats.
     """
     found: Floats = np.clip(0.0, low, high)
     active = low >= high
@@ -56,8 +58,9 @@ def bounded_least_squares(matrix: Floats, right: Floats, low: Floats, high: Floa
 def _solve_free(
     matrix: Floats, right: Floats, low: Floats, high: Floats, found: Floats, active: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Moves `found` to the least of the numbers that are not held, holding more on the way where they meet
-    their bounds; returns what is held then."""
+    """Moves `found` to the minimum over the free numbers and returns the new active set.
+
+    Numbers that meet a bound on the way become active."""
     active = active.copy()
     while not active.all():
         free = np.flatnonzero(~active)
@@ -78,32 +81,33 @@ def _solve_free(
     return active
 
 
+# Numbers, platforms and linearised predictions
 DERIVATIVE_STEP = 0.02
-"""Relative change of a number for its derivative."""
+"""Change of the logarithm of a number for its finite difference."""
 
 MAX_LOG_CHANGE = 0.4
-"""No number changes by more than this factor (as a logarithm) in one iteration."""
+"""Trust region: largest change of the logarithm of a number in one step."""
 
 SMALLEST_RESIDUAL = 0.01
-"""Errors below it weigh as squares, larger ones by their size alone."""
+"""Threshold of the Huber loss: smaller log errors count as squares, larger ones by their absolute value."""
 
 REWEIGHTINGS = 25
-"""How often the squares are weighted anew, on the same derivatives."""
+"""Reweighted least-squares iterations per Gauss-Newton step, on the same derivatives."""
 
 SHRINKAGE = 0.003
-"""How strongly relatives are held together, in weights of a source's row."""
+"""Weight of the penalty that draws numbers of one field to their mean, relative to the weight of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """All numbers that predictions rest on: of devices, and of software."""
+    """All numbers of predictions: those of devices, and those of software."""
 
     devices: tuple[Number, ...]
     software: tuple[Number, ...]
 
     @staticmethod
     def shipped() -> Numbers:
-        """Those of the package."""
+        """The numbers that the package ships."""
         return Numbers(efficiency_numbers(), profile_numbers())
 
     @property
@@ -111,14 +115,14 @@ class Numbers:
         return (*self.devices, *self.software)
 
     def with_values(self, values: Mapping[str, Any]) -> Numbers:
-        """The same with other values, by `name_of`; a value may be a column."""
+        """The numbers with other values by name (`devices ...`, `software ...`). A value may be a column."""
         return Numbers(
             tuple(replace(n, value=values.get(f"devices {n.name}", n.value)) for n in self.devices),
             tuple(replace(n, value=values.get(f"software {n.name}", n.value)) for n in self.software),
         )
 
     def from_scratch(self) -> Numbers:
-        """The same with every fitted number where a fit starts."""
+        """These numbers with every fitted number at its initial value."""
         return self.with_values({name: initial_value(name) for name in self.fitted()})
 
     def fitted(self) -> dict[str, float]:
@@ -130,27 +134,27 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What cases on one kind of device with one software have in common: the numbers that they rest on."""
+    """A kind of device with its software, which share the numbers that predictions depend on."""
 
     device: Device
     profile: Profile
 
     def under(self, numbers: Numbers) -> Platform:
-        """The same under other numbers."""
+        """This platform with other numbers."""
         profile = profile_of(self.profile.name, numbers.software)
         if self.profile == self.profile.without_overlap():
             profile = profile.without_overlap()
         return Platform(with_efficiency(self.device, numbers.devices), profile)
 
     def problem(self, case: Case, *, is_columnar: bool = False) -> Problem:
-        """The problem of a case of this kind."""
+        """The problem of a case on this platform."""
         cluster = replace(case.problem.cluster, classes={self.device.name: self.device})
         job = replace(case.problem.job, profile=self.profile)
         return bind(case.problem.model, cluster, job, is_columnar=is_columnar)
 
 
 def platforms_of(cases: Iterable[Case]) -> list[tuple[Platform, list[int]]]:
-    """Every kind of case, with their places."""
+    """Every platform of the cases, with the indices of its cases."""
     platforms: dict[Hashable, tuple[Platform, list[int]]] = {}
     for place, case in enumerate(cases):
         platform = Platform(case.problem.device, case.problem.profile)
@@ -160,12 +164,12 @@ def platforms_of(cases: Iterable[Case]) -> list[tuple[Platform, list[int]]]:
 
 
 def problem_with(case: Case, numbers: Numbers) -> Problem:
-    """The case's problem under other numbers."""
+    """The problem of a case with other numbers."""
     return Platform(case.problem.device, case.problem.profile).under(numbers).problem(case)
 
 
 def problems_with(cases: Sequence[Case], numbers: Numbers) -> list[Problem]:
-    """The problems of all cases under other numbers; what cases have in common is the same in each."""
+    """The problems of all cases with other numbers; cases on one platform share its device and profile."""
     found: dict[int, Problem] = {}
     for platform, places in platforms_of(cases):
         changed = platform.under(numbers)
@@ -175,19 +179,19 @@ def problems_with(cases: Sequence[Case], numbers: Numbers) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """A measured case as the fit sees it: the strategy that it is taken to have run."""
+    """A case with its measured time and the row of the strategy that it is assumed to have run."""
 
     case: Case
     strategy: int
     measured_s: float
 
     def table(self, rows: int) -> StrategyTable:
-        """The strategy, so many times."""
+        """A table that repeats the strategy `rows` times."""
         return self.case.strategies.take(np.full(rows, self.strategy))
 
 
 def names_of(platform: Platform, numbers: Numbers) -> list[str]:
-    """The fitted numbers that predictions of cases of a kind may depend on."""
+    """The names of the fitted numbers that predictions on a platform may depend on."""
     devices = numbers_of_device(platform.device, numbers.devices)
     software = numbers_of_profile(platform.profile.name, numbers.software)
     return [f"devices {n.name}" for n in devices if n.is_fitted] + [
@@ -196,12 +200,12 @@ def names_of(platform: Platform, numbers: Numbers) -> list[str]:
 
 
 def chosen_strategy(case: Case, numbers: Numbers) -> int:
-    """The row of the strategy that the case is taken for under these numbers."""
+    """The row of the strategy that the case is assumed to have run, chosen with these numbers."""
     return chosen_strategies([case], numbers)[0]
 
 
 def chosen_strategies(cases: Sequence[Case], numbers: Numbers) -> list[int]:
-    """The same of every case."""
+    """`chosen_strategy` of every case."""
     chosen = [0] * len(cases)
     several = [place for place, case in enumerate(cases) if len(case.strategies) > 1]
     tables = [cases[place].strategies for place in several]
@@ -214,7 +218,8 @@ def chosen_strategies(cases: Sequence[Case], numbers: Numbers) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Logarithms of step times of several runs and their derivatives by logarithms of numbers."""
+    """Logarithms of the step times of runs, (runs,), and their derivatives by the logarithms of the named
+    numbers, (runs, names)."""
 
     names: tuple[str, ...]
     log_s: Floats
@@ -222,7 +227,7 @@ class Linear:
 
 
 def linearised(runs: Sequence[MeasuredRun], numbers: Numbers) -> Linear:
-    """The predictions of all runs, and how they move with each fitted number."""
+    """The predictions of all runs and their derivatives by each fitted number."""
     names = tuple(numbers.fitted())
     at = {name: index for index, name in enumerate(names)}
     log_s, slopes = np.empty(len(runs)), np.zeros((len(runs), len(names)))
@@ -255,9 +260,10 @@ def predicted_log_s(runs: Sequence[MeasuredRun], numbers: Numbers) -> Floats:
     return log_s
 
 
+# The fit
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Fitted numbers, the runs with the strategies they are taken for, and the linearised predictions."""
+    """Fitted numbers, the runs with their assumed strategies, and the linearised predictions."""
 
     numbers: Numbers
     runs: tuple[MeasuredRun, ...]
@@ -267,10 +273,10 @@ class Fit:
 def fitted(
     cases: Sequence[Case], measured_s: Sequence[float], start: Numbers, *, rounds: int = 2, steps: int = 10
 ) -> Fit:
-    """The numbers that explain measured step times best, found from `start`.
+    """Fits the numbers to measured step times, from `start`.
 
-    In each round every case is taken for the strategy that is predicted fastest and fits, where the source
-    leaves one open; then at most `steps` Gauss-Newton steps.
+    Each round first chooses for every case the fastest predicted strategy that fits. It then makes at most
+    `steps` Gauss-Newton steps.
     """
     numbers = start
     for _ in range(rounds):
@@ -284,7 +290,7 @@ def fitted(
 
 
 def _gauss_newton(runs: Sequence[MeasuredRun], numbers: Numbers, steps: int) -> tuple[Numbers, Linear]:
-    """Numbers and predictions after so many steps, or when they no longer move: never worse than at first."""
+    """Numbers and predictions after at most `steps` steps, or at convergence. The loss never increases."""
     target = np.log([run.measured_s for run in runs])
     weights = source_weights(runs)
     accepted = numbers, linearised(runs, numbers)
@@ -304,7 +310,7 @@ def _gauss_newton(runs: Sequence[MeasuredRun], numbers: Numbers, steps: int) -> 
 
 
 def fit_loss(linear: Linear, target: Floats, weights: Floats, numbers: Numbers) -> float:
-    """What a fit makes least: sizes of errors, as squares below the smallest, and the pull of relatives."""
+    """The objective of a fit: the weighted Huber loss of the log errors plus the shrinkage penalty."""
     sizes = np.abs(linear.log_s - target)
     errors = np.where(
         sizes < SMALLEST_RESIDUAL, sizes**2 / 2.0, SMALLEST_RESIDUAL * (sizes - SMALLEST_RESIDUAL / 2.0)
@@ -314,12 +320,12 @@ def fit_loss(linear: Linear, target: Floats, weights: Floats, numbers: Numbers) 
 
 
 SOURCE_WEIGHTS: Mapping[str, float] = {"vtrain-sn": 0.4, "vtrain-mn": 3.0}
-"""Single-node sweeps of tiny models count less than their number, the sweep over whole layouts more."""
+"""Extra weights of sources: low for the single-node sweep of tiny models, high for the sweep of layouts."""
 
 
 def source_weights(runs: Sequence[MeasuredRun]) -> Floats:
-    """Weights of the runs: a source counts as the square root of its rows, so that large tables do not
-    drown small ones."""
+    """Weights of the runs, (runs,): a source weighs the square root of its number of runs, so that large
+    tables do not dominate."""
     counts = Counter(run.case.row.group for run in runs)
     groups = [run.case.row.group for run in runs]
     return np.array([SOURCE_WEIGHTS.get(group, 1.0) * counts[group] ** -0.5 for group in groups])
@@ -328,10 +334,9 @@ def source_weights(runs: Sequence[MeasuredRun]) -> Floats:
 def gauss_newton_step(
     linear: Linear, target: Floats, weights: Floats, numbers: Numbers, *, largest: float = MAX_LOG_CHANGE
 ) -> Floats:
-    """The change of the numbers' logarithms that brings the linearised predictions closest to `target`.
+    """The log changes of the numbers, (names,), that minimise the loss of the linearised predictions.
 
-    Of all changes of at most `largest` that keep every number within its range: none counts on a move that
-    another cannot make.
+    All changes stay within the trust region `largest` and keep every number within its range.
     """
     curves, slopes = shrinkage_of(numbers, linear.names)
     low, high = log_change_bounds(numbers, linear.names, largest)
@@ -347,8 +352,7 @@ def gauss_newton_step(
 
 
 def log_change_bounds(numbers: Numbers, names: Sequence[str], largest: float) -> tuple[Floats, Floats]:
-    """How far down and up the logarithm of each number may go in one step: within its range, and by no more
-    than `largest`."""
+    """Lower and upper bounds of the log change of each number: within its range, and at most `largest`."""
     values = numbers.fitted()
     spans = np.log([[end / values[name] for end in range_of(name)] for name in names])
     low, high = np.clip(spans, -largest, largest).T
@@ -356,11 +360,11 @@ def log_change_bounds(numbers: Numbers, names: Sequence[str], largest: float) ->
 
 
 def shrinkage_of(numbers: Numbers, names: Sequence[str]) -> tuple[Floats, Floats]:
-    """Second derivatives (n, n) and slopes (n,), at these numbers, of the pull between relatives.
+    """Second derivatives (n, n) and gradient (n,) of the shrinkage penalty at these numbers.
 
-    Relatives are the numbers of one field; the pull is half the sum of the squared distances of their
-    logarithms from their mean, the customary value being one of them. So a number that no run says anything
-    about becomes that mean, wherever it began.
+    The penalty is half the sum of squared distances of the logarithms of the numbers of one field from their
+    mean; the field's initial value counts as one of them. So a number that no run depends on becomes that
+    mean, whatever its initial value.
     """
     values = numbers.fitted()
     fields = [field_of(name) for name in names]
@@ -371,12 +375,12 @@ def shrinkage_of(numbers: Numbers, names: Sequence[str]) -> tuple[Floats, Floats
 
 
 def field_of(name: str) -> str:
-    """The field that a number is of: the last word of its name."""
+    """The field of a number: the last word of its name."""
     return name.rsplit(" ", 1)[-1]
 
 
 def initial_value(name: str) -> float:
-    """Where a number of its field starts, before any run is looked at."""
+    """The initial value of a number, by its field."""
     field = field_of(name)
     return next(value for end, value in INITIAL_VALUES.items() if field.endswith(end))
 
@@ -390,11 +394,12 @@ INITIAL_VALUES: Mapping[str, float] = {
     "crowding": 0.05, "expert_dispatch_s": 2e-3, "dispatch_s": 7e-5, "host_step_s": 5e-3,
     "tensor_overlap": 0.2, "overlap": 0.5,
 }  # fmt: skip
-"""Where a fit starts: kernels at half to four fifths of their device, overheads of some microseconds."""
+"""Initial values of a fit by the end of a field's name; fractions of the device's rate, seconds, or plain
+numbers."""
 
 
 def with_log_changes(numbers: Numbers, names: Iterable[str], log_changes: Floats) -> Numbers:
-    """The numbers, each multiplied by the exponential of its move and kept within its range."""
+    """The numbers, each multiplied by the exponential of its log change and clipped to its range."""
     now = numbers.fitted()
     return numbers.with_values(
         {
@@ -405,13 +410,13 @@ def with_log_changes(numbers: Numbers, names: Iterable[str], log_changes: Floats
 
 
 def clip_to_range(name: str, value: float) -> float:
-    """The value, kept in the range that its kind of number can have."""
+    """The value, clipped to the range of the number `name`."""
     low, high = range_of(name)
     return min(max(value, low), high)
 
 
 def range_of(name: str) -> tuple[float, float]:
-    """The least and the most that a number of its kind can be."""
+    """The lower and upper bound of a number."""
     return next((span for word, span in RANGES.items() if name.endswith(word)), (1e-12, np.inf))
 
 

@@ -1,4 +1,4 @@
-"""What a row measured: seconds per step, given or computed by the stated convention, and peak memory."""
+"""Measured values of a row: seconds per step, given or computed by the stated convention, and peak memory."""
 
 from __future__ import annotations
 
@@ -18,23 +18,28 @@ from shardwise.model import (
 )
 
 HALVED: Final = ("megatron-bridge", "automodel")
-"""Frameworks whose tables count causal attention half; all others count it in full. Rows that give both a
-time and an arithmetic rate show it."""
+"""Frameworks whose tables count causal attention half; all others count it in full.
+
+Rows that give both a step time and an arithmetic rate show the convention."""
 
 MEMORY_KINDS: Final = ("allocated", "reserved", "device")
-"""What a peak of memory may count: bytes in tensors, what the allocator holds, what the driver counts."""
+"""Kinds of peak memory: bytes in tensors, bytes that the allocator reserved, bytes that the driver
+reports."""
 
 _MEMORY_WORDS: Final[tuple[tuple[str, str], ...]] = (
     ("nvidia-smi", "device"), ("dlperf", "device"), ("max_memory_reserved", "reserved"),
     ("torchtitan", "reserved"), ("alloc", "allocated"),
 )  # fmt: skip
-"""Words within a row's notes, source and framework, in this order, with the kind of memory measured there."""
+"""Words of a row's id, notes, source and framework with the kind of memory they imply; the first found
+counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds per step and peak bytes of a row, None where it gives neither a figure nor the means to compute
-    it; `memory_kind` is one of MEMORY_KINDS; what was assumed."""
+    """Seconds per step and peak bytes of a row, and the assumptions.
+
+    A value is None where the row neither gives it nor has the columns to compute it. `memory_kind` is one of
+    MEMORY_KINDS."""
 
     step_time_s: float | None
     peak_bytes: float | None
@@ -43,7 +48,7 @@ class Measured:
 
 
 def measured_of(row: Row, problem: Problem) -> Measured:
-    """What `row` measured. ConfigError where it measured nothing that can be compared."""
+    """The measured values of `row`. ConfigError where it has no value that can be compared."""
     kind, of_memory = _memory_kind(row)
     peak_bytes = None if row.peak_mem_gib is None else row.peak_mem_gib * 2.0**30
     try:
@@ -75,7 +80,7 @@ def _memory_kind(row: Row) -> tuple[str, tuple[str, ...]]:
 
 
 def _step_time_s(row: Row, problem: Problem) -> tuple[float, tuple[str, ...]]:
-    """The given time; else from tokens per second; else from the arithmetic rate."""
+    """The step time and its assumptions: given, else from tokens per second, else from an arithmetic rate."""
     if row.step_time_s is not None:
         return row.step_time_s, ()
     tokens = problem.job.global_batch_size * problem.job.seq_len / problem.cluster.devices
@@ -91,7 +96,7 @@ def _step_time_s(row: Row, problem: Problem) -> tuple[float, tuple[str, ...]]:
         if rate is not None:
             how = f"measured time: from {name}, attention counted {'half' if _is_halved(row) else 'in full'}"
             return tokens * flop_per_token() / rate, (how,)
-    raise ConfigError("is not given, nor anything to compute it from", key="step_time_s")
+    raise ConfigError("is not given and cannot be computed from other columns", key="step_time_s")
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
@@ -103,7 +108,7 @@ def _is_halved(row: Row) -> bool:
 
 
 def _flop_by_convention(row: Row, problem: Problem) -> float:
-    """Flop per token as `tflops_convention` counts them; without a convention as the model needs them."""
+    """Flop per token by the row's `tflops_convention`; model flop where it has none."""
     convention = row.tflops_convention.casefold()
     if convention not in ("", "model", "hardware"):
         raise ConfigError(
@@ -113,17 +118,19 @@ def _flop_by_convention(row: Row, problem: Problem) -> float:
 
 
 def _model_flop(row: Row, problem: Problem) -> float:
-    """6 N plus attention, no recomputation."""
+    """Model flop per token: 6 N plus attention, without recomputation."""
     return model_flop_per_token(problem.model, problem.job.seq_len, causal_half=_is_halved(row))
 
 
 def _hardware_flop(row: Row, problem: Problem) -> float:
-    """The same with what is computed again: scores and values under selective recomputation, the whole
-    forward of the layers under full. ConfigError where recomputation is not given."""
+    """Hardware flop per token: model flop plus recomputation.
+
+    Selective recomputation repeats scores and values, full recomputation the forward pass of the layers.
+    ConfigError where the row does not state the recomputation."""
     model, words = problem.model, row.recompute.casefold().split()
     flop = _model_flop(row, problem)
     if not words:
-        raise ConfigError("is not given, so a hardware rate has no time", key="recompute")
+        raise ConfigError("is not given, and a time from hardware flop needs it", key="recompute")
     if words[0] == "none":
         return flop
     recomputed = attention_flop_per_token(model, problem.job.seq_len, causal_half=_is_halved(row))

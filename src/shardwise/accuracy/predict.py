@@ -1,4 +1,4 @@
-"""What the cost model says of measured rows."""
+"""Predictions of the cost model for the cases of measured rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from shardwise.strategy import Strategy, StrategyTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of one case: the strategy taken for what ran, seconds per step, and bytes on the tightest rank."""
+    """The prediction for one case: the chosen strategy, seconds per step, and peak bytes on the rank with the
+    least free memory."""
 
     case: Case
     strategy: Strategy
@@ -27,7 +28,7 @@ class Prediction:
 
 
 def predictions_of(cases: Sequence[Case]) -> list[Prediction]:
-    """The predictions of all cases, in their order; what cases have in common is priced once."""
+    """The predictions of all cases, in their order. Cases that share a problem are evaluated in one table."""
     by_problem: dict[int, list[int]] = {}
     mixed_groups: dict[Hashable, tuple[MixedDevices, list[int]]] = {}
     for index, case in enumerate(cases):
@@ -48,7 +49,7 @@ def predictions_of(cases: Sequence[Case]) -> list[Prediction]:
 
 
 def predicted(case: Case, problem: Problem | None = None) -> Prediction:
-    """The prediction of one case; on `problem`, such as one with other efficiencies, where that is given."""
+    """The prediction of one case. `problem`, where it is given, replaces the problem of the case."""
     return predictions_of([case if problem is None else replace(case, problem=problem)])[0]
 
 
@@ -63,20 +64,20 @@ def _predictions(group: Sequence[Case], table: StrategyTable, figures: StepFigur
 
 
 def _mixed_predictions(mixed: MixedDevices, group: Sequence[Case]) -> list[Prediction]:
-    """The predictions of cases that share the problems and the order of their nodes."""
+    """The predictions of cases with the same problems and the same order of nodes."""
     table = StrategyTable.joined([case.strategies for case in group])
     return _predictions(group, table, step_figures_over(mixed.problems, table, mixed.nodes))
 
 
 def _tightest(case: Case) -> Problem:
-    """The problem of a case; on unequal nodes that of the devices with least memory."""
+    """The problem of a case; for unequal devices, that of the devices with the least memory."""
     problems = (case.problem,) if case.mixed is None else case.mixed.problems
     return min(problems, key=lambda problem: problem.usable_bytes)
 
 
 def chosen_row(problem: Problem, figures: StepFigures, rows: slice) -> int:
-    """Of these rows the fastest that fits under the margin, as `plan` would choose; the smallest where none
-    fits."""
+    """The index of the fastest of these rows that fits in usable memory, as `plan` would choose; the row with
+    the least memory where none fits."""
     needed: Any = figures.device_bytes[rows]
     fits = needed <= problem.usable_bytes
     order = np.where(fits, figures.step_time_s[rows], np.inf) if fits.any() else needed

@@ -1,6 +1,7 @@
-"""Measured runs as rows of a CSV: read leniently, row by row, each fault with its line.
+"""Reads measured runs from the rows of a CSV file.
 
-Rows that were skipped, by the reason.
+Reading is lenient: a row that is wrong becomes a `Fault` with its line, and the others are used.
+`skipped_by_reason` groups faults. docs/reference/formats.md describes the columns.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import printable, read_bytes, short_repr
 
 SHIPPED: Final = Path(__file__).parent / "data" / "measurements.csv"
-"""The published rows that the package carries."""
+"""File of the published rows that the package ships."""
 
 MAX_BYTES: Final = 1 << 26
-"""A table of measured runs may be larger than a file of settings."""
+"""Largest file in bytes: 64 MiB, more than for settings, since tables may be large."""
 
 MAX_ROW_LINES: Final = 100
-"""Lines that the quotes of one row may span; beyond, a quote was never closed."""
+"""Most lines that the quotes of one row may span; more means that a quote was not closed."""
 
 LEVELS: Final = ("complete", "near", "all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured run as its source states it; None (or an empty text) is what the source does not say.
+    """One measured run as its source states it; a value that the source omits is None or an empty text.
 
-    Columns and their meaning: docs/reference/formats.md, "Measured rows". `line` is the row's line in the
+    docs/reference/formats.md, section "Measured rows", describes the columns. `line` is the row's line in the
     file."""
 
     line: int
@@ -80,27 +81,27 @@ class Row:
 
     @property
     def group(self) -> str:
-        """The source's short name: the id without its number."""
+        """The short name of the source: the id without its number."""
         return source_of(self.id)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the row drives a model directly: as `level` says, else whether micro-batch, recompute and
-        dtype are all given."""
+        """Whether the row determines a run: by `level` where it is given, else whether the micro-batch size,
+        recompute and dtype are all given."""
         if self.level:
             return self.level.casefold() == "complete"
         return self.micro_batch is not None and bool(self.recompute) and bool(self.dtype)
 
 
 def source_of(name: str) -> str:
-    """A source's short name: the id of a row without its number."""
+    """The short name of a source: the id of a row without its number."""
     head, dash, tail = name.rpartition("-")
     return head if dash and tail.isdigit() else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why a row could not be read or used; `found` is what stands there instead, where that helps."""
+    """The reason why a row could not be read or used; `found` is the offending value, where there is one."""
 
     line: int
     id: str
@@ -114,22 +115,22 @@ class Fault:
 
 
 _COLUMNS: Final[Mapping[str, str]] = {f.name: str(f.type) for f in fields(Row) if f.name != "line"}
-"""The columns that are read, with the type of their values."""
+"""Columns that are read, with the type of their values."""
 
 
 def read_rows(path: str) -> tuple[list[Row], list[Fault]]:
-    """The rows of a CSV file with a header, and the faults of those that cannot be read.
+    """The rows of a CSV file with a header, and the faults of the rows that cannot be read.
 
-    A column that is missing counts as blank everywhere, a byte that is not UTF-8 as an unknown character.
-    ConfigError where the file cannot be read at all,
-    has none of the columns, or has no row that can be read.
+    A missing column counts as blank in every row. A byte that is not UTF-8 becomes a replacement character.
+    Raises ConfigError where the file cannot be read, has fewer than two of the columns, or has no readable
+    row.
     """
     text = read_bytes(path, max_bytes=MAX_BYTES).decode("utf-8-sig", errors="replace")
     return parse_rows(text, file=printable(path))
 
 
 def parse_rows(text: str, *, file: str | None = None) -> tuple[list[Row], list[Fault]]:
-    """`read_rows` of a text."""
+    """`read_rows` for the text of a file."""
     lines = [f"{line}\n" for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     header, used = _header(lines, file)
     rows: list[Row] = []
@@ -151,7 +152,7 @@ def parse_rows(text: str, *, file: str | None = None) -> tuple[list[Row], list[F
 
 
 def _header(lines: Sequence[str], file: str | None) -> tuple[list[str], int]:
-    """The names of the columns, and how many lines they take."""
+    """The names of the columns, and the number of lines of the header."""
     reader = csv.reader(lines[:MAX_ROW_LINES])
     try:
         header = [name.strip().lstrip("\ufeff") for name in next(reader, [])]
@@ -170,10 +171,9 @@ def _header(lines: Sequence[str], file: str | None) -> tuple[list[str], int]:
 
 
 def _records(lines: Sequence[str], start: int, columns: int) -> Iterator[tuple[int, list[str], str]]:
-    """Every row that is not blank: its first line, its cells, and what is wrong with them as CSV ("" where
-    nothing is).
+    """Every row that is not blank: its first line, its cells, and its CSV error ("" where there is none).
 
-    A row whose quotes do not add up ends with its line, so that it does not swallow those that follow.
+    A row with unbalanced quotes ends with its first line, so that it does not consume the rows after it.
     """
     at = start
     while at < len(lines):
@@ -192,7 +192,7 @@ def _records(lines: Sequence[str], start: int, columns: int) -> Iterator[tuple[i
 
 
 def _faults(record: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the numbers of a row, and what was found."""
+    """The wrong numbers of a row: each reason with the value found."""
     for name, kind in _COLUMNS.items():
         text = record.get(name, "")
         if not text or kind == "str":
@@ -207,7 +207,7 @@ def _faults(record: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _number(text: str) -> float | None:
-    """The number that a cell stands for; None where it stands for none."""
+    """The finite number in a cell; None where it has none."""
     try:
         number = float(text)
     except ValueError:
@@ -228,9 +228,10 @@ def _row(record: Mapping[str, str], line: int, name: str) -> Row:
     return Row(**{**values, "id": name})
 
 
+# Skipped rows
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """Rows that one reason rules out: their lines, and what was found in the first of them."""
+    """Rows that were skipped for one reason: their lines, and the value found in the first of them."""
 
     reason: str
     found: str
@@ -238,7 +239,7 @@ class Skipped:
 
 
 def skipped_by_reason(faults: Sequence[Fault]) -> tuple[Skipped, ...]:
-    """The reasons with their rows, the commonest first, those alike in the order of the file."""
+    """Faults grouped by reason, the most frequent reason first; equal counts keep the order of the file."""
     groups: dict[str, list[Fault]] = {}
     for fault in faults:
         groups.setdefault(fault.reason, []).append(fault)

@@ -1,6 +1,7 @@
-"""The device that a table means by `H100-80GB`, `A100 (DGX A100)` or `H100-SXM 500W`.
+"""Maps spellings in tables of measured runs to devices, software profiles, dtypes, models and networks.
 
-Software, number formats, models and networks as tables of measured runs spell them.
+`device_named` reads texts such as `H100-80GB`, `A100 (DGX A100)` or `H100-SXM 500W`. The other functions are
+`profile_named`, `dtype_named`, `catalogue_model`, `family_named` and `inter_node_bytes_per_s`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from shardwise.inputs import short_repr
 from shardwise.model import catalogue_names
 from shardwise.units import parse_quantity
 
+# Devices
 FORM_FACTORS: Final = {"sxm": "SXM", "pcie": "PCIe", "nvl": "NVL"}
-"""Forms of one part that are devices of their own where the catalogue has them."""
+"""Form factors of a part; each is a device of its own where the catalogue has it."""
 
 BOARD_POWER_W: Final[Mapping[str, float]] = {
     "V100-16G": 300.0, "V100-32G": 300.0, "T4": 70.0, "A30": 165.0, "A40": 300.0, "A100-40G": 400.0,
@@ -27,16 +29,17 @@ BOARD_POWER_W: Final[Mapping[str, float]] = {
     "H100-SXM": 700.0, "H100-NVL": 400.0, "H800": 700.0, "H200": 700.0, "B200": 1000.0, "GB200": 1200.0,
     "MI300X": 750.0, "MI325X": 1000.0, "MI355X": 1400.0, "Gaudi2": 600.0, "Gaudi3": 900.0,
 }  # fmt: skip
-"""Board power in the data sheets of the parts, in watts."""
+"""Board power of each device in watts, from its data sheet."""
 
 POWER_EXPONENT: Final = 1.0 / 3.0
-"""Clock over power: dynamic power is clock times voltage squared, and voltage follows the clock."""
+"""Clock as a power of board power: dynamic power is clock times voltage squared, and voltage is proportional
+to the clock."""
 
 SAME_MEMORY: Final = 0.08
-"""Nominal gigabytes and what the driver reports of them differ by no more than this share."""
+"""Largest relative difference of nominal memory and memory that the driver reports for the same part."""
 
 REPORTED_GIB: Final = 0.985
-"""What drivers report of a nominal gigabyte, in GiB: of 40, 80 and 141 GB parts alike."""
+"""GiB that drivers report per nominal gigabyte; the same for parts of 40, 80 and 141 GB."""
 
 _MEMORY = re.compile(r"(?<![a-z0-9.])(\d{2,3})\s*gi?b?(?![a-z0-9])", re.IGNORECASE)
 _POWER = re.compile(r"(?<![a-z0-9.])(\d{2,4})\s*w(?:atts?)?(?![a-z0-9])", re.IGNORECASE)
@@ -46,8 +49,8 @@ _WITHIN = re.compile(r"\(([^()]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A device of the catalogue as its name tells: the part, its form ("" where it names none), and the
-    text that finds it."""
+    """A device of the catalogue: its name, its form factor ("" where the name has none), and the pattern that
+    finds its part in a text."""
 
     name: str
     form_factor: str
@@ -56,12 +59,12 @@ class _Part:
 
 @lru_cache(maxsize=256)
 def device_named(text: str) -> tuple[Device, tuple[str, ...]]:
-    """The device within `text`, and what was assumed for it.
+    """The device that `text` names, and the assumptions.
 
-    A variant of a known part is that part with the difference applied: another memory size, or a power limit,
-    which lowers the peak by the cube root of the power. Of a part that comes with several memories and none
-    stated, it is the one with the larger: what was run did fit. ConfigError where no known device is in the
-    text, or several kinds are.
+    A variant of a known part is that part with another memory size or a power limit. A power limit lowers the
+    peak by the cube root of the power. Where the text states no memory size and the part comes with several,
+    the largest is taken, since the run did fit. Raises ConfigError where the text names no known device or
+    several kinds.
     """
     power = _POWER.search(text)
     without_power = _POWER.sub(" ", text)
@@ -73,8 +76,8 @@ def device_named(text: str) -> tuple[Device, tuple[str, ...]]:
 
 
 def counted_devices(text: str) -> tuple[tuple[str, int], ...]:
-    """The kinds of devices of `V100(12)+T4(4)`, each with how many there are, in their order; empty where the
-    text has another form."""
+    """The kinds of devices in a text such as `V100(12)+T4(4)`, with their counts, in their order; empty for
+    other texts."""
     parts = [_COUNTED.fullmatch(part.strip()) for part in text.split("+")]
     if len(parts) < 2 or not all(parts):
         return ()
@@ -107,7 +110,7 @@ def _parts() -> tuple[_Part, ...]:
 
 
 def _part(name: str) -> _Part:
-    """The part that a device is, without its memory and form: A100 of A100-80G, H100 of H100-PCIe."""
+    """The part of a device, without memory and form factor: A100 for A100-80G, H100 for H100-PCIe."""
     words = name.casefold().split("-")
     form_factor = next((word for word in words if word in FORM_FACTORS), "")
     part_words = [word for word in words if word not in FORM_FACTORS and not _MEMORY.fullmatch(word)]
@@ -118,7 +121,7 @@ def _part(name: str) -> _Part:
 
 
 def _exact_device(spelling: str) -> Device | None:
-    """The device that has this very name or customary spelling."""
+    """The device with exactly this name or a known alias; None where there is none."""
     try:
         return find_device(spelling)
     except ConfigError:
@@ -126,7 +129,7 @@ def _exact_device(spelling: str) -> Device | None:
 
 
 def _variant(found: Sequence[_Part], spelling: str, text: str) -> tuple[Device, list[str]]:
-    """The device of one part that is most like the spelling, with the difference applied."""
+    """The closest device of a part, with the stated memory size, and the assumptions."""
     folded = spelling.casefold()
     form_factor = next(
         (form_factor for form_factor in FORM_FACTORS if re.search(rf"{form_factor}(?![a-z])", folded)), ""
@@ -141,21 +144,21 @@ def _variant(found: Sequence[_Part], spelling: str, text: str) -> tuple[Device, 
         device = min(devices, key=lambda device: abs(device.memory_bytes / nominal_bytes - 1))
     assumed = [f"gpu: {short_repr(text)} taken as {device.name}"]
     if memory is None and len(devices) > 1:
-        assumed[0] += ", the larger of its memories"
+        assumed[0] += ", with its larger memory"
     if memory is not None and abs(device.memory_bytes / nominal_bytes - 1) > SAME_MEMORY:
         device = replace(device, memory_bytes=round(int(memory.group(1)) * 2**30 * REPORTED_GIB))
-        assumed.append(f"gpu: memory of {memory.group(1)} GB instead of the part's own")
+        assumed.append(f"gpu: memory of {memory.group(1)} GB instead of the catalogue's")
     has_form_factor = any(part.form_factor == form_factor for part in found)
     if form_factor in ("pcie", "nvl") and not has_form_factor:
         assumed.append(
-            f"gpu: the {FORM_FACTORS[form_factor]} form is not modelled; clock and links are those of "
+            f"gpu: the {FORM_FACTORS[form_factor]} form factor is not modelled; clock and links are those of "
             f"{device.name}"
         )
     return device, assumed
 
 
 def _limited(device: Device, limit_w: float) -> tuple[Device, list[str]]:
-    """The device under a power limit: its peaks lower by the cube root of the power."""
+    """The device under a power limit, which lowers its peaks by the cube root of the power."""
     whole_w = BOARD_POWER_W.get(device.name)
     if whole_w is None:
         return device, [f"gpu: a power limit of {limit_w:g} W is not modelled for {device.name}"]
@@ -168,6 +171,7 @@ def _limited(device: Device, limit_w: float) -> tuple[Device, list[str]]:
     ]
 
 
+# Software, dtypes and models
 _FRAMEWORKS: Final[tuple[tuple[str, tuple[tuple[float, str], ...]], ...]] = (
     ("megatron-bridge", ((2026.06, "megatron-2026-06"), (2026, "megatron-2026"), (0, "megatron-2025"))),
     ("automodel", ((0, "fsdp2"),)),
@@ -192,14 +196,14 @@ _FRAMEWORKS: Final[tuple[tuple[str, tuple[tuple[float, str], ...]], ...]] = (
     ("oneflow", ((0, "oneflow"),)),
     ("maxtext", ((0, "maxtext"),)),
 )
-"""Words within a framework's name, the most particular first, with the profile by the year of the run."""
+"""Words of framework names, the most specific first, with the profiles by year of the run, newest first."""
 
 
 def profile_named(text: str, year: int | None, notes: str = "") -> str | None:
-    """The software profile that a framework's name and year stand for; None for an unknown framework.
+    """The software profile for a framework's name and year; None for an unknown framework.
 
-    Where the notes name a release by year and month (`container 26.06`), that is the date. Without a year it
-    is the newest.
+    A container release in the notes (`container 26.06`: year and month) takes precedence over the year.
+    Without a date the newest profile is taken.
     """
     folded = text.casefold()
     release = re.search(r"container (\d\d)\.(\d\d)", notes)
@@ -219,27 +223,28 @@ _DTYPES: Final = (
 
 
 def dtype_named(text: str) -> str | None:
-    """The recipe within a text such as `fp8(amp_fp8)`; None where there is none."""
+    """The dtype that a text such as `fp8(amp_fp8)` names; None where it names none."""
     folded = text.casefold()
     return next((dtype for word, dtype in _DTYPES if word in folded), None)
 
 
 def catalogue_model(text: str) -> str | None:
-    """The catalogue's model whose name is within `text` (`Qwen3_30B_a3B`, `DeepSeek V3 671B`); None where
-    none is. The size in active parameters may be left out (`Qwen3 MoE 30B`)."""
+    """The catalogue's model that `text` names (`Qwen3_30B_a3B`, `DeepSeek V3 671B`), or None.
+
+    The text may omit the number of active parameters (`Qwen3 MoE 30B`)."""
     spaced = re.sub(r"moe", " ", text, flags=re.IGNORECASE)
     found = [name for name in catalogue_names() if re.search(_spelled(name), spaced, re.IGNORECASE)]
     return max(found, key=len, default=None)
 
 
 def _spelled(name: str) -> str:
-    """A pattern of a model's name with any separators, without its size in active parameters."""
+    """A pattern for a model's name with any separators, without the number of active parameters."""
     tokens = re.findall(r"[a-z]+|\d+", re.sub(r"-a\d+b$", "", name))
     return r"[\s_.-]*".join(tokens) + r"(?!\d)"
 
 
 def _plain(text: str) -> str:
-    """Letters and digits alone, in lower case."""
+    """The letters and digits of a text, in lower case."""
     return re.sub(r"[^a-z0-9]", "", text.casefold())
 
 
@@ -247,11 +252,11 @@ FAMILIES: Final = (
     "gpt-oss", "mt-nlg", "deepseek", "qwen", "llama", "mixtral", "mistral", "gemma", "nemotron", "kimi",
     "mpt", "opt", "bloom", "falcon", "phi", "gpt",
 )  # fmt: skip
-"""Families of models; of several within a name, the first here."""
+"""Families of models; where a name contains several, the first here counts."""
 
 
 def family_named(text: str) -> str:
-    """The family of models that `text` names: one of FAMILIES, else the letters that it begins with."""
+    """The family of models that `text` names: one of FAMILIES, else its leading letters."""
     plain = _plain(text)
     for family in FAMILIES:
         if _plain(family) in plain:
@@ -260,6 +265,7 @@ def family_named(text: str) -> str:
     return first.group() if first else text or "unnamed"
 
 
+# Networks
 _RATE = re.compile(r"(?:(\d{1,4})\s*x\s*)?(\d{1,6}(?:\.\d{1,6})?)\s*(Gb/s|Gbps|GB/s)", re.IGNORECASE)
 _BETWEEN = re.compile(r"inter|infiniband|roce|ethernet|efa|network", re.IGNORECASE)
 
@@ -268,8 +274,8 @@ _OF_NODES = re.compile(_RATE.pattern + r"\s*\(([^()]*)\bnodes?\)", re.IGNORECASE
 
 
 def inter_node_bytes_per_s(text: str) -> float | None:
-    """Bytes per second and node between nodes that a text such as `NVLink; 8x200 Gb/s InfiniBand` states;
-    None where it states none."""
+    """Bandwidth between nodes in bytes per second and node, from a text such as
+    `NVLink; 8x200 Gb/s InfiniBand`; None where it states none."""
     for clause in re.split(r"[;,]", text):
         match = _RATE.search(clause) if _BETWEEN.search(clause) else None
         if match:
@@ -278,8 +284,10 @@ def inter_node_bytes_per_s(text: str) -> float | None:
 
 
 def bytes_per_s_of_nodes(text: str, kinds: Sequence[str]) -> tuple[float, ...] | None:
-    """Bytes per second of a node of each of these kinds of devices, of a text such as `10 Gb/s (V100 nodes),
-    50 Gb/s (T4 node)`: the least of all for a kind that it does not name; None where it states none so."""
+    """Bandwidth of the nodes of each kind of device in bytes per second, from a text such as
+    `10 Gb/s (V100 nodes), 50 Gb/s (T4 node)`.
+
+    A kind that the text does not name gets the least of its rates. None where the text has no such rates."""
     rates = [(match.group(4), _bytes_per_s(match)) for match in _OF_NODES.finditer(text)]
     if not rates:
         return None

@@ -1,10 +1,10 @@
-"""Where the time of a step of an operator graph goes: the same parts of a predicted and of a measured step.
+"""Breaks the time of a step on one stage into parts, in the same way for predicted and measured steps.
 
-Parts are those of the plan's breakdown, but that the norm counts with the optimizer, and that what the host
-adds, sends and waiting are one `rest`: a measured step does not tell them apart.
-
-Where the time of a step goes on the stages of a pipeline: the same parts of a predicted and of a measured
-step.
+`stage_breakdown` splits the step of a pipeline stage into forward, backward, waiting and the time after the
+last action. `predicted_parts` and `measured_parts` split the step of an operator graph into PARTS, and
+`predicted_passes` and `measured_passes` give the time of single operators. PARTS are the parts of the plan's
+breakdown with two differences: `optimizer` includes the gradient norm, and `rest` includes host time, sends
+and waiting, which a measured step does not separate.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shardwise.graph import OpGraph, block_labels, operator_label
 from shardwise.search import TRAFFIC_PARTS
 from shardwise.sim import COMMUNICATION, COMPUTE, OPERATORS, TRAFFIC, Span
 
+# Stages of a pipeline
 _ACTION = re.compile(r"\d+([FBIW])\d+")
 _RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)")
 _TRANSFERS = frozenset({"send", "recv"})
@@ -30,12 +31,13 @@ _COPIES = frozenset({"to host", "from host"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBreakdown:
-    """Seconds of one step on one stage; the first four parts sum to the step.
+    """Seconds of one step on one stage; the first four parts sum to the step time.
 
-    `forward_s` and `backward_s` are the actions without the waiting for their inputs, `waiting_s` is all else
-    up to the end of the last action, `after_s` from there to the end of the step. Of these, `collectives_s`
-    pass while some collective is under way, `copies_s` while what is offloaded goes to the host or comes back
-    (but in the optimizer), and `optimizer_s` in the optimizer; all None where not told apart by stage.
+    `forward_s` and `backward_s` are the times of actions without the wait for their inputs. `waiting_s` is
+    the other time up to the end of the last action, and `after_s` the time from there to the end of the step.
+    The last three overlap with these parts: `collectives_s` during collectives, `copies_s` during copies of
+    offloaded tensors to and from the host (outside the optimizer), and `optimizer_s` in the optimizer. They
+    are None where the stage's spans do not show them.
     """
 
     forward_s: float
@@ -52,15 +54,15 @@ class StageBreakdown:
 
 
 def action_spans(spans: Iterable[Span]) -> list[Span]:
-    """Those of `spans` that are actions of the schedule, in the order in which they start."""
+    """The spans that are actions of the schedule, in the order of their start."""
     actions = (span for span in spans if span.track == COMPUTE and _ACTION.fullmatch(span.name))
     return sorted(actions, key=lambda span: span.start_s)
 
 
 def stage_breakdown(spans: Sequence[Span], *, start_s: float, finish_s: float) -> StageBreakdown:
-    """The times of one rank whose `spans` lie in a step from `start_s` to `finish_s`.
+    """The breakdown of a rank with these `spans` in a step from `start_s` to `finish_s`.
 
-    An action whose input is still on its way waits: that is not its own time.
+    The time that an action waits for its input counts as waiting.
     """
     actions = action_spans(spans)
     arrivals = _arrivals(spans)
@@ -97,7 +99,7 @@ def _kind(action: Span) -> str:
 
 
 def covered_s(spans: Iterable[Span]) -> float:
-    """Seconds in which some of `spans` is under way."""
+    """Seconds that at least one of `spans` covers."""
     covered_s, until_s = 0.0, -math.inf
     for begin_s, end_s in sorted((span.start_s, span.finish_s) for span in spans):
         covered_s += max(end_s - max(begin_s, until_s), 0.0)
@@ -106,10 +108,10 @@ def covered_s(spans: Iterable[Span]) -> float:
 
 
 def _arrivals(spans: Sequence[Span]) -> dict[str, float]:
-    """When the input of an action was there, by the action's name, where it came from another rank.
+    """The arrival time of the input of each action that receives it from another rank, by the action's name.
 
-    A `RECV` of the schedule only posts: what it posted are the transfers that start while it lasts, and they
-    end when the action has taken them.
+    A `RECV` of the schedule only posts a receive. Its transfers are those that start during the `RECV`, and
+    they end when the action has the input.
     """
     transfers = [span for span in spans if span.track == COMMUNICATION and span.name == "recv"]
     arrivals: dict[str, float] = {}
@@ -122,9 +124,10 @@ def _arrivals(spans: Sequence[Span]) -> dict[str, float]:
     return arrivals
 
 
+# Operator graphs
 PARTS = ("forward", "backward", "recomputation", "exchanges", "conversions", "gathers", "gradients",
          "optimizer", "rest")  # fmt: skip
-"""Parts of a step, in the order in which they are told; they sum to it."""
+"""Parts of a step, in the order of reports; they sum to the step time."""
 
 _GRAPH_ACTION = re.compile(r"\d+([FB])(\d+)")
 _REDUCTION = re.compile(r"\d+REDUCE_GRAD")
@@ -136,7 +139,7 @@ Passes = Mapping[tuple[str, str], float]
 
 
 def predicted_parts(estimate: LayoutEstimate, step_s: float) -> dict[str, float]:
-    """What a stage does in a step of `step_s`, by its price."""
+    """The PARTS of a stage in a step of `step_s`, from its estimate."""
     seconds = estimate.seconds
     parts = {name: seconds.get(name, 0.0) for name in PARTS}
     parts["optimizer"] += seconds.get("norm", 0.0)
@@ -145,10 +148,10 @@ def predicted_parts(estimate: LayoutEstimate, step_s: float) -> dict[str, float]
 
 
 def measured_parts(spans: Sequence[Span], *, start_s: float, finish_s: float) -> dict[str, float]:
-    """What a rank, whose `spans` lie in a step from `start_s` to `finish_s`, did in it.
+    """The PARTS of a rank with these `spans` in a step from `start_s` to `finish_s`.
 
-    What is computed again has its own traffic in it; of actions that wait for their input what comes later
-    counts; the gradients that are summed behind the last action count as long as that takes.
+    Recomputation includes its communication. An action counts from the arrival of its input. Gradient
+    reductions after the last action count in full.
     """
     times = stage_breakdown(spans, start_s=start_s, finish_s=finish_s)
     recomputed = _recomputed_spans(spans)
@@ -173,7 +176,8 @@ def measured_parts(spans: Sequence[Span], *, start_s: float, finish_s: float) ->
 
 
 def predicted_passes(graph: OpGraph, estimate: LayoutEstimate, microbatches: int) -> Passes:
-    """What all passes of each operator of a stage take in a step, traffic included, by its price."""
+    """Seconds of all passes of each operator of a stage in a step, communication included, from its
+    estimate."""
     labels = block_labels(graph)
     found: defaultdict[tuple[str, str], float] = defaultdict(float)
     for charge in estimate.charges:
@@ -185,8 +189,10 @@ def predicted_passes(graph: OpGraph, estimate: LayoutEstimate, microbatches: int
 
 
 def measured_passes(spans: Sequence[Span]) -> Passes:
-    """What all passes of each operator took on a rank. What is computed again is its own operator's, though
-    it lies in the backward pass of another."""
+    """Measured seconds of all passes of each operator on a rank.
+
+    Recomputation of an operator counts for that operator, although it happens in the backward pass of
+    another."""
     found: defaultdict[tuple[str, str], float] = defaultdict(float)
     recomputed = _recomputed_spans(spans)
     for span in spans:
@@ -201,19 +207,19 @@ def measured_passes(spans: Sequence[Span]) -> Passes:
 
 
 class _Row:
-    """Spans of a rank that come one after the other."""
+    """Spans of a rank that do not overlap, in the order of their start."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.spans = sorted(spans, key=lambda span: span.start_s)
         self.starts = [span.start_s for span in self.spans]
 
     def has(self, span: Span) -> bool:
-        """Whether the middle of `span` lies in one of them: ends are rounded in a file."""
+        """Whether the middle of `span` is in one of these spans; the middle, since files round the ends."""
         place = bisect_right(self.starts, _middle_s(span)) - 1
         return place >= 0 and _middle_s(span) <= self.spans[place].finish_s
 
     def inside(self, whole: Span) -> Sequence[Span]:
-        """Those that begin in `whole`."""
+        """The spans that start during `whole`."""
         return self.spans[bisect_left(self.starts, whole.start_s) : bisect_left(self.starts, whole.finish_s)]
 
 
@@ -222,7 +228,7 @@ def _middle_s(span: Span) -> float:
 
 
 def _recomputed_spans(spans: Iterable[Span]) -> _Row:
-    """What is computed again."""
+    """The spans of recomputation."""
     return _Row(span for span in spans if span.track == OPERATORS and span.name.startswith("R"))
 
 

@@ -1,12 +1,9 @@
-"""Predictions held against measured rows: row by row, per group, and overall.
+"""Validates predictions against measured rows: per row, per group, and overall.
 
-What errors of many predictions come to: plain numbers in, plain numbers out.
-
-How far a measured time may lie from a predicted one.
-
-Each row beside its prediction.
-
-Rows that ran the same work in different ways: how well predictions rank them.
+`validate` reads a file of measured rows, predicts each row (`JudgedRow`), and summarises the errors
+(`Errors`), the coverage of the prediction band, and the ranking within each `Workload`. A workload is a set
+of rows that ran the same training job with different plans; its ranking is judged by Kendall's tau-b and by
+the regret of the plan that is predicted fastest.
 """
 
 from __future__ import annotations
@@ -30,10 +27,13 @@ from shardwise.strategy import Strategy
 from shardwise.ties import ties_of_least
 
 
+# Error statistics
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Of errors (predicted over measured, minus 1): how many there are, mean and median of their sizes, their
-    mean with signs (the bias), and the largest size."""
+    """Summary of relative errors (predicted over measured, minus 1).
+
+    `n` is their number, `mape` and `median` the mean and median absolute error, `bias` the mean error, and
+    `worst` the largest absolute error."""
 
     n: int
     mape: float
@@ -43,7 +43,7 @@ class Errors:
 
 
 def errors_of(errors: Sequence[float]) -> Errors | None:
-    """The summary of some errors; None of none."""
+    """The summary of errors; None for an empty sequence."""
     if not errors:
         return None
     sizes = [abs(error) for error in errors]
@@ -57,15 +57,15 @@ def errors_of(errors: Sequence[float]) -> Errors | None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of one value or more, summed exactly."""
+    """The mean of at least one value, summed exactly."""
     return math.fsum(values) / len(values)
 
 
 def kendall_tau(measured: Sequence[float], predicted: Sequence[float]) -> float | None:
     """Kendall's tau-b: (concordant - discordant) / sqrt(pairs not tied in one * pairs not tied in the other).
 
-    1 for the same order, -1 for the reverse; 0 where all predictions are equal; None where all measured
-    values are, or there are fewer than two.
+    1 for the same order, -1 for the reverse order. 0 where all predictions are equal. None where all measured
+    values are equal or there are fewer than two.
     """
     a, x = np.asarray(measured, np.float64), np.asarray(predicted, np.float64)
     agreement = untied_measured = untied_predicted = 0
@@ -82,20 +82,22 @@ def kendall_tau(measured: Sequence[float], predicted: Sequence[float]) -> float 
 
 
 def regret(measured: Sequence[float], predicted: Sequence[float]) -> float:
-    """Measured value of the one predicted least over the least measured, minus 1; of several that are
-    predicted least (equal to a part in 1e9), the one measured worst."""
+    """Measured value of the plan with the least prediction over the least measured value, minus 1.
+
+    Where several predictions tie (relative 1e-9), the worst measured value counts."""
     least = min(predicted)
     chosen = [a for a, x in zip(measured, predicted, strict=True) if x <= least * (1.0 + 1e-9)]
     return max(chosen) / min(measured) - 1.0
 
 
 def share(flags: Sequence[bool]) -> float | None:
-    """The share of flags that are set; None of none."""
+    """The share of flags that are true; None for an empty sequence."""
     return sum(flags) / len(flags) if flags else None
 
 
+# Judged rows
 Band = tuple[float, float]
-"""Factors of the predicted step time, low and high."""
+"""Low and high factor of the predicted step time."""
 
 
 def band_of(case: Case) -> Band:
@@ -105,9 +107,10 @@ def band_of(case: Case) -> Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRow:
-    """A row with what was measured and predicted: seconds per step, and peak bytes of `memory_kind`.
+    """A measured row with its prediction: seconds per step, and peak bytes of `memory_kind`.
 
-    Measured values are None where the row gives none. `device` is the name of the device it was taken for.
+    Measured values are None where the row has none. `device` is the name of the device that the row's text
+    was mapped to.
     """
 
     row: Row
@@ -123,17 +126,17 @@ class JudgedRow:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured step time, minus 1."""
+        """Relative error of the step time: predicted over measured, minus 1."""
         return None if self.measured_s is None else self.predicted_s / self.measured_s - 1.0
 
     @property
     def memory_error(self) -> float | None:
-        """Predicted over measured peak memory, minus 1."""
+        """Relative error of the peak memory: predicted over measured, minus 1."""
         return None if self.measured_bytes is None else self.predicted_bytes / self.measured_bytes - 1.0
 
     @property
     def is_in_band(self) -> bool | None:
-        """Whether the measured time lies in the predicted band."""
+        """Whether the measured time is in the prediction band; None where there is no measured time."""
         if self.measured_s is None:
             return None
         low, high = self.band
@@ -141,8 +144,7 @@ class JudgedRow:
 
 
 def judged(rows: Sequence[Row]) -> tuple[list[JudgedRow], list[Fault]]:
-    """Every row that can be used with its prediction, and why the others cannot; both in the order of the
-    rows."""
+    """Every usable row with its prediction, and the faults of the others, both in the order of the rows."""
     ready = CaseBuilder()
     cases: list[Case] = []
     figures: list[Measured] = []
@@ -174,14 +176,17 @@ def _judged(prediction: Prediction, measured: Measured) -> JudgedRow:
     )
 
 
+# Workloads
 LEAST_PLANS: Final = 5
-"""Rows that a workload needs for its ranking to say something."""
+"""Fewest rows of a workload whose ranking is judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One piece of work: its rows, how well they are ranked (tau-b), and what it costs to take the plan that
-    is predicted fastest; `chosen` and `best` are the ids of that row and of the fastest measured."""
+    """Rows that ran the same training job, with the quality of their predicted ranking.
+
+    `kendall_tau` is tau-b of measured and predicted times. `chosen` is the id of the row with the least
+    predicted time, `best` that of the row with the least measured time, and `regret` the loss by `chosen`."""
 
     source: str
     model: str
@@ -208,7 +213,8 @@ def workloads_of(judged: Sequence[JudgedRow]) -> tuple[Workload, ...]:
 
 
 def _key(one: JudgedRow) -> tuple[str | int, ...]:
-    """Same source, model, device, device count, sequence, global batch, dtype, framework."""
+    """Rows of one workload share source, model, device, number of devices, sequence length, global batch
+    size, dtype and framework."""
     row = one.row
     return (
         row.group, row.source, row.model_name, row.gpu, row.gpus or 0, row.seq_len or 0,
@@ -238,16 +244,17 @@ def _workload(group: Sequence[JudgedRow]) -> Workload:
     )
 
 
+# Validation
 GROUPINGS: Final = ("source", "gpu", "family", "row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """How good the predictions of some rows are.
+    """Prediction quality of a group of rows.
 
-    `time` and `memory` are None where no row gives that figure; `kendall_tau` is the mean and `regret` the
-    worst over `workloads`, None where no workload has enough rows; `band_coverage` is the share of measured
-    times within the predicted band.
+    `time` and `memory` are None where no row has that value. `kendall_tau` is the mean and `regret` the worst
+    over `workloads`, None where no workload has enough rows. `band_coverage` is the share of measured times
+    within the prediction band.
     """
 
     name: str
@@ -262,7 +269,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """All of it: `judged` and `faults` are the rows that were used and skipped, in the order of the file."""
+    """Result of a validation: `judged` has the used rows and `faults` the skipped ones, in the order of the
+    file."""
 
     by: str
     level: str
@@ -274,8 +282,9 @@ class Validation:
 
 
 def validate(path: str, *, by: str = "source", level: str = "all") -> Validation:
-    """The validation of the rows in the file at `path`: those of `level` (one of LEVELS), grouped by one of
-    GROUPINGS. ConfigError where nothing in the file can be read."""
+    """Validates the rows of `level` (one of LEVELS) in the file at `path`, grouped by one of GROUPINGS.
+
+    Raises ConfigError where no row of the file can be read."""
     for key, found, allowed in (("by", by, GROUPINGS), ("level", level, LEVELS)):
         if found not in allowed:
             raise ConfigError(f"unknown {key}", key=key, found=short_repr(found), allowed=", ".join(allowed))
@@ -299,7 +308,7 @@ def validate(path: str, *, by: str = "source", level: str = "all") -> Validation
 def _grouped(
     used: Sequence[JudgedRow], faults: Sequence[Fault], rows: Mapping[int, Row], by: str
 ) -> dict[str, tuple[list[JudgedRow], list[Fault]]]:
-    """Rows that were used and skipped by the name of their group, in the order of the file."""
+    """Used and skipped rows by the name of their group, in the order of the file."""
     names: dict[str, Callable[[Row], str]] = {
         "source": lambda row: row.group,
         "gpu": lambda row: _device_name(row.gpu),

@@ -1,4 +1,4 @@
-"""What a job runs on: devices, nodes, tiers and links, from a shorthand, a file or a plan's record."""
+"""Clusters: devices, nodes, tiers, links and events, from a shorthand, a file or a plan's record."""
 
 from shardwise.cluster.catalogue import (
     device_names,

@@ -1,4 +1,4 @@
-"""The devices that shardwise knows, each figure with its source."""
+"""The catalogue of known devices; every figure has its source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwise.numbers import Number, most_specific, numbers_of
 
 @cache
 def _data(name: str) -> dict[str, Any]:
-    """A data file of the package; our own, so read without the checks that users' files need."""
+    """A data file of the package, read without the checks that users' files need."""
     text = Path(__file__).with_name("data").joinpath(name).read_text("utf-8")
     data: dict[str, Any] = json.loads(text)
     return data
@@ -27,7 +27,7 @@ def _data(name: str) -> dict[str, Any]:
 
 @cache
 def _device(name: str) -> Device:
-    """The device `name` of the catalogue, its architecture's efficiency and its sources put in."""
+    """The device `name` of the catalogue, with the efficiency of its architecture and its sources."""
     data = _data("devices.json")
     record = dict(data["devices"][name])
     documents: Mapping[str, str] = data["documents"]
@@ -44,12 +44,12 @@ def _device(name: str) -> Device:
 
 @cache
 def efficiency_numbers() -> tuple[Number, ...]:
-    """Every number behind the efficiency of the devices, once."""
+    """All numbers that the efficiencies of the devices are made of."""
     return numbers_of(_data("efficiency.json")["numbers"])
 
 
 def with_efficiency(device: Device, numbers: Iterable[Number]) -> Device:
-    """A device of the catalogue with the efficiency that `numbers` give it instead of its own."""
+    """A device of the catalogue with the efficiency from `numbers` instead of its own."""
     curve, provenance = device.efficiency.matmul, device.efficiency.provenance
     efficiency = efficiency_from_numbers(
         _names(device), numbers, units=curve.units, units_source=provenance["matmul.units"]
@@ -58,22 +58,22 @@ def with_efficiency(device: Device, numbers: Iterable[Number]) -> Device:
 
 
 def numbers_of_device(device: Device, numbers: Iterable[Number]) -> tuple[Number, ...]:
-    """Those of `numbers` that hold for a device of the catalogue."""
+    """The numbers that apply to a device of the catalogue: the most specific one of each field."""
     return tuple(most_specific(numbers, _names(device)).values())
 
 
 def _names(device: Device) -> tuple[str, str]:
-    """What numbers may call a device, the more general first."""
+    """Names by which numbers refer to a device: its architecture, then its own name."""
     return _data("devices.json")["devices"][device.name]["architecture"], device.name
 
 
 def device_names() -> tuple[str, ...]:
-    """The names of all known devices, in the order of the catalogue."""
+    """Names of all known devices, in the order of the catalogue."""
     return tuple(_data("devices.json")["devices"])
 
 
 class _Catalogue(Mapping[str, Device]):
-    """All known devices by name; each is built when it is first asked for."""
+    """All known devices by name; each is built at its first use."""
 
     def __getitem__(self, name: str) -> Device:
         if name not in _data("devices.json")["devices"]:
@@ -88,16 +88,15 @@ class _Catalogue(Mapping[str, Device]):
 
 
 def devices() -> Mapping[str, Device]:
-    """All known devices by name, built one by one as they are asked for."""
+    """All known devices by name; each is built at its first use."""
     return _Catalogue()
 
 
 def find_device(text: str, measured: Mapping[str, Device] | None = None) -> Device:
-    """The device that `text` names: its name or a customary spelling, upper and lower case alike;
-    that of its name among the `measured` ones where there is one.
+    """The device that `text` names, by its name or an alias; case does not matter.
 
-    Raises ConfigError for an unknown name, with the nearest known one, and for one that fits several devices
-    (`A100`), with the candidates.
+    A device of `measured` (by name) replaces the device of the catalogue. Raises ConfigError for an unknown
+    name, with the nearest known one, and for a text that fits several devices (`A100`), with the candidates.
     """
     folded = _folded(text)
     known_name = _spellings().get(folded)
@@ -113,7 +112,7 @@ def find_device(text: str, measured: Mapping[str, Device] | None = None) -> Devi
 
 
 def _device_like(text: str) -> str | None:
-    """The known device whose name or customary spelling is nearest to `text`."""
+    """The known device whose name or alias is nearest to `text`."""
     names = {
         spelling: name
         for name, record in _data("devices.json")["devices"].items()
@@ -125,7 +124,7 @@ def _device_like(text: str) -> str | None:
 
 @cache
 def _spellings() -> Mapping[str, str]:
-    """The known device of every folded name and customary spelling."""
+    """The name of the known device for every folded name and alias."""
     spellings: dict[str, str] = {}
     for name, record in _data("devices.json")["devices"].items():
         for spelling in (name, *record.get("aliases", ())):
@@ -134,5 +133,5 @@ def _spellings() -> Mapping[str, str]:
 
 
 def _folded(text: str) -> str:
-    """Spelling without case, spaces, dashes and underscores."""
+    """`text` in lower case without spaces, dashes and underscores."""
     return re.sub(r"[\s_-]+", "", text).casefold()

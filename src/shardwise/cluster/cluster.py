@@ -1,6 +1,6 @@
-"""What a job runs on: device classes, nodes, and the links between them.
+"""The records of a cluster: `Cluster` with its device classes, `Node`s, `Tier`s and `Link`s.
 
-A link's capacity as a piecewise-constant function of time.
+`Capacity` is the bandwidth of a link as a piecewise-constant function of time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from shardwise.units import format_rate
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Bytes per second from each instant of `times_s` on; `times_s` starts at 0 and increases strictly."""
+    """Bandwidth over time: `bytes_per_s[i]` from `times_s[i]` on. `times_s` starts at 0 and increases
+    strictly."""
 
     times_s: tuple[float, ...]
     bytes_per_s: tuple[float, ...]
@@ -30,24 +31,23 @@ class Capacity:
         return len(self.times_s) == 1
 
     def at(self, time_s: float) -> float:
-        """Bytes per second at `time_s` (the value that starts there, at a change)."""
+        """Bytes per second at `time_s`; at a change, the new value."""
         return self.bytes_per_s[max(bisect_right(self.times_s, time_s) - 1, 0)]
 
     def next_change_s(self, time_s: float) -> float | None:
-        """The first change strictly after `time_s`, or None."""
+        """Time of the first change after `time_s`, or None."""
         index = bisect_right(self.times_s, time_s)
         return self.times_s[index] if index < len(self.times_s) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One host: `devices` accelerators of one class, and what they share. Nodes that are alike share their
-    name.
+    """One host with `devices` accelerators of one class. Equal nodes share their name.
 
-    `speed` scales the computation of its devices (1 is nominal). `nics` network cards of `nic_bytes_per_s`
-    each and direction serve all its devices. Host memory and the host link (bytes/s per device and direction)
-    are for offload. `price_usd_per_hour` is of the whole node. `scale_up_bytes_per_s` is given where its
-    devices reach another figure, per device and direction, than the innermost tier says.
+    `speed` scales the computation of its devices (1 is nominal). `nics` network cards, each with
+    `nic_bytes_per_s` per direction, serve all its devices. Host memory and the host link (bytes/s per device
+    and direction) are for offload. `price_usd_per_hour` is the price of the whole node.
+    `scale_up_bytes_per_s` (per device and direction) is set where it differs from the innermost tier.
     """
 
     name: str
@@ -64,15 +64,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One level of a hierarchical fabric, innermost first.
+    """One tier of a hierarchical fabric; tiers are listed from the innermost.
 
-    `span` consecutive devices form one group of this tier; the groups of the last tier hold all devices.
-    Inside it every device can send (and at the same time receive) `bytes_per_s` when all of them do;
-    oversubscription and cards shared on a node are already in that figure. `flow_bytes_per_s` is what one
-    device alone can reach. `latency_s` is one way, per hop. In a mixed cluster the figures are the weakest.
-    A network tier goes through the cards of the nodes. Where devices have links to each other and no switch,
-    `part_shares` lists (members, share): a group of at least so many members of the tier, and fewer than the
-    next entry's, reaches that share of `bytes_per_s`.
+    `span` consecutive devices form one group of this tier; the last tier has one group of all devices. Inside
+    a group every device can send, and receive at the same time, `bytes_per_s` while all of them do. That
+    figure includes oversubscription and network cards that devices share. `flow_bytes_per_s` is the bandwidth
+    of one device that sends alone. `latency_s` is one way, per hop. In a mixed cluster the figures are those
+    of the weakest device or node. A tier with `is_network` goes through the network cards of the nodes. Where
+    devices have direct links and no switch, `part_shares` lists pairs (members, share): a group with at least
+    that many members of the tier reaches that share of `bytes_per_s`; the last pair that fits counts.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A directed capacity between two vertices (a device `d3`, a node `n0`, a switch) of the link graph."""
+    """A directed link between two vertices of the link graph: devices (`d3`), nodes (`n0`) or switches."""
 
     name: str
     source: str
@@ -98,12 +98,12 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Classes, nodes in rank order, tiers, and the links of the file where it gives a link graph.
+    """A cluster: device classes, nodes in rank order, tiers, and the links of its file, if any.
 
-    Rank r is the r-th device, counting through `nodes` in order. `assumptions` are the lines that the card
-    prints about what was customary rather than given. Without `links`, the tiers stand for a link graph:
-    see `link_graph` and `route`. `is_without_links`: its file gave links, which are left out, since they name
-    devices that this part of it may not have.
+    Rank r is the r-th device, counted through `nodes` in order. `assumptions` has the card's lines about
+    defaults that were not given. Without `links`, the link graph follows from the tiers: see `link_graph` and
+    `route`. `is_without_links` is true for a part of a cluster whose file gave links: the links are left out,
+    since they may name devices outside the part.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Cluster:
     assumptions: tuple[str, ...] = ()
     is_without_links: bool = False
     devices: int = field(init=False)
-    """How many there are."""
+    """Number of devices."""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -123,24 +123,26 @@ class Cluster:
 
     @property
     def vendors(self) -> Mapping[str, str]:
-        """Who makes the devices of each class."""
+        """The vendor of the devices of each class."""
         return {name: device.vendor for name, device in self.classes.items()}
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all nodes are alike: one class, one speed, one number of devices."""
+        """Whether all nodes have the same class, speed and number of devices."""
         return len({(node.device_class, node.devices, node.speed) for node, _ in node_runs(self.nodes)}) == 1
 
     @property
     def has_links_as_tiers(self) -> bool:
-        """Whether its file gave links, for which the tiers stand."""
+        """Whether its file gave links, which the cost model approximates by tiers."""
         return self.is_without_links or bool(self.links)
 
     @property
     def priced_as(self) -> tuple[str, ...]:
-        """What the cluster is priced as where that is not what its file says, a line each. An answer on it
-        has these lines and proves nothing. One device that is a part of a cluster has none of the links, but
-        what it was compared with has."""
+        """Lines on what the cost model estimates instead of what the cluster's file gives; empty where it
+        estimates the cluster as given.
+
+        An answer with such lines proves nothing. A part of one device has no links, but the parts that it was
+        compared with have, so it has the lines too."""
         if not self.has_links_as_tiers or (self.devices == 1 and not self.is_without_links):
             return ()
         rates = [
@@ -157,7 +159,7 @@ class Cluster:
 
     @property
     def price_usd_per_hour(self) -> float | None:
-        """Of all nodes together; None where one has no price."""
+        """Price of all nodes; None where a node has no price."""
         total = 0.0
         for node, count in node_runs(self.nodes):
             if node.price_usd_per_hour is None:
@@ -167,6 +169,7 @@ class Cluster:
 
 
 def node_runs(nodes: Iterable[Node]) -> tuple[tuple[Node, int], ...]:
-    """Consecutive nodes that are the same record, each with its count: 16,384 alike nodes are one run."""
+    """Runs of consecutive nodes that are the same object, each with its length: 16,384 equal nodes are one
+    run."""
     runs = (list(run) for _, run in groupby(nodes, key=id))
     return tuple((run[0], len(run)) for run in runs)

@@ -1,8 +1,10 @@
-"""What holds on a cluster at an instant of a trace, node by node, and the clusters that such nodes make up.
+"""The conditions of a cluster at an instant of a trace, the states of its nodes, and clusters of such nodes.
 
-Shares of speed and bandwidth are rounded down to steps of 2 % (`rounded_down`), and no link counts as faster
-than the cluster has it: what is planned on is never better than what is there, and alike instants become
-equal."""
+`Conditions` collects events, `NodeView` derives a `NodeState` for every node, and `uniform_cluster` and
+`current_cluster` build clusters from states. Shares of speed and bandwidth are rounded down to steps of 2 %
+(`rounded_down`), and no link counts as faster than nominal. So plans never assume more than the cluster has,
+and similar instants have equal states.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ from shardwise.cluster.tiers import default_tiers
 from shardwise.errors import InternalError
 
 SHARE_STEP = 1.02
+"""Ratio of neighbouring shares after rounding (`rounded_down`)."""
 
 Sites = tuple[str, str]
 """Two sites, in the order of their names."""
@@ -38,8 +41,10 @@ Key = TypeVar("Key", str, Sites)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What events up to an instant have left: nodes that are there, those of them with notice to go, and all
-    speeds, rates (bytes/s) and one-way latencies that are not as the cluster has them."""
+    """Conditions after the events up to an instant.
+
+    `present` are the nodes in the cluster, and `noticed` those with a notice of preemption. The other fields
+    have the speeds, rates (bytes/s) and one-way latencies that events changed."""
 
     present: frozenset[str]
     noticed: frozenset[str] = frozenset()
@@ -51,12 +56,13 @@ class Conditions:
 
     @staticmethod
     def at_start(trace: EventTrace) -> Conditions:
-        """Before the first event of a trace."""
+        """The conditions before the first event of a trace."""
         return Conditions(present=frozenset(f"n{index}" for index in range(trace.nodes)) - trace.absent)
 
     def after(self, event: ClusterEvent) -> Conditions:
-        """What holds from the event on. A node that joins is as new. Devices are lost with their nodes, by
-        `events_of_nodes`."""
+        """The conditions from the event on. A node that joins has its nominal speed.
+
+        `events_of_nodes` replaces lost devices by lost nodes, so a DeviceLost raises InternalError."""
         if isinstance(event, DeviceLost):
             raise InternalError(f"{event.device} is lost and not its node")
         if isinstance(event, NodeLost):
@@ -88,14 +94,16 @@ def _put(values: Mapping[Key, float], key: Key | None, value: float | None) -> M
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class NodeState:
-    """How one node is: its pool (place in `pools_of`), what is left of the nominal speed of its slowest
-    device, of the bandwidth between nodes and of that inside it (1 is nominal), and the least one-way latency
-    to other nodes in seconds (0: as the cluster has it).
+    """The state of one node.
 
-    Among the nodes of an arrangement also the share of its cards that it may send `inter_site_share` its
-    site, and how late that is; how many of the tiers that reach over several nodes lie `site_tiers` a site;
-    and the devices that a group of each such tier has in the arrangement, where those are not as the
-    cluster's (`spans`)."""
+    `pool` is its index in `pools_of`. `speed` is the share of nominal speed that its slowest device has,
+    `network` and `inside` are the shares of nominal bandwidth between nodes and inside the node (1 is
+    nominal). `latency_s` is the least one-way latency to other nodes in seconds (0: that of the cluster).
+
+    The other fields are set for nodes of an arrangement. `inter_site_share` is the share of its network cards
+    that may send to other sites, and `inter_site_latency_s` the latency to them. `site_tiers` is the number
+    of tiers over several nodes that lie within a site. `spans` are the devices of a group of each such tier
+    in the arrangement, where they differ from the cluster's."""
 
     pool: int
     speed: float = 1.0
@@ -109,15 +117,15 @@ class NodeState:
 
 
 def rounded_down(share: float) -> float:
-    """`share` rounded down to a power of 1.02; 0 and 1 stay."""
+    """`share` rounded down to a power of SHARE_STEP; 0 and 1 stay."""
     return SHARE_STEP ** math.floor(math.log(share) / math.log(SHARE_STEP) + 1e-9) if share > 0.0 else 0.0
 
 
 class NodeView:
-    """Reads `Conditions` as states of nodes; made once for a cluster and the events that may come.
+    """Derives the states of a cluster's nodes from `Conditions`.
 
-    A link whose one end is a device or a node belongs to that node, and a link between switches to all nodes
-    whose way up leads over it; of a given link graph, to all nodes.
+    A link with a device or a node at one end belongs to that node. A link between switches belongs to all
+    nodes whose route up contains it, or to all nodes where the cluster's file gave links.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -133,7 +141,7 @@ class NodeView:
         self._first_ranks = tuple(accumulate((node.devices for node in cluster.nodes), initial=0))
 
     def states(self, conditions: Conditions) -> dict[str, NodeState]:
-        """The state of every node that is there and can be reached and used, in the order of the cluster."""
+        """The states of present nodes with a speed and bandwidths above 0, in the order of the cluster."""
         speeds = self._speeds(conditions.speeds)
         network, inside = self._shares(conditions.rates)
         latency_s = self._latencies_s(conditions.latencies_s)
@@ -153,7 +161,7 @@ class NodeView:
         return found
 
     def _speeds(self, speeds: Mapping[str, float]) -> dict[str, float]:
-        """The slowest device of every node that is not at its own speed."""
+        """The speed of the slowest device of every node whose speed an event changed."""
         nodes = {where: speed for where, speed in speeds.items() if where[0] == "n"}
         slowest: dict[str, dict[int, float]] = {}
         for where, speed in speeds.items():
@@ -195,7 +203,7 @@ class NodeView:
         return self._links[name]
 
     def _is_inside(self, name: str) -> bool:
-        """Whether it is a link of a scale-up fabric or of a device to its host."""
+        """Whether the link belongs to a scale-up fabric or joins a device to its host."""
         link = self._link(name)
         endpoints = (link.source[0], link.target[0])
         return not self.cluster.links and ("u" in endpoints or "d" in endpoints)
@@ -218,8 +226,7 @@ class NodeView:
 
 
 def uniform_cluster(cluster: Cluster, pool: Pool, nodes: int, state: NodeState) -> Cluster:
-    """`nodes` nodes of a pool of `cluster`, all in one state, with those of the cluster's tiers that they
-    have."""
+    """A cluster of `nodes` nodes of a pool of `cluster`, all in one state, with the tiers that they span."""
     own = replace(pool.node, speed=pool.node.speed * state.speed)
     every = (own,) * nodes
     if cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes)):
@@ -231,8 +238,9 @@ def uniform_cluster(cluster: Cluster, pool: Pool, nodes: int, state: NodeState) 
 
 
 def current_cluster(cluster: Cluster, states: Mapping[str, NodeState]) -> Cluster:
-    """The nodes of `cluster` that have a state, in its order, each at its own speed; what lies between and
-    inside them is as the worst of them has it."""
+    """The nodes of `cluster` that have a state, in its order, each at its own speed.
+
+    Tiers inside and between nodes get the bandwidth and the latency of the worst node."""
     places = [place for place in range(len(cluster.nodes)) if f"n{place}" in states]
     part = cluster_of_nodes(cluster, places)
     every = [states[f"n{place}"] for place in places]
@@ -254,8 +262,9 @@ def current_cluster(cluster: Cluster, states: Mapping[str, NodeState]) -> Cluste
 def _in_states(
     cluster: Cluster, tiers: Sequence[Tier], nodes: Sequence[Node], state: NodeState
 ) -> tuple[Tier, ...]:
-    """Tiers of some nodes of `cluster` at what is left of their bandwidth. Those that are not within a site
-    carry what may leave it at most."""
+    """`tiers` of some nodes of `cluster` with the bandwidth and the latency of `state`.
+
+    Tiers between sites have at most the bandwidth that may leave a site."""
     inside = max(node.devices for node in nodes)
     if cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes)):
         joining = [tier.name for tier in tiers if not tier.is_network]
@@ -276,13 +285,13 @@ def _in_states(
 
 
 def _in_state(tier: Tier, inside: int, state: NodeState) -> Tier:
-    """A tier at what is left of its bandwidth."""
+    """A tier with the bandwidth share and the latency of `state`."""
     if tier.span <= inside:
         return _slower(tier, state.inside, tier.latency_s)
     latency_s = max(tier.latency_s, state.latency_s)
     if tier.is_network:
         return _slower(tier, state.network, latency_s)
-    # A scale-up fabric over several nodes, or the outer tier of a given link graph.
+    # A scale-up fabric over several nodes, or the outer tier of a cluster whose file gave links.
     return _slower(tier, min(state.inside, state.network), latency_s)
 
 

@@ -1,11 +1,9 @@
-"""One kind of accelerator, from its datasheet and driver.
+"""The records of a device class: `Device`, its `Efficiency` and its communication `Backend`.
 
-What the library that carries collectives between devices has, and what it does instead of the rest.
-
-How much of a device's peak real kernels reach: data with provenance, never code.
-
-One `Efficiency` belongs to one device class. The numbers are parameters of the curves in `equations.compute`
-and `equations.comm`; calibration and fits replace them, the equations stay.
+A `Device` has the figures of data sheet and driver. Its `Efficiency` has the numbers that say which part of
+the peaks real kernels and collectives reach: `MatmulCurve`, `AttentionCurve`, `CollectiveCurve` and others.
+They are parameters of the equations in `equations.compute` and `equations.comm`; calibration and fits change
+the numbers, not the equations.
 """
 
 from __future__ import annotations
@@ -17,30 +15,33 @@ from typing import Any
 from shardwise.numbers import Number, most_specific, nested
 
 
+# Communication library
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """One library: by collective that it does not have, the one that it does in its place, on the same whole
-    tensor."""
+    """A communication library. `instead` maps each collective that it lacks to its substitute, which runs on
+    the same whole tensor."""
 
     name: str
     instead: Mapping[str, str] = field(hash=False)
 
     def substitute(self, collective: str) -> str:
-        """The collective that is carried out where this one is asked for."""
+        """The collective that the backend runs where `collective` is requested."""
         return self.instead.get(collective, collective)
 
 
 NATIVE = Backend(name="native", instead={})
-"""The devices' own library, which has all collectives."""
+"""The library of the devices' vendor, which has all collectives."""
 
 
+# Efficiency
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulCurve:
     """Fraction of the dense peak of a matmul [m, k] x [k, n].
 
-    `peak_fraction` of a large multiple of the tile on all `units`; tiles of `tile_m` x `tile_n`, waves of
-    `units` tiles, and `k / (k + k_half)` for the prologue of short inner dimensions. `fp8_fraction` and
-    `fp4_fraction` are what matmuls of these dtypes reach of it, relative to 16-bit ones.
+    `peak_fraction` is the fraction of large matmuls that fill all tiles. Outputs are computed in waves of
+    `units` tiles of `tile_m` x `tile_n`. The factor `k / (k + k_half)` covers the prologue of short inner
+    dimensions. `small_tile_fraction` is the relative speed of tiles of half the sides. `fp8_fraction` and
+    `fp4_fraction` scale the fraction of these dtypes relative to 16-bit ones.
     """
 
     peak_fraction: float
@@ -55,7 +56,7 @@ class MatmulCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedMatmulCurve:
-    """Grouped matmul relative to a plain one: `fraction`, times t / (t + tokens_half) for t tokens per
+    """Speed of a grouped matmul relative to a plain one: `fraction` * t / (t + tokens_half) for t tokens per
     expert."""
 
     fraction: float
@@ -64,8 +65,8 @@ class GroupedMatmulCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCurve:
-    """A fused attention kernel: fraction of the dense peak forward and backward, times s / (s + seq_half) for
-    s keys."""
+    """Fraction of the dense peak that a fused attention kernel reaches, forward and backward, times
+    s / (s + seq_half) for s keys."""
 
     forward_fraction: float
     backward_fraction: float
@@ -74,8 +75,8 @@ class AttentionCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCurve:
-    """Memory-bound kernels: fraction of the memory bandwidth, times b / (b + half_bytes) for b bytes
-    moved."""
+    """Fraction of the memory bandwidth that memory-bound kernels reach, times b / (b + half_bytes) for b
+    bytes of traffic."""
 
     fraction: float
     half_bytes: float
@@ -83,15 +84,14 @@ class MemoryCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCurve:
-    """Collectives on a tier: fraction of the link's bandwidth, and seconds that each one takes before the
-    first byte moves.
+    """Collectives on a tier reach `fraction` of the link's bandwidth and take `startup_s` before the first
+    byte.
 
-    Rings through some but not all devices of a node that has several network cards reach `partial_fraction`
-    of that between nodes. A tier
-    that joins n groups has n^-crowding of it: the more senders, the more often their ways cross. Where ranks
-    send whole parts to each other, both ways at once, they reach `exchange_fraction` of it: all-gathers of
-    two, and all-to-alls. For `lockstep_s` the ranks of a collective wait for the last of them, which is now
-    this one, now that.
+    Rings between nodes that use only some devices of nodes with several network cards reach
+    `partial_fraction` of that. A tier that joins n groups loses the factor n^-crowding: with more senders,
+    routes collide more often. Bidirectional collectives (all-to-all, and all-gather of two ranks) reach
+    `exchange_fraction` of it. `lockstep_s` is the mean time in seconds that the ranks of a collective wait
+    for the slowest of them.
     """
 
     fraction: float
@@ -103,23 +103,24 @@ class CollectiveCurve:
 
     @property
     def before_s(self) -> float:
-        """Seconds of each collective before its first byte moves."""
+        """Call overhead: seconds of each collective before its first byte."""
         return self.startup_s + self.lockstep_s
 
 
 MEASURED = "measured: "
-"""What the source of a number of a calibration begins with, before its machine."""
+"""Prefix of the source of a calibrated number; the machine follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """All curves of one device class, and the costs that are not per byte or flop.
+    """All curves of one device class, and its costs that are not per byte or flop.
 
-    `attention` by kernel (`flash-2`, `flash-3`), empty where only unfused attention runs; `launch_s` per
-    kernel; `overlap_slowdown` multiplies computation while communication runs beside it; `context_bytes` is
-    what the driver and libraries take before the first tensor; `communicator_bytes` per communicator;
-    `fragmentation_ratio` is reserved over allocated, minus 1; `provenance` names the source of every field;
-    `is_calibrated` is True only for measured or fitted data, and the bands widen where it is False.
+    `attention` has a curve per kernel (`flash-2`, `flash-3`); it is empty where only unfused attention runs.
+    `launch_s` is per kernel. `overlap_slowdown` multiplies the time of computation that overlaps with
+    communication. `context_bytes` is the memory of driver and libraries before the first tensor, and
+    `communicator_bytes` that of each communicator. `fragmentation_ratio` is reserved over allocated memory,
+    minus 1. `provenance` names the source of every field. `is_calibrated` is true for measured or fitted
+    numbers only; prediction bands are wider where it is false.
     """
 
     matmul: MatmulCurve
@@ -138,7 +139,7 @@ class Efficiency:
 
     @property
     def measured_on(self) -> tuple[str, ...]:
-        """The machines, with dates, whose calibrations some of it is from."""
+        """The machines, with dates, on which some of the numbers were calibrated."""
         sources = self.provenance.values()
         return tuple(sorted({source[len(MEASURED) :] for source in sources if source.startswith(MEASURED)}))
 
@@ -155,7 +156,7 @@ CURVES: Mapping[str, type[Any]] = {
 def efficiency_from_numbers(
     names: Sequence[str], numbers: Iterable[Number], *, units: int, units_source: str
 ) -> Efficiency:
-    """The efficiency that `numbers` give to what is called by `names` (its architecture, its own name)."""
+    """The efficiency of the device with these `names` (its architecture, its own name), from `numbers`."""
     found = most_specific(numbers, names)
     record = nested({field: number.value for field, number in found.items()})
     record["matmul"]["units"] = units
@@ -170,17 +171,18 @@ def efficiency_from_numbers(
     )
 
 
+# Device
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Figures of one accelerator; every one has its entry in `sources`.
+    """Figures of one accelerator; every figure has its entry in `sources`.
 
     `peak_flop_per_s` maps a dtype (`fp32`, `tf32`, `fp16`, `bf16`, `fp8`, `fp4`) to the *dense* matrix peak.
     `memory_bytes` is the total that the driver reports, not the nominal gigabytes. `scale_up_domain` devices
-    share the fast fabric at `scale_up_bytes_per_s` per device and direction; beyond it each device has
-    `scale_out_bytes_per_s` per direction by custom. `devices_per_node` and `nics_per_node` (network cards)
-    are the customary node. `scale_up_links` lists, where devices have links to each other and no switch,
-    (devices of a group, links of one of them that stay inside): the last entry is all its links. `backend`
-    carries collectives between such devices.
+    share the fast fabric at `scale_up_bytes_per_s` per device and direction. Between domains each device has
+    `scale_out_bytes_per_s` per direction by default. `devices_per_node` and `nics_per_node` (network cards)
+    describe the default node. Where devices have direct links and no switch, `scale_up_links` lists pairs
+    (devices of a group, links of a device inside the group); the last pair has all links of a device.
+    `backend` is the library that runs collectives between such devices.
     """
 
     name: str

@@ -1,4 +1,8 @@
-"""Devices and efficiencies as people write them: keys with units, alone or on top of a known device."""
+"""Reads devices and efficiencies from files: complete ones, or changes to a known device.
+
+`device_of` reads keys with units; `efficiency_from_record` reads the record that plan files embed.
+docs/reference/formats.md describes the keys.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from shardwise.cluster.ranges import COUNT, DEVICE_PRICE, HOST_MEMORY, LATENCY, 
 from shardwise.inputs import Fields, short_repr
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
-"""The dtypes that a device can have a dense matrix peak for."""
+"""Dtypes of dense matrix peaks."""
 
 ATTENTION_KERNELS = ("flash-1", "flash-2", "flash-3")
-"""The generations of fused attention kernels."""
+"""Generations of fused attention kernels."""
 
 _GIVEN = "given"
 _NAMES = ("vendor", "scale_up_name", "scale_out_name")
@@ -30,11 +34,10 @@ def device_of(
     efficiency: Efficiency | None = None,
     given: str = _GIVEN,
 ) -> Device:
-    """The device that `fields` describe; keys that are absent keep the figures of `base`.
+    """The device that `fields` describe; absent keys keep the figures of `base`.
 
-    Without a base every figure must be there, and `efficiency` is what `fields.efficiency` changes. `given`
-    is the source of figures whose source is not said. Raises ConfigError at the key that is wrong; unknown
-    keys are refused.
+    Without a base every figure is required, and `fields.efficiency` changes `efficiency`. `given` is the
+    source of figures that state none. Raises ConfigError for wrong and for unknown keys.
     """
     figures = (
         _own_figures(fields, base) | _scale_up(fields, base) | _scale_out(fields, base) | _host(fields, base)
@@ -55,7 +58,7 @@ def _texts(fields: Fields) -> dict[str, str]:
 
 
 def _own_figures(fields: Fields, base: Device | None) -> dict[str, Any]:
-    """What the device is by itself: vendor, peaks, memory, customary node and price."""
+    """Vendor, peaks, memory, devices of the default node, and price."""
     if fields.has("peak") or base is None:
         peaks = fields.mapping("peak")
         peak = {dtype: peaks.quantity(dtype, unit="FLOP/s", **PEAK) for dtype in DTYPES if peaks.has(dtype)}
@@ -98,7 +101,7 @@ def _scale_up(fields: Fields, base: Device | None) -> dict[str, Any]:
 
 
 def _links(part: Fields) -> tuple[tuple[int, int], ...]:
-    """`links: {devices: links}`: of one device, those that lead to others of a group of so many."""
+    """`links: {devices: links}`: the links of a device inside a group of that many devices."""
     links = part.mapping("links")
     found = []
     for name in links.names:
@@ -109,7 +112,9 @@ def _links(part: Fields) -> tuple[tuple[int, int], ...]:
 
 
 def checked_links(part: Fields, name: str, links: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Links of one device inside groups of so many, ascending. ConfigError where they are none of groups."""
+    """The pairs (devices of a group, links of a device inside it), in ascending order.
+
+    Raises ConfigError where there is no entry for 2 devices, or a larger group has fewer links."""
     counts = [count for _, count in links]
     if not links or links[0][0] > 2 or counts != sorted(counts):
         allowed = "those of 2 devices, and no fewer in larger groups"
@@ -167,11 +172,9 @@ def _text(fields: Fields, name: str, known: str | None) -> str:
     return known if known is not None and not fields.has(name) else fields.text(name)
 
 
-# --- efficiency ------------------------------------------------------------------------------------------
-
-
+# Efficiency
 def efficiency_from_fields(fields: Fields, base: Efficiency | None, given: str = _GIVEN) -> Efficiency:
-    """`base` with the values that `fields.efficiency` gives; ConfigError where there is neither."""
+    """`base` with the values of `fields.efficiency`. ConfigError where `base` is None."""
     if base is None:
         raise fields.error("efficiency", "is unknown", allowed="a device class based on a known device")
     if not fields.has("efficiency"):
@@ -194,7 +197,7 @@ def efficiency_from_fields(fields: Fields, base: Efficiency | None, given: str =
 
 
 def _curve_changes(part: Fields, base: Efficiency, given: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Curves with single fields replaced, and where the new values are from."""
+    """Curves with single fields replaced, and the provenance of the new values."""
     changes: dict[str, Any] = {}
     provenance: dict[str, str] = {}
     for name in CURVES:
@@ -213,11 +216,11 @@ def _curve_changes(part: Fields, base: Efficiency, given: str) -> tuple[dict[str
 def _attention_changes(
     part: Fields, base: Efficiency, given: str
 ) -> tuple[dict[str, AttentionCurve], dict[str, str]]:
-    """Attention kernels with single fields replaced, or whole ones added."""
+    """Attention kernels with single fields replaced or whole kernels added, and their provenance."""
     kernels, provenance = dict(base.attention), {}
     for name in part.names:
         if name not in ATTENTION_KERNELS:
-            raise part.error(name, "is not a kernel of attention", allowed=", ".join(ATTENTION_KERNELS))
+            raise part.error(name, "is not an attention kernel", allowed=", ".join(ATTENTION_KERNELS))
         curve, known = part.mapping(name), base.attention.get(name)
         values: dict[str, Any] = {}
         for field in dataclass_fields(AttentionCurve):
@@ -244,7 +247,7 @@ def _curve_value(curve: Fields, name: str, kind: str) -> float | int | str:
 
 
 def _scalar(part: Fields, name: str) -> float:
-    """One cost or share, in the range that it can physically have."""
+    """One cost or fraction, within its physical range."""
     if name.endswith("fraction"):
         return part.number(name, low=1e-6, high=1.0)
     if name == "overlap_slowdown":
@@ -253,7 +256,7 @@ def _scalar(part: Fields, name: str) -> float:
 
 
 def _curve(part: Fields, kind: type[Any]) -> Any:
-    """A curve of a record with all of its fields, but for those that have a customary value."""
+    """A curve from its record; fields with a default may be absent."""
     values = {
         field.name: _curve_value(part, field.name, str(field.type))
         for field in dataclass_fields(kind)
@@ -268,7 +271,7 @@ def _scalars() -> tuple[str, ...]:
 
 
 def efficiency_from_record(fields: Fields) -> Efficiency:
-    """The inverse of `dataclasses.asdict` for an Efficiency; every field must be there."""
+    """The inverse of `dataclasses.asdict` for an Efficiency; every field is required."""
     values: dict[str, Any] = {name: _curve(fields.mapping(name), kind) for name, kind in CURVES.items()}
     kernels = fields.mapping("attention")
     values["attention"] = {name: _curve(kernels.mapping(name), AttentionCurve) for name in kernels.names}

@@ -1,14 +1,11 @@
-"""Event traces as JSON lines: a head, then one event a line, in the order of time
-(docs/reference/formats.md).
+"""Reads and writes event traces.
 
-A few events in words, as one writes them on a command line: `lost n3; slow n5 0.5; link n0>s1g0 5GB/s`.
-
-Availability of real cloud devices and links between regions, as others have recorded them, made event
-traces.
-
-Four forms of CSV are read: `milliseconds,add|remove,node` (no header), `date, time, count` of devices (no
-header), a header with `Timestamp` and one column of counts per zone, and what lies between pairs of regions
-(`PAIRS` is its header).
+`load_events` and `events_text` use JSON lines: a header, then one event per line in the order of time
+(docs/reference/formats.md). `events_from_text` reads events of a command line:
+`lost n3; slow n5 0.5; link n0>s1g0 5GB/s`. `convert_events` converts published CSV traces of cloud
+availability. Two of its formats have no header: `milliseconds,add|remove,node`, and `date, time, count` of
+devices. The others have a header with `Timestamp` and a column of counts per zone, or the header `PAIRS` of
+links between regions.
 """
 
 from __future__ import annotations
@@ -38,6 +35,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, parse_mapping, printable, read_text, short_repr
 from shardwise.units import parse_quantity
 
+# JSON lines
 SCHEMA, VERSION = "shardwise.events", 1
 
 MAX_TRACE_BYTES = 64 << 20
@@ -48,13 +46,14 @@ _TIME = {"low": 0.0, "high": 1e10}
 
 
 def load_events(path: str) -> tuple[EventTrace, str | None]:
-    """The trace in the file at `path`, and what is to be said about it: a last line that is torn (it has no
-    end and is no JSON) is dropped, and told. ConfigError names the first line that is wrong."""
+    """The trace in the file at `path`, and a warning or None.
+
+    An incomplete last line is dropped with a warning. ConfigError names the first wrong line."""
     return parse_events(read_text(path, max_bytes=MAX_TRACE_BYTES), file=path)
 
 
 def parse_events(text: str, *, file: str | None = None) -> tuple[EventTrace, str | None]:
-    """The same for the text of a file."""
+    """`load_events` for the text of a file."""
     where = printable(file) if file else None
     lines = text.split("\n")
     torn, whole = lines[-1], lines[:-1]
@@ -63,7 +62,7 @@ def parse_events(text: str, *, file: str | None = None) -> tuple[EventTrace, str
         if _is_object(torn):
             whole.append(torn)
         else:
-            warning = f"{where or 'the trace'}: line {len(lines)} ends in its middle and is dropped"
+            warning = f"{where or 'the trace'}: line {len(lines)} is incomplete and is dropped"
     numbered = [(number, line) for number, line in enumerate(whole, start=1) if line.strip()]
     if not numbered:
         raise ConfigError("is empty", file=where, allowed=f'{{"schema": "{SCHEMA}", ...}} and events')
@@ -87,7 +86,7 @@ def _is_object(line: str) -> bool:
 
 
 def _fields(numbered: tuple[int, str], file: str | None) -> Fields:
-    """A line as a mapping; its errors name the line."""
+    """A line as a mapping whose errors name the line."""
     number, line = numbered
     try:
         mapping = parse_mapping(line if line.lstrip().startswith("{") else "", file="line.json")
@@ -95,7 +94,7 @@ def _fields(numbered: tuple[int, str], file: str | None) -> Fields:
         found = short_repr(line.strip()[:60])
         raise ConfigError(
             f"is not a JSON object: {error.message}", file=printable(file) if file else None,
-            key=f"line {number}", found=found, allowed="one event a line",
+            key=f"line {number}", found=found, allowed="one event per line",
         ) from None  # fmt: skip
     return Fields(mapping, file=file, key=f"line {number}")
 
@@ -112,13 +111,15 @@ def _head(fields: Fields) -> EventTrace:
         sites = {name: tuple(map(str, part.sequence(name, low=1))) for name in part.names}
         for node, count in Counter(node for members in sites.values() for node in members).items():
             if count > 1:
-                raise fields.error("sites", "puts a node in two places", found=node, allowed="one site each")
+                raise fields.error(
+                    "sites", "has a node on two sites", found=node, allowed="one site per node"
+                )
     absent = frozenset(map(str, fields.sequence("absent"))) if fields.has("absent") else frozenset()
     known = {f"n{index}" for index in range(nodes)}
     named = {node for members in sites.values() for node in members} | absent
     if named - known:
         found = sorted(named - known)[0]
-        raise fields.error("absent", "names a node that is none", found=found, allowed=f"n0 to n{nodes - 1}")
+        raise fields.error("absent", "names an unknown node", found=found, allowed=f"n0 to n{nodes - 1}")
     source = fields.text("source", default="", max_length=1000) if fields.has("source") else ""
     fields.finish()
     return EventTrace(nodes=nodes, events=(), absent=absent, sites=sites, source=source)
@@ -156,7 +157,7 @@ def _link_change(fields: Fields, kind: str, time_s: float) -> LinkChange:
 
 
 def events_text(trace: EventTrace) -> str:
-    """The trace as `parse_events` reads it back."""
+    """The text of a trace, in the format of `parse_events`."""
     head: dict[str, Any] = {"schema": SCHEMA, "version": VERSION, "nodes": trace.nodes}
     if trace.absent:
         head["absent"] = sorted(trace.absent, key=lambda node: int(node[1:]))
@@ -189,18 +190,20 @@ def _line(event: ClusterEvent) -> Mapping[str, object]:
     return {"time_s": event.time_s, "kind": kind, "node": event.node}
 
 
+# Events of a command line
 ALLOWED = (
     "lost n3 or d9, joined n3, notice n3, slow n5 or d9 0.5, link n0>s1g0 5GB/s, latency n0>s1g0 2ms; "
-    "joined by ;"
+    "separated by ;"
 )
 
 DEFAULT_NOTICE_S = 120.0
-"""What spot instances are told ahead."""
+"""Time from a notice to the loss of a node in seconds, as cloud providers give for spot instances."""
 
 
 def events_from_text(text: str, nodes: int) -> EventTrace:
-    """The events that `text` lists, all at time 0, on a cluster of so many nodes of which those that join are
-    absent at first. ConfigError names the event that is wrong."""
+    """The events that `text` lists, all at time 0, on a cluster of `nodes` nodes.
+
+    Nodes whose first event is to join are absent at first. ConfigError names the wrong event."""
     events = [_event_from_words(part.split()) for part in re.split(r"[;\n]", text) if part.strip()]
     if not events:
         raise ConfigError("names no event", key="--events", found=short_repr(text), allowed=ALLOWED)
@@ -236,7 +239,7 @@ def _event_from_words(words: list[str]) -> ClusterEvent:
     if kind == "latency" and len(arguments) == 2:
         return LinkChange(time_s=0.0, link=arguments[0], latency_s=_quantity(arguments[1], "s"))
     raise ConfigError(
-        "is no event that is known", key="--events", found=short_repr(" ".join(words)), allowed=ALLOWED
+        "is not a known event", key="--events", found=short_repr(" ".join(words)), allowed=ALLOWED
     )
 
 
@@ -250,23 +253,25 @@ def _quantity(text: str, unit: str) -> float:
     return value
 
 
+# Published CSV traces
 Row = TypeVar("Row", tuple[float, bool, str], tuple[float, int], tuple[float, list[int]])
-"""A change or a count, with its time first."""
+"""A change or a count; its first value is the time."""
 
 Rows = list[tuple[int, list[str]]]
-"""Lines of the file with their numbers, split at commas."""
+"""Cells of the rows of a CSV file, with line numbers."""
 
 PAIRS = ["region_a", "region_b", "delay_ms", "bandwidth_gbit_per_s"]
-"""Of regions: the one-way delay and the bandwidth in each direction between two of them."""
+"""Header of a CSV of region pairs: one-way delay, and bandwidth in each direction."""
 
 MAX_CSV_BYTES = 64 << 20
 MAX_CONVERTED_NODES = 100_000
 
 
 def convert_events(path: str, *, per_node: int) -> tuple[EventTrace, list[str]]:
-    """The trace in the CSV at `path`, counted from its first line, and what is to be said about it. Counts of
-    devices become nodes of `per_node` devices: of n nodes the first n are there. ConfigError names the line
-    that is wrong."""
+    """The trace in the CSV file at `path`, with time 0 at its first line, and notes.
+
+    Counts of devices become nodes of `per_node` devices: for a count of n nodes, the first n are present.
+    ConfigError names the wrong line."""
     text, where = read_text(path, max_bytes=MAX_CSV_BYTES), printable(path)
     reader = csv.reader(text.splitlines())
     try:
@@ -289,15 +294,16 @@ def convert_events(path: str, *, per_node: int) -> tuple[EventTrace, list[str]]:
     if first == PAIRS:
         return _from_pairs(rows, where)
     raise ConfigError(
-        "is no availability trace that is known", file=where, key="line 1",
+        "is not a known availability trace", file=where, key="line 1",
         found=short_repr(",".join(first)[:60]),
         allowed="ms,add|remove,node; date,time,count; or a header with Timestamp, or of region_a",
     )  # fmt: skip
 
 
 def _from_nodes(rows: Rows, where: str) -> tuple[EventTrace, list[str]]:
-    """Nodes by name, numbered as they first come; a node that is added while it is there, or removed while it
-    is not, is skipped and told."""
+    """A trace of named nodes, numbered in the order of their first line.
+
+    Lines that add a present node or remove an absent one are skipped, with a note."""
     changes: list[tuple[float, bool, str]] = []
     for number, row in rows:
         if len(row) != 3 or row[1] not in ("add", "remove") or not re.fullmatch(r"\d{1,15}", row[0]):
@@ -318,7 +324,7 @@ def _from_nodes(rows: Rows, where: str) -> tuple[EventTrace, list[str]]:
         kind = NodeJoined if is_added else NodeLost
         events.append(kind(time_s=time_s - start_s, node=node))
     if skipped:
-        notes.append(f"{skipped} lines add a node that is there or remove one that is not: skipped")
+        notes.append(f"{skipped} lines add a present node or remove an absent one: skipped")
     absent = frozenset(names.values())
     return _trace(len(names), events, absent, where), notes
 
@@ -326,7 +332,7 @@ def _from_nodes(rows: Rows, where: str) -> tuple[EventTrace, list[str]]:
 def _from_counts(
     rows: Iterable[tuple[int, Sequence[object]]], per_node: int, where: str
 ) -> tuple[EventTrace, list[str]]:
-    """One count of devices a line, by seconds."""
+    """A trace from rows of a time in seconds and a count of devices."""
     counts = []
     for number, row in rows:
         if len(row) != 2 or not isinstance(row[0], float) or not re.fullmatch(r"\d{1,9}", str(row[1])):
@@ -337,7 +343,7 @@ def _from_counts(
 
 
 def _from_zones(rows: Rows, per_node: int, where: str) -> tuple[EventTrace, list[str]]:
-    """One column of counts per zone; zones are sites of the trace."""
+    """A trace from one column of counts per zone; zones become sites."""
     head = rows[0][1]
     clock = head.index("Timestamp")
     zones = [place for place, name in enumerate(head) if name and place != clock]
@@ -354,8 +360,9 @@ def _from_zones(rows: Rows, per_node: int, where: str) -> tuple[EventTrace, list
 
 
 def _from_pairs(rows: Rows, where: str) -> tuple[EventTrace, list[str]]:
-    """Regions are sites of one node each, numbered as they first come, and have their links from the start
-    on."""
+    """A trace of the links between regions, which apply from time 0.
+
+    A region becomes a site of one node; nodes are numbered in the order of their first line."""
     changes: dict[tuple[str, str], LinkChange] = {}
     for number, row in rows[1:]:
         figures = row[2:] if len(row) == len(PAIRS) else []
@@ -375,7 +382,8 @@ def _from_pairs(rows: Rows, where: str) -> tuple[EventTrace, list[str]]:
 def _trace_of_counts(
     counts: Sequence[tuple[float, list[int]]], where: str, zones: Sequence[str] = ()
 ) -> EventTrace:
-    """Of the nodes of each zone, numbered one zone after another, the first so many are there."""
+    """A trace from counts of nodes per zone. Nodes are numbered zone by zone; for a count of n, the first n
+    nodes of the zone are present."""
     most = [max(row[zone] for _, row in counts) for zone in range(len(counts[0][1]))]
     firsts = [sum(most[:zone]) for zone in range(len(most))]
     if sum(most) > MAX_CONVERTED_NODES:
@@ -412,7 +420,7 @@ def _trace(nodes: int, events: Sequence[ClusterEvent], absent: frozenset[str], w
 
 
 def _sorted(rows: list[Row]) -> tuple[list[Row], list[str]]:
-    """By time, those of one time as they stood; and how many stood later than they should."""
+    """The rows in the order of time (stable), and a note on the number of rows that were out of order."""
     late = sum(later[0] < row[0] for row, later in pairwise(rows))
     notes = [f"{late} lines are earlier than the one before them: sorted by time"] if late else []
     return sorted(rows, key=lambda row: row[0]), notes
@@ -428,5 +436,5 @@ def _clock_s(row: list[str], number: int, where: str) -> float:
 def _wrong(row: Sequence[str], number: int, where: str, allowed: str) -> ConfigError:
     found = short_repr(",".join(row)[:60])
     return ConfigError(
-        "is no line of such a trace", file=where, key=f"line {number}", found=found, allowed=allowed
+        "does not fit the trace's format", file=where, key=f"line {number}", found=found, allowed=allowed
     )

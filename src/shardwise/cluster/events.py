@@ -1,12 +1,11 @@
-"""What happens to a cluster over time: links that change, devices that slow, nodes that come and go.
+"""Events of a cluster over time (`EventTrace`): link changes, slow devices, and nodes that leave and join.
 
-Events as they are planned for, node by node, and what is to be said of those that this changes.
+Plans are made node by node, so `events_of_nodes` approximates events of devices by events of their nodes: a
+lost device counts as a lost node, a slow device slows its whole node. A link change applies to all traffic of
+the nodes at its ends. The answer lists these approximations (`priced_as`).
 
-A device that is lost or runs at a speed of its own is taken for its node, and a link that changes for all
-that its nodes send and receive.
-
-Event traces made from a seed: links that follow the day, fail in bursts or flap; nodes and devices that
-come, go and slow. The same cluster, kind, length and seed give the same trace.
+`generate_events` makes a trace of one of `EVENT_KINDS` from a seed. The same cluster, kind, length and seed
+give the same trace.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ from shardwise.cluster.cluster import Cluster, Link
 from shardwise.cluster.links import link_graph
 from shardwise.errors import ConfigError
 
+# Events and traces
 MAX_DIGITS = 12
-"""Digits of the number of a node or device, at most."""
+"""Most digits of the number of a node or device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkChange:
-    """From `time_s` on, a link has another bandwidth or latency (None: as before).
+    """From `time_s` on, a link has another bandwidth or latency (None: unchanged).
 
-    The link is one of the link graph (`n0>s1g0`), or all that leads from one site of the trace to another and
-    back (`sites`); one of the two is given.
+    The link is either a `link` of the link graph (`n0>s1g0`), or all links between two `sites` of the trace,
+    in both directions.
     """
 
     time_s: float
@@ -54,7 +54,7 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """At `time_s` a node is gone, with all that is on it."""
+    """At `time_s` a node leaves, with all state on it."""
 
     time_s: float
     node: str
@@ -62,8 +62,8 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLost:
-    """At `time_s` a device (`d5`) is gone; what else is on its node is there. Plans are made node by node:
-    see `events_of_nodes`."""
+    """At `time_s` a device (`d5`) leaves; the other devices of its node stay. `events_of_nodes` replaces it
+    by the loss of the node."""
 
     time_s: float
     device: str
@@ -71,7 +71,7 @@ class DeviceLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """At `time_s` a node that was absent can be used, empty."""
+    """At `time_s` an absent node joins, without state."""
 
     time_s: float
     node: str
@@ -79,7 +79,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """At `time_s` it is told that a node will be lost at `lost_at_s`; it may stay after all."""
+    """At `time_s` a notice announces that a node leaves at `lost_at_s`; the node may stay nevertheless."""
 
     time_s: float
     node: str
@@ -91,8 +91,10 @@ ClusterEvent = LinkChange | Slowdown | NodeLost | DeviceLost | NodeJoined | Noti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTrace:
-    """Events in the order of their times, on nodes `n0` to `n(nodes - 1)`, of which `absent` are not there at
-    first. `sites` maps names to nodes. `source` says where it is from."""
+    """Events in the order of their times, on nodes `n0` to `n(nodes - 1)`.
+
+    The `absent` nodes are not present at time 0. `sites` maps names to nodes. `source` describes the origin
+    of the trace."""
 
     nodes: int
     events: tuple[ClusterEvent, ...]
@@ -106,7 +108,7 @@ class EventTrace:
         return self.events[-1].time_s if self.events else 0.0
 
     def present(self) -> Iterator[tuple[float, frozenset[str]]]:
-        """From when which nodes are there: at 0, and whenever that changes."""
+        """The present nodes with the time from which they are: at 0, and at each change."""
         there = frozenset(f"n{index}" for index in range(self.nodes)) - self.absent
         now = 0.0
         for event in self.events:
@@ -120,9 +122,10 @@ class EventTrace:
 
 
 def first_invalid_event(trace: EventTrace) -> tuple[int, str] | None:
-    """The place and the text of the first event that cannot follow those before it; None where all can.
+    """The index of the first event that cannot follow those before it, and the reason; None where there is
+    none.
 
-    A node may join after the loss of a device: the cluster says which node that device is of.
+    After the loss of any device, a present node may join: the trace does not know the node of that device.
     """
     lacks_devices = False
     there = {f"n{index}" for index in range(trace.nodes)} - trace.absent
@@ -134,20 +137,20 @@ def first_invalid_event(trace: EventTrace) -> tuple[int, str] | None:
         if isinstance(event, DeviceLost):
             lacks_devices = True
             if event.device[:1] != "d" or not _is_number_below(event.device[1:], 10**MAX_DIGITS):
-                return place, f"names {event.device}, which is no device d0, d1, ..."
+                return place, f"names {event.device}, which is not a device d0, d1, ..."
         node = getattr(event, "node", None)
         if node is not None and not _is_node(node, trace.nodes):
-            return place, f"names {node}, which is none of n0 to n{trace.nodes - 1}"
+            return place, f"names {node}, which is not one of n0 to n{trace.nodes - 1}"
         if isinstance(event, NodeLost | Notice) and event.node not in there:
-            return place, f"names {event.node}, which is lost already or never joined"
+            return place, f"names {event.node}, which is already lost or never joined"
         if isinstance(event, NodeLost):
             there.remove(event.node)
         if isinstance(event, NodeJoined):
             if event.node in there and not lacks_devices:
-                return place, f"lets {event.node} join, which is there already"
+                return place, f"joins {event.node}, which is already present"
             there.add(event.node)
         if isinstance(event, Notice) and event.lost_at_s < event.time_s:
-            return place, "gives notice of what is past"
+            return place, "gives notice of a loss in the past"
         if isinstance(event, LinkChange) and event.sites is not None:
             unknown = [site for site in event.sites if site not in trace.sites]
             if unknown or event.sites[0] == event.sites[1]:
@@ -160,14 +163,14 @@ def _is_node(name: str, nodes: int) -> bool:
 
 
 def _is_number_below(text: str, count: int) -> bool:
-    """Whether it is the plain form of a number from 0 to before `count`."""
+    """Whether `text` is a decimal number from 0 to `count` - 1 without leading zeros."""
     is_plain = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
     return is_plain and str(int(text)) == text and int(text) < count
 
 
 def check_events(trace: EventTrace, cluster: Cluster, *, file: str | None = None) -> None:
-    """ConfigError where a trace does not belong to a cluster: other nodes, or a link or device that it does
-    not have."""
+    """Raises ConfigError where a trace does not fit a cluster: another number of nodes, or a link or device
+    that the cluster does not have."""
     if trace.nodes != len(cluster.nodes):
         raise ConfigError(
             "is a trace of another cluster",
@@ -187,12 +190,12 @@ def check_events(trace: EventTrace, cluster: Cluster, *, file: str | None = None
         if isinstance(event, Slowdown) and not _is_place(event.where, cluster):
             allowed = f"n0 to n{len(cluster.nodes) - 1}, d0 to d{cluster.devices - 1}"
             raise ConfigError(
-                f"is no node or device of the cluster (event {place})", file=file, key="where",
+                f"is not a node or device of the cluster (event {place})", file=file, key="where",
                 found=event.where, allowed=allowed,
             )  # fmt: skip
         if isinstance(event, DeviceLost) and not _is_place(event.device, cluster):
             raise ConfigError(
-                f"is no device of the cluster (event {place})", file=file, key="device",
+                f"is not a device of the cluster (event {place})", file=file, key="device",
                 found=event.device, allowed=f"d0 to d{cluster.devices - 1}",
             )  # fmt: skip
 
@@ -206,22 +209,23 @@ def _is_place(where: str, cluster: Cluster) -> bool:
     return _is_number_below(where[1:], count)
 
 
+# Events of nodes
 NAMED = 3
-"""Nodes or links that a line names, at most."""
+"""Most nodes or links that a line names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvents:
-    """A trace in which nodes are lost, and no devices; `priced_as` says what of the trace as it was given is
-    priced as something else, a line each."""
+    """A trace without lost devices. `priced_as` has one line per approximation of the given trace."""
 
     trace: EventTrace
     priced_as: tuple[str, ...]
 
 
 def events_of_nodes(trace: EventTrace, cluster: Cluster, *, file: str | None = None) -> NodeEvents:
-    """The events of a trace of `cluster` node by node. ConfigError where a device is lost whose node is not
-    there, or a node joins that is."""
+    """The events of a trace of `cluster`, node by node.
+
+    Raises ConfigError for the loss of a device whose node is absent, and for a present node that joins."""
     replay = _NodeReplay(trace, cluster, file)
     events: list[ClusterEvent] = []
     for _, at_once in groupby(enumerate(trace.events, start=1), key=lambda one: one[1].time_s):
@@ -234,28 +238,28 @@ def events_of_nodes(trace: EventTrace, cluster: Cluster, *, file: str | None = N
 
 @dataclass
 class _NodeApproximation:
-    """Devices that are taken for their node, and the least speed at which all of it is priced: 0 where it
-    counts as lost."""
+    """The approximation of a node: the devices whose events apply to the whole node, and the least speed that
+    the node is estimated with (0: it counts as lost)."""
 
     devices: dict[str, None] = field(default_factory=dict)
     speed: float = 1.0
 
 
 class _NodeReplay:
-    """The nodes of a cluster, from event to event."""
+    """Replays a trace and converts its events to events of nodes."""
 
     def __init__(self, trace: EventTrace, cluster: Cluster, file: str | None) -> None:
         self._cluster, self._file = cluster, file
         self._firsts = tuple(accumulate((node.devices for node in cluster.nodes), initial=0))
         self._there = {f"n{index}" for index in range(trace.nodes)} - trace.absent
         self._without_device: set[str] = set()
-        """Nodes that count as lost since a device of theirs is."""
+        """Nodes that count as lost because one of their devices is lost."""
         self._speeds: dict[str, float] = {}
         self._changed: set[str] = set()
         self._approximations: dict[str, _NodeApproximation] = {}
 
     def after(self, place: int, event: ClusterEvent) -> Iterator[ClusterEvent]:
-        """What an event is for the nodes."""
+        """The events of nodes for the event at index `place` (from 1)."""
         if isinstance(event, DeviceLost):
             yield from self._device_lost(place, event)
         elif isinstance(event, NodeLost | Notice) and event.node in self._without_device:
@@ -275,7 +279,7 @@ class _NodeReplay:
         if node in self._without_device:
             self._approximate(node, [event.device], 0.0)
         elif node not in self._there:
-            raise self._error(place, f"loses {event.device}, whose node {node} is not there")
+            raise self._error(place, f"loses {event.device}, whose node {node} is absent")
         else:
             self._there.discard(node)
             self._without_device.add(node)
@@ -284,9 +288,9 @@ class _NodeReplay:
             yield NodeLost(time_s=event.time_s, node=node)
 
     def _joined(self, place: int, event: NodeJoined) -> Iterator[ClusterEvent]:
-        """A node that joins is as new, with all of its devices."""
+        """A node joins with all of its devices, at their nominal speed."""
         if event.node in self._there:
-            raise self._error(place, f"lets {event.node} join, which is there already")
+            raise self._error(place, f"joins {event.node}, which is already present")
         self._there.add(event.node)
         self._without_device.discard(event.node)
         self._speeds.pop(event.node, None)
@@ -296,7 +300,7 @@ class _NodeReplay:
                 yield Slowdown(time_s=event.time_s, where=device, speed=1.0)
 
     def note_slow_devices(self) -> None:
-        """At an instant: which nodes have devices at other speeds than all of them are priced at."""
+        """Records the nodes that have devices at another speed than the node is estimated with."""
         for node in sorted(self._changed & self._there):
             own = {
                 name: prod(self._speeds.get(which, 1.0) for which in (name, node))
@@ -315,7 +319,9 @@ class _NodeReplay:
         approximation.speed = min(approximation.speed, speed)
 
     def device_lines(self) -> Iterator[str]:
-        """A line for all devices that are taken for their nodes, if any are."""
+        """One line for all nodes that approximate devices, if any.
+
+        Plan files contain the line, so its text is part of the format."""
         texts = []
         for node, approximation in sorted(self._approximations.items(), key=lambda one: int(one[0][1:]))[
             :NAMED
@@ -348,7 +354,9 @@ class _NodeReplay:
 
 
 def _link_lines(trace: EventTrace, cluster: Cluster) -> Iterator[str]:
-    """A line for all links that change, if any do."""
+    """One line for all links that change, if any.
+
+    Plan files contain the line, so its text is part of the format."""
     changes = [event for event in trace.events if isinstance(event, LinkChange)]
     own = {link.name: link for link in link_graph(cluster)} if changes else {}
     names = list(dict.fromkeys(_name(change) for change in changes if not _is_as_before(change, own)))
@@ -365,7 +373,7 @@ def _name(change: LinkChange) -> str:
 
 
 def _is_as_before(change: LinkChange, own: Mapping[str, Link]) -> bool:
-    """Whether a link gets the bandwidth and the latency that it has."""
+    """Whether a change sets the nominal bandwidth and latency of its link."""
     if change.link is None:
         return False
     link = own[change.link]
@@ -378,29 +386,33 @@ def _named(names: list[str]) -> str:
     return f"{', '.join(names[:NAMED])}{more}"
 
 
+# Generated traces
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
 DIURNAL_STEP_S, DIURNAL_LEAST, DIURNAL_NOISE = 900.0, 0.4, 0.05
-"""Every quarter of an hour each link gets a bandwidth between 0.4 and 1 of its own, least at the same time of
-day, give or take 5 %."""
+"""`diurnal`: time between changes, least share of a link's bandwidth, and relative noise.
+
+The share follows a daily cosine between the least share and 1."""
 
 QUIET_S, BURST_S, BURST_SHARE = 2 * HOUR_S, 600.0, (0.1, 0.5)
-"""Means of the times between bursts of other traffic and of their length, and what they leave of a link."""
+"""`bursty`: mean time between bursts of other traffic, their mean length, and range of the share of bandwidth
+that they leave."""
 
 STEADY_S, FLAPS, FLAP_S, FLAP_SHARE = 6 * HOUR_S, 8, 20.0, 0.05
-"""Mean time until a link starts to flap, how often it goes down then, mean seconds of each state, and what is
-left of it when it is down."""
+"""`flapping`: mean time between series of flaps, flaps per series, mean length of the up and the down state,
+and share of bandwidth in the down state."""
 
 STAY_S, AWAY_S, NOTICE_S = 8 * HOUR_S, HOUR_S, 120.0
-"""Means of how long a preemptible node stays and is away; a notice comes two minutes before."""
+"""`preemption`: mean time that a node is present, mean time that it is absent, and time from notice to
+loss."""
 
 WELL_S, SLOW_S, SLOW_SPEED = 12 * HOUR_S, HOUR_S, (0.3, 0.9)
-"""Means of how long a device is at its nominal speed and is slow, and how slow."""
+"""`slowdown`: mean time at nominal speed, mean time at reduced speed, and range of the reduced speed."""
 
 
 def generate_events(cluster: Cluster, kind: str, *, length_s: float, seed: int) -> EventTrace:
-    """A trace of one of `EVENT_KINDS` for a cluster, `length_s` long."""
+    """A generated trace of one of `EVENT_KINDS` for a cluster; its length is `length_s` seconds."""
     rng = random.Random(f"{kind} {seed}")
     events = sorted(EVENT_KINDS[kind](cluster, rng, length_s), key=lambda event: event.time_s)
     source = f"shardwise events generate {kind}, seed {seed}, {length_s:g} s, for {cluster.name}"
@@ -408,7 +420,7 @@ def generate_events(cluster: Cluster, kind: str, *, length_s: float, seed: int) 
 
 
 def _network_links(cluster: Cluster) -> list[Link]:
-    """The links between nodes and switches; all, where there are none such."""
+    """The links between nodes and switches, or all links where there are none."""
     links = link_graph(cluster)
     network = [link for link in links if "d" not in (link.source[:1], link.target[:1])]
     network = [link for link in network if "u" not in (link.source[:1], link.target[:1])]
@@ -457,7 +469,7 @@ def _preemption(cluster: Cluster, rng: random.Random, length_s: float) -> Iterat
             if now > NOTICE_S:
                 yield Notice(time_s=now - NOTICE_S, node=node, lost_at_s=now)
             yield NodeLost(time_s=now, node=node)
-            # A node is away for longer than the notice, so that each is told while it is there.
+            # A node is absent for longer than the notice, so that a notice comes while the node is present.
             now += NOTICE_S + rng.expovariate(1.0 / AWAY_S)
             if now < length_s:
                 yield NodeJoined(time_s=now, node=node)
@@ -485,4 +497,4 @@ EVENT_KINDS: Mapping[str, Callable[[Cluster, random.Random, float], Iterator[Clu
     "preemption": _preemption,
     "slowdown": _slowdown,
 }
-"""The kinds of traces that can be made."""
+"""Kinds of generated traces."""

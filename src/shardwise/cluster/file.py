@@ -1,5 +1,7 @@
-"""Clusters from a YAML or JSON file: classes, nodes, and tiers or links. Strict; docs/reference/formats.md
-has the keys."""
+"""Reads clusters from YAML or JSON files: classes, nodes, and tiers or links.
+
+Reading is strict: unknown keys are errors. docs/reference/formats.md describes the keys.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,20 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, nearest, read_mapping, short_repr
 
 MAX_GRAPH_DEVICES = 4096
-"""Devices of a cluster whose links are given one by one."""
+"""Most devices of a cluster whose file gives links."""
 
 
 def cluster_of_file(path: str, *, measured: Mapping[str, Device] | None = None) -> Cluster:
-    """The cluster that the file at `path` describes; ConfigError names the file and the key that is wrong.
+    """The cluster that the file at `path` describes.
 
-    `measured` devices stand in the place of the known ones of their names.
+    Devices of `measured` (by name) replace those of the catalogue. ConfigError names the file and the wrong
+    key.
     """
     return cluster_of_fields(Fields(read_mapping(path), file=path), measured)
 
 
 def cluster_of_fields(fields: Fields, measured: Mapping[str, Device] | None = None) -> Cluster:
-    """The cluster of an already read file: `name`, `classes`, `nodes`, and `scale_up` and `tiers`, or
-    `links`."""
+    """The cluster of a file that was read: `name`, `classes`, `nodes`, and `tiers` or `links`."""
     name = fields.text("name", default="cluster")
     classes = _classes(fields, measured)
     runs = _node_runs(fields, classes, measured)
@@ -51,8 +53,7 @@ def cluster_of_fields(fields: Fields, measured: Mapping[str, Device] | None = No
 
 
 def _classes(fields: Fields, measured: Mapping[str, Device] | None) -> dict[str, Device]:
-    """The device classes of the file, by their own names; each is a known device with some figures of its
-    own."""
+    """The device classes of the file by name; each is a known device with changed figures."""
     classes: dict[str, Device] = {}
     if fields.has("classes"):
         for name, part in fields.mapping("classes").items():
@@ -74,7 +75,7 @@ def _known(fields: Fields, key: str, measured: Mapping[str, Device] | None) -> D
 def _node_runs(
     fields: Fields, classes: dict[str, Device], measured: Mapping[str, Device] | None
 ) -> list[NodeRun]:
-    """The nodes of the file in order; known devices that they name are added to `classes`."""
+    """The nodes of the file in order. Known devices that they name are added to `classes`."""
     runs: list[NodeRun] = []
     total = 0
     for part in fields.mappings("nodes", low=1):
@@ -95,7 +96,7 @@ def _node_runs(
 def _device_of_node(
     part: Fields, classes: Mapping[str, Device], measured: Mapping[str, Device] | None
 ) -> Device:
-    """The class of this file, or the known device, that a node names."""
+    """The device of a node: a class of this file, or a known device."""
     text = part.text("device")
     if text in classes:
         return classes[text]
@@ -112,7 +113,7 @@ def _device_of_node(
 
 
 def _node(part: Fields, device: Device) -> Node:
-    """A customary node of the device, with what the file says differently."""
+    """The default node of the device, with the values that the file gives."""
     devices = part.integer("devices", low=1, high=65_536, default=device.devices_per_node)
     defaults = default_node(device, devices)
     nics, rate = defaults.nics, defaults.nic_bytes_per_s
@@ -143,11 +144,9 @@ def _node(part: Fields, device: Device) -> Node:
     )
 
 
-# --- tiers -----------------------------------------------------------------------------------------------
-
-
+# Tiers
 def _given_tiers(fields: Fields, runs: list[NodeRun], devices: int) -> tuple[Tier, ...]:
-    """The tiers of the file, innermost first; the last one spans all devices whatever it says."""
+    """The tiers of the file, innermost first; the last one spans all devices."""
     node_span = common_span(runs, lambda node: node.devices)
     tiers: list[Tier] = []
     parts = fields.mappings("tiers", low=1, high=8)
@@ -180,7 +179,8 @@ def _span(part: Fields, node_span: int, devices: int, is_last: bool) -> int:
 
 
 def _tier(part: Fields, span: int, runs: list[NodeRun], is_network: bool) -> Tier:
-    """One tier: its bandwidth is per device and direction; a network tier may leave it to the cards."""
+    """One tier with its bandwidth per device and direction; by default, a network tier has the bandwidth of
+    the network cards."""
     name = part.text("name")
     oversubscription = part.number("oversubscription", low=1.0, high=1e4, default=1.0)
     rails = part.integer("rails", low=1, high=1024) if part.has("rails") else None
@@ -190,8 +190,8 @@ def _tier(part: Fields, span: int, runs: list[NodeRun], is_network: bool) -> Tie
     else:
         if rails is not None:
             raise part.error(
-                "rails", "divide the cards' bandwidth, and the tier gives its own", found=str(rails),
-                allowed="rails or bandwidth, not both",
+                "rails", "divides the bandwidth of network cards, but the tier gives a bandwidth",
+                found=str(rails), allowed="rails or bandwidth, not both",
             )  # fmt: skip
         alone = part.quantity("bandwidth", unit="B/s", **RATE)
         rate = alone / oversubscription
@@ -208,19 +208,15 @@ def _tier(part: Fields, span: int, runs: list[NodeRun], is_network: bool) -> Tie
     return tier
 
 
-# --- links -----------------------------------------------------------------------------------------------
-
-
+# Links
 def _with_links(fields: Fields, name: str, classes: Mapping[str, Device], nodes: tuple[Node, ...]) -> Cluster:
-    """A cluster whose link graph is given; its tiers are what rings over consecutive devices reach."""
+    """A cluster with given links; its tiers have the bandwidth of rings over consecutive devices."""
     if fields.has("tiers"):
-        raise fields.error("tiers", "stands beside links", allowed="tiers or links, not both")
+        raise fields.error("tiers", "is given together with links", allowed="tiers or links, not both")
     devices = sum(node.devices for node in nodes)
     if devices > MAX_GRAPH_DEVICES:
         allowed = f"at most {MAX_GRAPH_DEVICES} devices with links"
-        raise fields.error(
-            "links", "are too many devices to link one by one", found=str(devices), allowed=allowed
-        )
+        raise fields.error("links", "has too many devices", found=str(devices), allowed=allowed)
     vertices = {f"d{rank}" for rank in range(devices)} | {f"n{index}" for index in range(len(nodes))}
     if fields.has("switches"):
         vertices |= {str(item) for item in fields.sequence("switches")}
@@ -238,12 +234,12 @@ def _with_links(fields: Fields, name: str, classes: Mapping[str, Device], nodes:
         return replace(bare, tiers=tiers_of_links(bare))
     except ConfigError as error:
         raise fields.error(
-            "links", error.message, found=error.found, allowed="a way between all devices"
+            "links", error.message, found=error.found, allowed="a route between all devices"
         ) from None
 
 
 def _links(part: Fields, vertices: set[str]) -> tuple[Link, ...]:
-    """One entry of `links`: both directions, unless it says `one_way: true`."""
+    """The links of one entry: one per direction, or one where the entry has `one_way: true`."""
     source, target = (_vertex(part, key, vertices) for key in ("from", "to"))
     capacity = Capacity.constant(part.quantity("bandwidth", unit="B/s", **RATE))
     latency = part.quantity("latency", unit="s", **LATENCY)

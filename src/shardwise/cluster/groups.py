@@ -1,8 +1,8 @@
-"""Which nodes lie together under a switch, and which tiers hold where nodes are taken in another order.
+"""Groups of nodes below one switch, and the tiers of nodes in another order.
 
-A tier counts consecutive devices of a cluster. A plan on some of its nodes, or on all of them in another
-order, has the tier's figures only between devices that the cluster has in one group of it: nodes of two racks
-meet on what lies between racks, wherever they stand in the plan.
+A tier groups consecutive devices of a cluster. A plan on some nodes, or on all nodes in another order, has
+the tier's bandwidth only between devices of one group of the cluster. Nodes of two racks communicate through
+the tier between racks, wherever they are in the plan. `NodeGroups` knows the groups.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shardwise.cluster.tiers import default_tiers, group_span
 
 
 def inter_node_tiers(cluster: Cluster) -> tuple[Tier, ...]:
-    """The tiers that reach over several of its nodes, whichever these are, but for the last."""
+    """The tiers of a cluster whose groups are larger than its largest node, without the last tier."""
     largest = max(node.devices for node in cluster.nodes)
     return tuple(tier for tier in cluster.tiers[:-1] if tier.span > largest)
 
 
 class NodeGroups:
-    """The groups of a cluster's tiers between a node and all nodes, innermost first."""
+    """The groups of nodes in each tier between one node and the whole cluster, innermost first."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -32,28 +32,31 @@ class NodeGroups:
         self._has_default_tiers = cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes))
         self._group_of = self._default_groups() if self._has_default_tiers else self._given_groups()
         self.has_any = any(self._group_of)
-        """Whether there are any."""
+        """Whether any node is in such a group."""
 
     def of(self, place: int) -> tuple[int, ...]:
-        """The group that a node is in, by tier."""
+        """The groups of the node at index `place`, one per tier."""
         return self._group_of[place]
 
     def spans(self, node: Node, devices: int) -> tuple[int, ...]:
-        """Devices of a group of each tier, where nodes like `node` make up a cluster of so many devices."""
+        """Devices of a group of each tier in a cluster of `devices` devices with nodes like `node`."""
         if not self._has_default_tiers:
             return tuple(tier.span for tier in self._between)
         span = group_span(self._cluster.classes[node.device_class], node.devices, devices)
         return (span,) if span > node.devices else ()
 
     def changed_spans(self, places: Sequence[int], like: int) -> tuple[int, ...]:
-        """What `common_spans` says of them, where it is not what `spans` says of nodes like `like`."""
+        """`common_spans` of these nodes; empty where they equal `spans` of nodes like node `like`."""
         devices = sum(self._cluster.nodes[place].devices for place in places)
         common_spans = self.common_spans(places, like)
         return () if common_spans == self.spans(self._cluster.nodes[like], devices) else common_spans
 
     def common_spans(self, places: Sequence[int], like: int | None = None) -> tuple[int, ...]:
-        """The same for these nodes in this order: the largest spans whose groups the cluster has, at least
-        the largest node. Spans are those of the kind of node `like` (of the first)."""
+        """Devices of a group of each tier for these nodes in this order.
+
+        A span is the largest whose groups of consecutive devices are each within one group of the cluster; it
+        is at least the largest node. `like` is the index of the node whose kind has the nominal spans (by
+        default the first node)."""
         nodes = [self._cluster.nodes[place] for place in places]
         like_node = nodes[0] if like is None else self._cluster.nodes[like]
         firsts = list(accumulate((node.devices for node in nodes), initial=0))
@@ -68,7 +71,7 @@ class NodeGroups:
         return tuple(found)
 
     def separate_tiers(self, first: Iterable[int], second: Iterable[int]) -> int:
-        """How many of the tiers, from the innermost, have no group with nodes of both sets."""
+        """Number of innermost tiers in which no group has nodes of both sets."""
         ones, others = list(first), list(second)
         for level in range(max(map(len, self._group_of))):
             here = {self._group_of[place][level : level + 1] for place in ones}
@@ -77,8 +80,9 @@ class NodeGroups:
         return max(map(len, self._group_of))
 
     def ordered(self, places: Iterable[int], rank: Callable[[int], tuple[float, ...]]) -> list[int]:
-        """These nodes so that groups stay together: those with most of the nodes first, then the better ones
-        (`rank`), from the outermost tier to the innermost."""
+        """These nodes ordered so that groups stay together, from the outermost tier to the innermost.
+
+        Groups with most of the nodes come first, then those with the best node (by `rank`)."""
         best_first = sorted(places, key=rank)
         counts: dict[tuple[int, ...], int] = {}
         leads: dict[tuple[int, ...], int] = {}
@@ -100,7 +104,7 @@ class NodeGroups:
         return [tuple(first // tier.span for tier in self._between) for first in firsts]
 
     def _default_groups(self) -> list[tuple[int, ...]]:
-        """Scale-up groups over several nodes, which the nodes of a run fill one after the other."""
+        """Scale-up groups over several nodes; the nodes of a run fill them in order."""
         found: list[tuple[int, ...]] = []
         for node, count in node_runs(self._cluster.nodes):
             start = len(found)
@@ -117,7 +121,7 @@ class NodeGroups:
 
 
 def _fits_groups(span: int, firsts: Sequence[int], groups: Sequence[tuple[int, ...]]) -> bool:
-    """Whether every `span` consecutive devices lie in one group."""
+    """Whether every block of `span` consecutive devices is within one group."""
     first_of: dict[int, tuple[int, ...]] = {}
     for group, first, end in zip(groups, firsts, firsts[1:], strict=False):
         block = first // span
@@ -129,14 +133,14 @@ def _fits_groups(span: int, firsts: Sequence[int], groups: Sequence[tuple[int, .
 def default_tiers_in_groups(
     classes: Mapping[str, Device], nodes: tuple[Node, ...], spans: Sequence[int]
 ) -> tuple[Tier, ...]:
-    """Customary tiers of nodes whose scale-up groups over several of them have no more than `spans` devices
-    (none: as is customary)."""
+    """Default tiers of `nodes`; scale-up groups over several nodes have at most `spans` devices (where it is
+    empty: the default)."""
     tiers = default_tiers(classes, node_runs(nodes))
     if not spans:
         return tiers
     devices, largest = sum(node.devices for node in nodes), max(node.devices for node in nodes)
     if not tiers[-1].is_network and spans[0] < devices:
-        # One group of them all is not one: they meet on the network that more of them would have.
+        # All nodes would be one group, but are not: they use the network of a larger cluster of such nodes.
         most = max(device.scale_up_domain for device in classes.values())
         network = default_tiers(classes, node_runs(nodes * (most // devices + 2)))[-1]
         tiers = (*tiers, replace(network, span=devices))
@@ -147,7 +151,7 @@ def default_tiers_in_groups(
 
 
 def with_spans(tiers: Sequence[Tier], spans: Mapping[Tier, int]) -> tuple[Tier, ...]:
-    """The tiers, some with other spans; one that reaches no further than the one inside it is gone."""
+    """The tiers with new `spans`; a tier that is no larger than the one inside it is left out."""
     found: list[Tier] = []
     for tier in tiers:
         clipped = replace(tier, span=spans.get(tier, tier.span))

@@ -1,18 +1,16 @@
-"""The link graph: the directed capacities that transfers share, and the way from one device to another.
+"""The link graph of a cluster (`link_graph`) and the route between two devices (`route`).
 
 Vertices are devices `d3`, scale-up switches `u0`, nodes `n0` (their host and network cards) and network
-switches `s1g0` (tier 1, group 0). A link's name is `source>target`. Where a cluster's file gives the links,
-they are the graph; else the tiers stand for it:
+switches `s1g0` (tier 1, group 0). A link's name is `source>target`. The graph has the links of the cluster's
+file, or else links that follow from its tiers, each in both directions:
 
-- every device has a link up to its scale-up switch and one down, at its scale-up bandwidth;
-- a device has a link to its node and one back, at what it alone reaches through the cards, or at its host
-  link where that is the fabric inside the node (bridged pairs);
-- every node has one link up and one down to its network switch, at all its cards' bandwidth, which its
-  devices share;
-- a switch of one network tier has a link up and down to the next tier's, at what its devices can inject
-  there.
+- from a device to its scale-up switch, at its scale-up bandwidth;
+- from a device to its node, at the bandwidth through the network cards of a device that sends alone, or of
+  its host link where that is the fabric inside the node (bridged pairs);
+- from a node to its network switch, at the bandwidth of all its network cards, which its devices share;
+- from a switch of one network tier to a switch of the next, at the bandwidth that its devices have there.
 
-A tier's one-way latency is spread over the links of its way, half up and half down.
+A tier's one-way latency is divided among the links of its route, half up and half down.
 """
 
 from __future__ import annotations
@@ -28,19 +26,20 @@ from shardwise.errors import ConfigError
 
 
 def link_graph(cluster: Cluster) -> tuple[Link, ...]:
-    """All links of the cluster: those of its file, else those that its tiers stand for (up before down).
+    """All links of the cluster: those of its file, else those that follow from its tiers (up before down).
 
-    About two links per device and fabric: build it where links are walked; `route` needs none of it.
+    There are about two links per device and fabric. `route` does not need the graph.
     """
     return cluster.links or tuple(_links_of_tiers(Fabric.of(cluster)))
 
 
 def route(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
-    """Names of the links from device `source` to device `target` (ranks), in order; empty where they are one.
+    """Names of the links from device `source` to device `target` (ranks), in order; empty where they are
+    equal.
 
-    Through the innermost fabric that holds both. In a given link graph: the fewest links, then the least
-    latency, then the first by name. Raises ConfigError for ranks outside the cluster and where no way leads
-    to the target.
+    The route uses the innermost fabric that has both devices. In a given link graph it has the fewest links,
+    then the least latency, then the first names. Raises ConfigError for ranks outside the cluster and where
+    there is no route.
     """
     for rank in (source, target):
         if not 0 <= rank < cluster.devices:
@@ -59,13 +58,13 @@ def route(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """A cluster's tiers, sorted into scale-up, node and network, with the first rank of every node."""
+    """The tiers of a cluster by kind (scale-up, node, network), with the first rank of every node."""
 
     cluster: Cluster
     first_ranks: tuple[int, ...]
     has_scale_up: bool
     scale_up_span: int
-    """Devices of a scale-up group where it is not the node; 0 where it is."""
+    """Devices of a scale-up group; 0 where a group is a node."""
     network: tuple[int, ...]
     """Indices of the network tiers, innermost first."""
 
@@ -92,7 +91,7 @@ class Fabric:
         return f"s{tier}g{rank // self.cluster.tiers[tier].span}"
 
     def path_up(self, rank: int, other: int) -> list[str]:
-        """Vertices from device `rank` up to the lowest one that it shares with device `other`."""
+        """Vertices from device `rank` up to the lowest vertex that it shares with device `other`."""
         if self.has_scale_up and self.scale_up_group(rank) == self.scale_up_group(other):
             return [f"d{rank}", f"u{self.scale_up_group(rank)}"]
         path = [f"d{rank}", f"n{self.node_of(rank)}"]
@@ -122,7 +121,7 @@ def _links_of_tiers(fabric: Fabric) -> Iterator[Link]:
 
 
 def _to_node(fabric: Fabric, node: Node) -> tuple[float, float]:
-    """Bandwidth and latency of the link between a device and its node: the host link where it is a fabric."""
+    """Bandwidth and latency of the link between a device and its node."""
     inside = _node_tier_latency_s(fabric)
     network = [fabric.cluster.tiers[index].flow_bytes_per_s for index in fabric.network[:1]]
     alone = max(node.nic_bytes_per_s, *network) if network else 0.0
@@ -130,7 +129,7 @@ def _to_node(fabric: Fabric, node: Node) -> tuple[float, float]:
 
 
 def _node_tier_latency_s(fabric: Fabric) -> float | None:
-    """One-way latency of the tier inside nodes that goes through the host, where there is one."""
+    """One-way latency of the tier of host links inside nodes; None where there is none."""
     return next((tier.latency_s for tier in fabric.cluster.tiers[1:] if not tier.is_network), None)
 
 
@@ -175,5 +174,5 @@ def _shortest_route(links: tuple[Link, ...], source: str, target: str) -> tuple[
             if link.target not in best or found < best[link.target]:
                 best[link.target] = found
     if target not in best:
-        raise ConfigError("has no way between devices", key="links", found=f"{source} to {target}")
+        raise ConfigError("has no route between devices", key="links", found=f"{source} to {target}")
     return best[target][2]

@@ -1,8 +1,7 @@
-"""Any text that names a cluster: a shorthand, a shipped cluster or a file.
+"""Loads a cluster from a text (`load_cluster`): a shorthand, the name of a shipped cluster, or a file's path.
 
-Clusters in one line: `8x8xH100`, `64xA100-80G`, `4x8xA100-80G+4x8xV100-16G`.
-
-The clusters that shardwise ships by name: files of the form of a user's, each figure with its source.
+A shorthand is one line: `8x8xH100-SXM`, `64xA100-80G`, `4x8xA100-80G+4x8xV100-16G`. Shipped clusters are
+files like those of users, with a source for each figure (docs/concepts/mixed-clusters.md).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import short_repr
 from shardwise.units import format_rate, parse_quantity
 
+# Shorthands
 _FORM = "NODESxPER_NODExDEVICE or COUNTxDEVICE, joined by +, such as 8x8xH100-SXM or 4x8xA100-80G+16xT4"
 _PART = re.compile(r"([0-9]{1,12})[xX](?:([0-9]{1,12})[xX])?([^+]{1,100})")
 _CARDS = re.compile(r"(?:([0-9]{1,4})[xX])?([0-9].*)")
@@ -35,11 +35,11 @@ def is_shorthand(text: str) -> bool:
 def cluster_of_shorthand(
     text: str, *, inter_node: str | None = None, measured: Mapping[str, Device] | None = None
 ) -> Cluster:
-    """The cluster that a shorthand stands for, with the customary fabric of its devices.
+    """The cluster of a shorthand, with the default fabric of its devices.
 
-    `COUNTxDEVICE` fills customary nodes, the last one may be smaller. `inter_node` replaces the bandwidth of
-    the network cards: `200Gb/s` per card, or `4x200Gb/s` for four cards per node. `measured` devices stand in
-    the place of the known ones of their names. Raises ConfigError for anything that is not a cluster.
+    `COUNTxDEVICE` fills default nodes; the last one may be smaller. `inter_node` replaces the bandwidth of
+    the network cards: `200Gb/s` per card, or `4x200Gb/s` for four cards per node. Devices of `measured` (by
+    name) replace those of the catalogue. Raises ConfigError for a text that is not a cluster.
     """
     classes: dict[str, Device] = {}
     runs: list[NodeRun] = []
@@ -67,7 +67,7 @@ def cluster_of_shorthand(
 
 
 def default_node(device: Device, devices: int) -> Node:
-    """A node of `devices` such devices, with as many network cards as is customary for that number."""
+    """The default node with `devices` devices and a proportional number of network cards."""
     nics = max(-(-device.nics_per_node * devices // device.devices_per_node), 1)
     price = device.price_usd_per_hour
     return Node(
@@ -83,7 +83,8 @@ def default_node(device: Device, devices: int) -> Node:
 
 
 def cards_of(text: str) -> tuple[int | None, float]:
-    """Cards per node (None: as many as there are) and bytes per second of each: `200Gb/s`, `4x200Gb/s`."""
+    """Network cards per node (None: unchanged) and bytes per second of each, from `200Gb/s` or
+    `4x200Gb/s`."""
     match = _CARDS.fullmatch(text.strip())
     try:
         rate = parse_quantity(match.group(2), "B/s") if match else 0.0
@@ -101,7 +102,7 @@ def _with_cards(node: Node, cards: int | None, rate: float) -> Node:
 
 
 def _runs_of(part: str, text: str, measured: Mapping[str, Device] | None) -> tuple[Device, list[NodeRun]]:
-    """The device and the node runs of one part of a shorthand."""
+    """The device and the node runs of one term of a shorthand."""
     match = _PART.fullmatch(part)
     if match is None:
         raise _wrong("is not a cluster", text, _FORM)
@@ -126,7 +127,9 @@ def _wrong(message: str, text: str, allowed: str) -> ConfigError:
 
 
 def default_lines(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> tuple[str, ...]:
-    """What the card says about the fabrics of each class, and whether they are customary or given."""
+    """Lines of the card on the fabrics of each class, and whether they are defaults or given.
+
+    Plan files contain the lines, so their text is part of the format."""
     lines = []
     for name, device in classes.items():
         node = next(node for node, _ in runs if node.device_class == name)
@@ -145,16 +148,17 @@ def _network_text(device: Device, node: Node) -> str:
     return f"{device.scale_out_name}: {cards} (customary)" if is_default else f"network: {cards} (given)"
 
 
+# Shipped clusters and files
 _FOLDER = Path(__file__).with_name("data") / "clusters"
 
 
 def cluster_names() -> tuple[str, ...]:
-    """The names of all shipped clusters (docs/concepts/mixed-clusters.md)."""
+    """Names of all shipped clusters (docs/concepts/mixed-clusters.md)."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
 
 def named_cluster_file(name: str) -> Path | None:
-    """The file of the cluster that is shipped under `name`; None where there is none."""
+    """The file of the shipped cluster `name`; None where there is none."""
     path = _FOLDER / f"{name}.yaml"
     return path if name in cluster_names() else None
 
@@ -162,12 +166,12 @@ def named_cluster_file(name: str) -> Path | None:
 def load_cluster(
     text: str, *, inter_node: str | None = None, measured: Mapping[str, Device] | None = None
 ) -> Cluster:
-    """The cluster that `text` names: `8x8xH100-SXM` and the like, a shipped one such as `spot-mix`, or the
-    path of a YAML or JSON file.
+    """The cluster that `text` names: a shorthand such as `8x8xH100-SXM`, a shipped cluster such as
+    `spot-mix`, or the path of a YAML or JSON file.
 
-    `inter_node` (`200Gb/s` per network card, `4x200Gb/s` for four cards per node) replaces the customary
-    network of a shorthand; a file says its own. `measured` devices stand in the place of the known ones of
-    their names. Raises ConfigError.
+    `inter_node` (`200Gb/s` per network card, `4x200Gb/s` for four cards per node) replaces the default
+    network of a shorthand; a file gives its own. Devices of `measured` (by name) replace those of the
+    catalogue. Raises ConfigError where `text` names no cluster, or `inter_node` comes with a file.
     """
     is_path = os.sep in text or text.lower().endswith((".yaml", ".yml", ".json"))
     if not is_path and is_shorthand(text):
@@ -179,7 +183,7 @@ def load_cluster(
         raise ConfigError(
             "is neither a cluster nor a file", key="cluster", found=short_repr(text), allowed=allowed
         )
-    from shardwise.cluster.file import cluster_of_file  # a shorthand needs none of it
+    from shardwise.cluster.file import cluster_of_file  # shorthands do not need it
 
     if inter_node is not None:
         raise ConfigError(

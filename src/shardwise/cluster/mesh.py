@@ -1,4 +1,4 @@
-"""Meshes of devices: ranks numbered along one to three axes that follow the tiers of a cluster."""
+"""Device meshes: one to three axes of ranks that follow the tiers of a cluster."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from shardwise.cluster.tiers import group_members
 from shardwise.errors import ConfigError
 
 MAX_AXES = 3
+"""Most axes of a mesh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
-    """`size` ranks in a row, `stride` apart; `sizes` are the members of such a row per tier of the cluster,
-    innermost first: their product is the size."""
+    """An axis of `size` ranks with distance `stride`.
+
+    `sizes` has the factor of each tier of the cluster, innermost first; their product is `size`."""
 
     size: int
     stride: int
@@ -24,13 +26,13 @@ class MeshAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """The first devices of a cluster, laid along axes, the outermost (with the largest stride) first."""
+    """The first devices of a cluster along axes; the outermost axis (with the largest stride) comes first."""
 
     axes: tuple[MeshAxis, ...]
 
     @property
     def devices(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return prod(axis.size for axis in self.axes)
 
     @property
@@ -40,24 +42,27 @@ class Mesh:
 
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """The members per tier of each axis, in ascending order: all that prices on a mesh depend on, but
-        for the order in which a layout names its axes."""
+        """The `sizes` of all axes in ascending order.
+
+        Costs on a mesh depend on them only, apart from the order in which a layout names the axes."""
         return tuple(sorted(axis.sizes for axis in self.axes))
 
     @property
     def name(self) -> str:
-        """`8x8`: the sizes, the outermost first."""
+        """The sizes of the axes, the outermost first: `8x8`."""
         return "x".join(str(axis.size) for axis in self.axes)
 
 
 def mesh_of(cluster: Cluster, ranks: tuple[int, ...]) -> Mesh:
-    """The mesh of the first devices of `cluster` with so many ranks per axis, the outermost first.
+    """The mesh of the first devices of `cluster` with `ranks` ranks per axis, the outermost first.
 
-    ConfigError where there are more than three axes, or more ranks than devices.
+    Raises ConfigError for more than MAX_AXES axes, or more ranks than devices.
     """
     if not 1 <= len(ranks) <= MAX_AXES or min(ranks) < 1 or prod(ranks) > cluster.devices:
         allowed = f"one to {MAX_AXES} sizes whose product is at most {cluster.devices}"
-        raise ConfigError("is no mesh of this cluster", key="mesh", found=repr(list(ranks)), allowed=allowed)
+        raise ConfigError(
+            "is not a mesh of this cluster", key="mesh", found=repr(list(ranks)), allowed=allowed
+        )
     axes: list[MeshAxis] = []
     stride = 1
     for size in reversed(ranks):
@@ -67,7 +72,7 @@ def mesh_of(cluster: Cluster, ranks: tuple[int, ...]) -> Mesh:
 
 
 def _sizes(cluster: Cluster, stride: int, size: int) -> tuple[int, ...]:
-    """Members of a row of ranks per tier, innermost first."""
+    """Factor of each tier in the size of an axis, innermost first."""
     below, sizes = 1, []
     for members in group_members(cluster.tiers, stride, size):
         sizes.append(int(members) // below)
@@ -76,10 +81,10 @@ def _sizes(cluster: Cluster, stride: int, size: int) -> tuple[int, ...]:
 
 
 def tier_factors(cluster: Cluster, devices: int) -> tuple[int, ...]:
-    """Into how many groups of the tier below the first `devices` devices fall on each tier, innermost first;
-    tiers that join nothing are left out.
+    """Number of groups of the next inner tier that each tier joins among the first `devices` devices.
 
-    64 devices of nodes of 8: (8, 8). 12 of them: (4, 3), three groups of 4 that no node's end cuts.
+    The innermost tier comes first; tiers with a factor of 1 are left out. 64 devices in nodes of 8 have the
+    factors (8, 8). 12 of them have (4, 3): three groups of 4, none of which crosses a node.
     """
     spans = [gcd(tier.span, devices) for tier in cluster.tiers[:-1]]
     spans.append(devices)
@@ -93,22 +98,22 @@ def tier_factors(cluster: Cluster, devices: int) -> tuple[int, ...]:
 
 
 def tier_mesh(cluster: Cluster, devices: int) -> Mesh:
-    """One axis for each tier; where there are more than three, the outermost ones are one axis."""
+    """The mesh with one axis per tier; the outermost tiers share an axis where there are more than
+    MAX_AXES."""
     inner = list(tier_factors(cluster, devices)) or [1]
     ranks = [*inner[: MAX_AXES - 1], prod(inner[MAX_AXES - 1 :])] if len(inner) > MAX_AXES else inner
     return mesh_of(cluster, tuple(reversed(ranks)))
 
 
 def meshes_of(cluster: Cluster, devices: int) -> tuple[Mesh, ...]:
-    """All meshes of the first `devices` devices of one to three axes of which each lies within one tier or
-    spans whole ones; those with the fewest axes first.
+    """All meshes of the first `devices` devices with one to three axes, those with the fewest axes first.
 
-    64 devices in nodes of 8: 64, 8x8, and each 8 of these as 2x4 or 4x2. ConfigError where the cluster has
-    fewer devices.
+    Each axis is within one tier or spans whole tiers. 64 devices in nodes of 8 have the meshes 64, 8x8, and
+    those with one 8 split as 2x4 or 4x2. Raises ConfigError where the cluster has fewer devices.
     """
     if not 1 <= devices <= cluster.devices:
         raise ConfigError(
-            "is no number of devices of this cluster", key="devices", found=str(devices),
+            "is not a number of devices of this cluster", key="devices", found=str(devices),
             allowed=f"1 to {cluster.devices}",
         )  # fmt: skip
     if devices == 1:
@@ -119,7 +124,7 @@ def meshes_of(cluster: Cluster, devices: int) -> tuple[Mesh, ...]:
 
 
 def _axis_splits(factors: tuple[int, ...], axes: int) -> list[tuple[int, ...]]:
-    """Ways to cut whole tiers with these factors into at most so many axes, innermost first."""
+    """All splits of tiers with these factors into at most `axes` axes, innermost first."""
     if not factors:
         return [()]
     if axes == 0:
@@ -134,7 +139,7 @@ def _axis_splits(factors: tuple[int, ...], axes: int) -> list[tuple[int, ...]]:
 
 
 def _tier_splits(factor: int, axes: int) -> list[tuple[int, ...]]:
-    """Ways to cut one tier into two or more axes, at most so many."""
+    """All splits of one tier into two or more axes, at most `axes`."""
     found: list[tuple[int, ...]] = []
     for size in range(2, factor):
         if factor % size == 0 and axes > 1:

@@ -1,8 +1,8 @@
-"""Parts of a cluster that a job may use: some devices of one node, or some whole nodes of each pool.
+"""Parts, multiples and pools of a cluster.
 
-Parts and multiples of a cluster: the same nodes, fewer or more of them; tiers keep their figures.
-
-Pools: the alike nodes of a mixed cluster, and the clusters that some of them make up.
+A part has some devices of one node, or some whole nodes of each pool (`Parts`, `Selection`, `part_of`). A
+multiple has more nodes of the same kind (`multiplied`, `resized`). A `Pool` has all equal nodes of a mixed
+cluster. Tiers keep their bandwidth and latency.
 """
 
 from __future__ import annotations
@@ -18,20 +18,25 @@ from shardwise.cluster.groups import NodeGroups, default_tiers_in_groups, inter_
 from shardwise.cluster.tiers import default_tiers, network_figures
 from shardwise.errors import ConfigError
 
+# Parts and multiples
 MAX_NAME = 150
+"""Most characters of a cluster's name in the name of its part."""
 
 
 def part_sizes(cluster: Cluster) -> tuple[int, ...]:
-    """Devices of every part of `cluster` that a job may use, ascending: any number on its first node, or any
-    number of its first nodes as a whole."""
+    """Numbers of devices of all parts of `cluster` that a job may use, in ascending order.
+
+    A part has any number of devices of the first node, or any number of whole first nodes."""
     first = cluster.nodes[0].devices
     whole = accumulate(node.devices for node in cluster.nodes)
     return tuple(sorted({*range(1, first + 1), *whole}))
 
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:
-    """The first `devices` of `cluster`, one of its `part_sizes`. A node used in part keeps its cards, its
-    host memory and its price: it is there for this job alone. ConfigError for any other number."""
+    """The first `devices` devices of `cluster`; the number is one of its `part_sizes`.
+
+    A node that is used in part keeps its network cards, host memory and price, since no other job uses it.
+    Raises ConfigError for other numbers."""
     if devices == cluster.devices:
         return cluster
     if devices not in part_sizes(cluster):
@@ -42,19 +47,20 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
         counts = list(accumulate(node.devices for node in cluster.nodes))
         nodes = cluster.nodes[: counts.index(devices) + 1]
     is_default = cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes))
-    if is_default and not cluster.is_uniform:  # the tiers are not as slow as those of nodes left out
+    if is_default and not cluster.is_uniform:  # the nodes that are left out do not slow the tiers
         return with_nodes(cluster, nodes, default_tiers(cluster.classes, node_runs(nodes)))
     return with_nodes(cluster, nodes, clipped_tiers(cluster.tiers, devices))
 
 
 def multiplied(cluster: Cluster, factor: int) -> Cluster:
-    """The same cluster with `factor` times as many of its nodes."""
+    """The cluster with `factor` times as many nodes."""
     return _enlarged(cluster, cluster.nodes * factor)
 
 
 def resized(cluster: Cluster, devices: int) -> Cluster:
-    """A part of `cluster`, or the cluster with more of its last node. ConfigError where so many devices are
-    neither."""
+    """The part of `cluster` with this number of devices, or the cluster with more nodes like its last.
+
+    Raises ConfigError where neither has that number."""
     if devices <= cluster.devices:
         return part_of(cluster, devices)
     last = cluster.nodes[-1]
@@ -65,8 +71,8 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
 
 
 def _enlarged(cluster: Cluster, nodes: tuple[Node, ...]) -> Cluster:
-    """The cluster with more nodes: customary tiers stay customary, otherwise the outermost network spans
-    all."""
+    """The cluster with more nodes. Default tiers become those of all nodes; else the outermost network spans
+    all nodes."""
     if cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes)):
         return with_nodes(cluster, nodes, default_tiers(cluster.classes, node_runs(nodes)))
     devices = sum(node.devices for node in nodes)
@@ -77,7 +83,7 @@ def _enlarged(cluster: Cluster, nodes: tuple[Node, ...]) -> Cluster:
 
 
 def _default_network(cluster: Cluster, devices: int) -> Tier:
-    """The network that the first node's cards make, where the cluster has none yet."""
+    """A network tier with the network cards of the first node, for a cluster without a network tier."""
     node, outermost = cluster.nodes[0], cluster.tiers[-1]
     device = cluster.classes[node.device_class]
     return replace(
@@ -94,11 +100,11 @@ def _default_network(cluster: Cluster, devices: int) -> Tier:
 
 
 def cluster_of_nodes(cluster: Cluster, places: Sequence[int]) -> Cluster:
-    """The part of `cluster` that the nodes at these places make up, in their order; the cluster itself where
-    they are alike to all of its nodes, one by one, and lie together as those do.
+    """The part of `cluster` with the nodes at these indices, in their order.
 
-    Customary tiers are those of the nodes that are left; given ones keep their figures. Groups of either hold
-    no other nodes than the cluster's do.
+    It is the cluster itself where each node equals the cluster's node at its position and the groups of tiers
+    are the same. Default tiers become those of the selected nodes; given tiers keep their bandwidth and
+    latency. No group joins nodes that the cluster has in different groups.
     """
     nodes = tuple(cluster.nodes[place] for place in places)
     groups = NodeGroups(cluster)
@@ -116,7 +122,7 @@ def _unnamed(nodes: Iterable[Node]) -> list[Node]:
 
 
 def clipped_tiers(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:
-    """The tiers that `devices` consecutive devices still have, the last one spanning them all."""
+    """The tiers of the first `devices` devices; the last one spans them all."""
     remaining: list[Tier] = []
     for tier in tiers:
         remaining.append(replace(tier, span=min(tier.span, devices)))
@@ -126,7 +132,7 @@ def clipped_tiers(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:
 
 
 def with_nodes(cluster: Cluster, nodes: tuple[Node, ...], tiers: tuple[Tier, ...]) -> Cluster:
-    """The cluster with other nodes. A link graph names devices that may be gone: the tiers stand for it."""
+    """The cluster with other nodes and tiers. Links are left out, since their devices may not exist."""
     devices = sum(node.devices for node in nodes)
     used = {node.device_class for node in nodes}
     return replace(
@@ -143,14 +149,14 @@ def with_nodes(cluster: Cluster, nodes: tuple[Node, ...], tiers: tuple[Tier, ...
 def _no_part(cluster: Cluster, devices: int) -> ConfigError:
     allowed = f"1 to {cluster.nodes[0].devices} on one node, or whole nodes"
     return ConfigError(
-        "is no part or multiple of the cluster", key="devices", found=str(devices), allowed=allowed
+        "is not a part or multiple of the cluster", key="devices", found=str(devices), allowed=allowed
     )
 
 
+# Pools
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """All nodes of a cluster that are the same record but for their name: one class, one speed, the same
-    cards."""
+    """All nodes of a cluster that are equal apart from their name: same class, speed and network cards."""
 
     name: str
     node: Node
@@ -158,18 +164,18 @@ class Pool:
 
     @property
     def devices(self) -> int:
-        """Devices of all its nodes."""
+        """Number of devices of all its nodes."""
         return self.node.devices * self.nodes
 
     def contains(self, node: Node) -> bool:
-        """Whether the node is one of the pool's."""
+        """Whether the node belongs to the pool."""
         return _key(node) == _key(self.node)
 
 
 def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
-    """The pools of `cluster` in the order in which their first nodes stand; one where all nodes are alike.
+    """The pools of `cluster`, in the order of their first nodes; one pool where all nodes are equal.
 
-    A pool is named by its device class where no other pool has that, else by its node too.
+    The name of a pool is its device class where no other pool has it, else the name of its node.
     """
     counts: dict[Node, int] = {}
     first: dict[Node, Node] = {}
@@ -194,9 +200,9 @@ def _label(node: Node) -> str:
 
 
 def cluster_of_pools(cluster: Cluster, pools: Iterable[Pool]) -> Cluster:
-    """The part of `cluster` that these of its pools make up, all of their nodes, in the order of the cluster.
+    """The part of `cluster` with all nodes of these pools, in the order of the cluster.
 
-    Tiers are those of `cluster_of_nodes`, the last one spanning all devices.
+    Tiers are those of `cluster_of_nodes`; the last one spans all devices.
     """
     selected = {_key(pool.node): pool.name for pool in pools}
     places = [place for place, node in enumerate(cluster.nodes) if _key(node) in selected]
@@ -208,13 +214,13 @@ def cluster_of_pools(cluster: Cluster, pools: Iterable[Pool]) -> Cluster:
 
 
 def tier_of_pool(pool: Pool, cluster: Cluster) -> Tier:
-    """The outermost tier of `cluster` with the figures at which the devices of `pool`, one of its pools, go
-    at the pace of the slowest end.
+    """The outermost tier of `cluster` as the cost model needs it for the devices of `pool`: with the
+    bandwidth at which they reach the rate of the slowest pool.
 
-    A tier has the weakest cards, and collectives reach a fraction of them that differs by device: what the
-    weakest cards carry is not what the least fraction of them is. 1.25 GB/s of which 0.75 are reached and
-    6.25 of which 0.4 are reach 0.94 together; to devices that reach 0.4 of their cards that is a tier of
-    2.34 GB/s. Where links are narrower than all cards, every end has its fraction of the link.
+    Collectives reach a fraction of the network cards that differs by device. So the slowest pool need not be
+    the one with the slowest cards. Example: one pool reaches 0.75 of 1.25 GB/s (0.94 GB/s), the other 0.4 of
+    6.25 GB/s (2.5 GB/s). Both go at 0.94 GB/s; for the second pool that is a tier of 2.34 GB/s. Where the
+    tier has less bandwidth than the cards of every pool, each pool reaches its fraction of the tier.
     """
     tier = cluster.tiers[-1]
     nodes = [one.node for one in pools_of(cluster)]
@@ -236,22 +242,25 @@ def _key(node: Node) -> Node:
     return replace(node, name="")
 
 
+# Selections of nodes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which nodes a part has: how many of each pool; only some `devices` of one node where that is given."""
+    """The nodes of a part: the number of nodes of each pool, or some `devices` of one node."""
 
     nodes: tuple[int, ...]
     devices: int | None = None
 
     @property
     def pools(self) -> tuple[int, ...]:
-        """The places of the pools that it has nodes of."""
+        """Indices of the pools with nodes in the part."""
         return tuple(place for place, count in enumerate(self.nodes) if count)
 
 
 class Parts:
-    """The parts of one cluster. Nodes of a pool are taken in tree order: those groups of the network first
-    that have most of the pool's nodes, and within a group the nodes in the order of the file."""
+    """The parts of one cluster.
+
+    Nodes of a pool are selected in tree order: first the network groups with most of the pool's nodes, and
+    within a group in the order of the file."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -259,29 +268,30 @@ class Parts:
 
     @property
     def whole(self) -> Selection:
-        """The cluster itself."""
+        """The selection of the whole cluster."""
         return Selection(nodes=tuple(pool.nodes for pool in self.pools))
 
     def within_a_node(self, pool: int) -> Iterator[Selection]:
-        """Fewer devices of one node of the pool than it has."""
+        """All selections of some, but not all, devices of one node of the pool."""
         nodes = tuple(int(place == pool) for place in range(len(self.pools)))
         for devices in range(1, self.pools[pool].node.devices):
             yield Selection(nodes=nodes, devices=devices)
 
     def devices_of(self, part: Selection) -> int:
-        """Devices of the part."""
+        """Number of devices of the part."""
         if part.devices is not None:
             return part.devices
         return sum(count * pool.node.devices for count, pool in zip(part.nodes, self.pools, strict=True))
 
     def price_of(self, part: Selection) -> float | None:
-        """USD per hour of all nodes of the part, also of one used in part; None where one has no price."""
+        """USD per hour of all nodes of the part; a node used in part counts in full. None where a node has no
+        price."""
         each = [(self.pools[place].node.price_usd_per_hour, part.nodes[place]) for place in part.pools]
         prices = [None if price is None else price * count for price, count in each]
         return None if None in prices else sum(price for price in prices if price is not None)
 
     def cluster_of(self, part: Selection) -> Cluster:
-        """The part as a cluster of its own; a node used in part keeps its cards, host memory and price."""
+        """The part as a cluster. A node used in part keeps its network cards, host memory and price."""
         if part == self.whole:
             return self.cluster
         if len(self.pools) == 1:
@@ -294,13 +304,13 @@ class Parts:
         return cluster_of_nodes(self.cluster, self.places_of(part))
 
     def places_of(self, part: Selection) -> tuple[int, ...]:
-        """The places of the part's nodes among the nodes of the cluster, ascending."""
+        """Indices of the part's nodes in the cluster, in ascending order."""
         chosen = (places[:count] for places, count in zip(self._in_tree_order, part.nodes, strict=True))
         return tuple(sorted(place for places in chosen for place in places))
 
     @cached_property
     def _in_tree_order(self) -> tuple[tuple[int, ...], ...]:
-        """The places of the nodes of each pool."""
+        """Indices of the nodes of each pool, in tree order."""
         found = [list[int]() for _ in self.pools]
         pool_of: dict[int, int] = {}
         for place, node in enumerate(self.cluster.nodes):

@@ -1,12 +1,11 @@
-"""The range of every figure of a cluster, by record and field: the same for files of clusters, of devices and
-of plans."""
+"""Allowed ranges of all figures of a cluster, by record and field, for cluster, device and plan files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 Range = Mapping[str, float]
-"""`low` and `high`, both included, as readers of fields take them."""
+"""`low` and `high`, both included; keyword arguments of the readers of `Fields`."""
 
 MAX_DEVICES = 10_000_000
 
@@ -21,16 +20,16 @@ DEVICE_PRICE: Range = {"low": 0.0, "high": 1e6}
 NODE_PRICE: Range = {"low": 0.0, "high": 1e9}
 
 DERIVED_RATE: Range = {"low": 1e-30, "high": 1e20}
-"""What sharing, oversubscription and events make of a RATE, as plan files have it. It is never nothing:
-messages are divided by it."""
+"""A RATE after sharing, oversubscription and events, as in plan files. It is above 0, since message sizes are
+divided by it."""
 
 DERIVED_SPEED: Range = {"low": 1e-30, "high": 1e6}
 DERIVED_LATENCY: Range = {"low": 0.0, "high": 1e4}
-"""The same of a SPEED and of a LATENCY."""
+"""A SPEED and a LATENCY after events, as in plan files."""
 
 LARGE_NODE_PRICE: Range = {"low": 0.0, "high": 1e16}
 LARGE_NODE_NICS: Range = {"low": 1, "high": 1e13}
-"""Of a node as large as the cluster: its price and its network cards."""
+"""Price and network cards of a node that is as large as the whole cluster."""
 
 DEVICE: Mapping[str, Range] = {
     "memory_bytes": MEMORY,

@@ -1,4 +1,4 @@
-"""A cluster as plain JSON values and back, without loss: what a plan file embeds."""
+"""Converts a cluster to plain JSON values and back without loss, for plan files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from shardwise.inputs import Fields, join_key, short_repr
 
 
 def cluster_record(cluster: Cluster) -> dict[str, Any]:
-    """`cluster` as mappings, lists, texts and numbers; nodes that follow each other alike are one, with a
-    count."""
+    """`cluster` as mappings, lists, texts and numbers; a run of equal nodes is one entry with a count."""
     record: dict[str, Any] = {
         "name": cluster.name,
         "classes": {name: _plain(device) for name, device in cluster.classes.items()},
@@ -28,7 +27,7 @@ def cluster_record(cluster: Cluster) -> dict[str, Any]:
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    """A record with its nested records and mappings as dicts, tuples as lists."""
+    """A dataclass as nested dicts, with tuples as lists."""
     plain: dict[str, Any] = _listed(asdict(record))
     return plain
 
@@ -42,8 +41,8 @@ def _listed(value: Any) -> Any:
 def cluster_from_record(
     record: Mapping[str, Any], *, file: str | None = None, key: str = "cluster"
 ) -> Cluster:
-    """The cluster that `cluster_record` wrote; ConfigError, located below `key`, where it is not such a
-    record."""
+    """The cluster of a record by `cluster_record`. ConfigError, located below `key`, where the record is
+    wrong."""
     part = Fields(record, file=file, key=key)
     classes = {name: _device(item) for name, item in part.mapping("classes").items()}
     nodes: list[Node] = []
@@ -82,7 +81,7 @@ def _line(part: Fields, item: object) -> str:
 
 
 def _device(part: Fields) -> Device:
-    """A device from its record: every figure there, none unknown."""
+    """A device from its record; every figure is required, and unknown keys are errors."""
     skipped = (
         "peak_flop_per_s", "efficiency", "sources", "price_usd_per_hour", "scale_up_links", "backend",
     )  # fmt: skip
@@ -90,7 +89,7 @@ def _device(part: Fields) -> Device:
     links = _pairs(part, "scale_up_links") if part.has("scale_up_links") else ()
     if any(count % 1 for _, count in links):
         raise part.error(
-            "scale_up_links", "has a part of a link", found=short_repr(links), allowed="whole links"
+            "scale_up_links", "has a fraction of a link", found=short_repr(links), allowed="whole links"
         )
     counts = [(size, int(count)) for size, count in links]
     values["scale_up_links"] = checked_links(part, "scale_up_links", counts) if counts else ()
@@ -98,7 +97,7 @@ def _device(part: Fields) -> Device:
     values["peak_flop_per_s"] = {name: peaks.number(name, **PEAK) for name in peaks.names}
     values["sources"] = _texts(part.mapping("sources"))
     values["price_usd_per_hour"] = _optional(part, "price_usd_per_hour", DEVICE)
-    if part.has("backend"):  # an older record has none
+    if part.has("backend"):  # older records have none
         values["backend"] = _backend(part.mapping("backend"))
     efficiency = part.mapping("efficiency")
     values["efficiency"] = efficiency_from_record(efficiency)
@@ -135,10 +134,10 @@ def _link(part: Fields) -> Link:
     values["capacity"] = Capacity(times_s, _numbers(capacity, "bytes_per_s", DERIVED_RATE))
     if times_s[0] != 0.0 or sorted(set(times_s)) != list(times_s):
         raise capacity.error(
-            "times_s", "do not ascend", found=short_repr(times_s), allowed="instants from 0 on"
+            "times_s", "is not ascending", found=short_repr(times_s), allowed="ascending times from 0"
         )
     if len(values["capacity"].bytes_per_s) != len(times_s):
-        raise capacity.error("bytes_per_s", "is not one for each instant", allowed=f"{len(times_s)} rates")
+        raise capacity.error("bytes_per_s", "needs one rate per time", allowed=f"{len(times_s)} rates")
     capacity.finish()
     part.finish()
     return Link(**values)
@@ -147,7 +146,7 @@ def _link(part: Fields) -> Link:
 def _figures(
     part: Fields, record: type[Any], ranges: Mapping[str, Range], skip: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """The plain fields of a record, each read by its declared type and in its range."""
+    """The plain fields of a record, each read by its declared type and checked against its range."""
     readers: dict[str, Callable[[str], object]] = {
         "str": lambda name: part.text(name, max_length=10_000),
         "int": lambda name: part.integer(name, low=ranges[name]["low"], high=ranges[name]["high"]),
@@ -164,14 +163,14 @@ def _optional(part: Fields, name: str, ranges: Mapping[str, Range]) -> float | N
 
 
 def _pairs(part: Fields, name: str) -> tuple[tuple[int, float], ...]:
-    """Pairs of a number of members, ascending, and a figure; an older record has none."""
+    """Pairs of a number of members and a figure, in ascending order of members."""
     pairs = []
     for index, item in enumerate(part.sequence(name)):
         listed = dict(zip(("members", "figure"), item, strict=False)) if isinstance(item, list) else {}
         pair = Fields(listed, file=part.file, key=join_key(part.key, f"{name}.{index}"))
         pairs.append((pair.integer("members", low=2, high=1e7), pair.number("figure", low=1e-9, high=1e6)))
     if pairs != sorted(dict(pairs).items()):
-        raise part.error(name, "do not ascend", found=short_repr(pairs), allowed="members in ascending order")
+        raise part.error(name, "is not ascending", found=short_repr(pairs), allowed="ascending members")
     return tuple(pairs)
 
 

@@ -1,9 +1,8 @@
-"""The tiers that a cluster's nodes stand for: the scale-up fabric, the node, and the network between
-nodes.
+"""The tiers of a cluster: default ones, those of given links, and the members of a rank group per tier.
 
-The tiers of a cluster whose file gives links: what a ring over consecutive devices reaches on them.
-
-How many members of a group of ranks share a group of each tier.
+`default_tiers` has the scale-up fabric, the host links, and the network between nodes. `tiers_of_links` has
+the bandwidth of rings over consecutive devices. `group_members` counts the ranks of a group that share a
+group of each tier.
 """
 
 from __future__ import annotations
@@ -20,15 +19,16 @@ from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.device import Device
 from shardwise.cluster.links import route
 
+# Default tiers
 NodeRun = tuple[Node, int]
-"""A node and how many such nodes follow each other."""
+"""A node and the number of such nodes in a row."""
 
 
 def scale_up_span(device: Device, node_devices: int) -> int:
     """Devices of one scale-up group in nodes of `node_devices` devices.
 
-    A domain as large as the customary node is the node, whatever its size; a larger one takes whole nodes (72
-    over nodes of 4); a smaller one (bridged pairs) takes a divisor of the node.
+    A domain of the size of the default node is the node, whatever its size. A larger domain has whole nodes
+    (72 devices over nodes of 4). A smaller one (bridged pairs) has a divisor of the node's devices.
     """
     domain = device.scale_up_domain
     if domain < device.devices_per_node:
@@ -39,10 +39,10 @@ def scale_up_span(device: Device, node_devices: int) -> int:
 
 
 def _in_use(span: int, node_devices: int, devices: int) -> int:
-    """Devices of a scale-up group of `span` that a job of `devices` uses: all groups give it equal parts.
+    """Devices per scale-up group of `span` devices for a job of `devices` devices; the same in each group.
 
-    256 devices on racks of 72 are four parts of 64, as schedulers place them, not three racks and a half.
-    Where no part of at least half a group divides them, groups are filled one by one.
+    256 devices on racks of 72 use 64 devices of four racks, as schedulers place them, not three racks and a
+    half. Where no number of at least half a group divides `devices`, groups are filled one by one.
     """
     if devices <= span or span <= node_devices:
         return span
@@ -51,15 +51,15 @@ def _in_use(span: int, node_devices: int, devices: int) -> int:
 
 
 def group_span(device: Device, node_devices: int, devices: int) -> int:
-    """Devices of a scale-up group of which a job of `devices` on such nodes makes use."""
+    """Devices per scale-up group that a job of `devices` devices uses on such nodes."""
     return _in_use(scale_up_span(device, node_devices), node_devices, devices)
 
 
 def common_span(runs: Sequence[NodeRun], group: Callable[[Node], int]) -> int:
-    """Largest span whose consecutive blocks of ranks each stay inside one group of `group(node)` devices.
+    """Largest span whose consecutive blocks of ranks are each inside one group of `group(node)` devices.
 
-    Every group starts at a multiple of it, so it is the greatest common divisor of the starts:
-    4 nodes of 8 and 4 nodes of 4, groups being nodes: starts 8, 16, 24, 32, 36, ... so the span is 4.
+    Every group starts at a multiple of the span, so it is the greatest common divisor of the starts. Example:
+    4 nodes of 8 and 4 nodes of 4, with nodes as groups, start at 8, 16, 24, 32, 36, ...; the span is 4.
     """
     offset, span = 0, 0
     for node, count in runs:
@@ -72,11 +72,11 @@ def common_span(runs: Sequence[NodeRun], group: Callable[[Node], int]) -> int:
 def default_tiers(
     classes: Mapping[str, Device], runs: Sequence[NodeRun], *, rails: int | None = None
 ) -> tuple[Tier, ...]:
-    """Tiers of nodes with their devices' own fabrics and their network cards; the weakest figures where
-    mixed.
+    """Tiers of nodes with the fabrics of their devices and their network cards; mixed nodes get the weakest
+    figures.
 
-    `rails` separate networks per node carry the cards' bandwidth (default: one per card). There is always at
-    least one tier, and the last spans all devices.
+    The network cards of a node are divided among `rails` separate networks (default: one per card). There is
+    at least one tier, and the last spans all devices.
     """
     devices = sum(node.devices * count for node, count in runs)
     inner = common_span(
@@ -117,8 +117,8 @@ def _scale_up_tier(classes: Mapping[str, Device], runs: Sequence[NodeRun], span:
 
 
 def _part_shares(kinds: Sequence[Device], rate: float) -> tuple[tuple[int, float], ...]:
-    """What groups of so many devices reach of `rate` where a device has links to others and no switch; the
-    least where kinds are mixed."""
+    """`part_shares` of devices with direct links and no switch: pairs of group size and share of `rate`; the
+    least share where kinds are mixed."""
     sizes = sorted({size for device in kinds for size, _ in device.scale_up_links})
     return tuple((size, min(_reached_bytes_per_s(device, size) for device in kinds) / rate) for size in sizes)
 
@@ -130,7 +130,7 @@ def _reached_bytes_per_s(device: Device, size: int) -> float:
 
 
 def _host_tier(classes: Mapping[str, Device], runs: Sequence[NodeRun], span: int) -> Tier:
-    """The host links of a node, where its scale-up groups are smaller than the node."""
+    """The tier of the host links of a node, for nodes that are larger than their scale-up groups."""
     rate = min(node.host_link_bytes_per_s for node, _ in runs)
     latency = max(device.scale_up_latency_s for device in _devices_of(classes, runs))
     return Tier(name="host links", span=span, bytes_per_s=rate, flow_bytes_per_s=rate, latency_s=latency)
@@ -153,8 +153,8 @@ def _network_tier(
 
 @dataclass(frozen=True, slots=True)
 class NetworkFigures:
-    """Bytes per second and direction that a device reaches through its node's cards: all sending, and
-    alone."""
+    """Bandwidth of a device through its node's network cards in bytes per second and direction: while all
+    devices send, and for one that sends alone."""
 
     bytes_per_s: float
     flow_bytes_per_s: float
@@ -163,21 +163,24 @@ class NetworkFigures:
 def network_figures(
     nodes: Sequence[Node], *, oversubscription: float = 1.0, rails: int | None = None
 ) -> NetworkFigures:
-    """The weakest of `nodes`: all cards shared by all devices; alone, a device has the cards of one rail.
+    """The figures of the weakest of `nodes`. All devices share all cards; a device that sends alone has the
+    cards of one rail.
 
-    4 cards of 25 GB/s for 8 devices: 12.5 GB/s each when all send; 25 GB/s alone, with one rail per card.
+    Example: 4 cards of 25 GB/s for 8 devices give 12.5 GB/s per device while all send, and 25 GB/s alone with
+    one rail per card.
     """
     share = min(node.nics * node.nic_bytes_per_s / node.devices for node in nodes)
     alone = min(node.nics * node.nic_bytes_per_s / (rails or node.nics) for node in nodes)
     return NetworkFigures(share / oversubscription, max(share / oversubscription, alone))
 
 
+# Tiers of given links
 def tiers_of_links(cluster: Cluster) -> tuple[Tier, ...]:
-    """A tier for the node and one for the whole cluster (`cluster` has links and no tiers yet).
+    """A tier for the node and one for the whole cluster, from the cluster's links.
 
-    A ring over the devices of each group, by the routes of the graph: `bytes_per_s` is the least share of a
-    link that carries several of its hops, `flow_bytes_per_s` the least capacity on one hop, `latency_s` the
-    longest hop.
+    They have the figures of a ring over the devices of each group, along the routes of the link graph.
+    `bytes_per_s` is the least capacity of a link divided by the hops that share it. `flow_bytes_per_s` is the
+    least capacity on a hop, and `latency_s` the longest latency of a hop.
     """
     inner = common_span(node_runs(cluster.nodes), _devices)
     spans = [span for span in (inner, cluster.devices) if span > 1] or [1]
@@ -209,7 +212,7 @@ class _Rings:
 
 
 def _rings(cluster: Cluster, span: int) -> _Rings:
-    """What the hops of one ring per group of `span` devices reach, all rings sending at once."""
+    """Bandwidth and latency of the hops of one ring per group of `span` devices, with all rings active."""
     by_name = {link.name: link for link in cluster.links}
     load: Counter[str] = Counter()
     paths: list[Sequence[Link]] = []
@@ -229,18 +232,18 @@ def _rings(cluster: Cluster, span: int) -> _Rings:
     )
 
 
+# Members of rank groups
 Integers = npt.NDArray[np.int64]
 
 
 def group_members(tiers: Sequence[Tier], stride: npt.ArrayLike, size: npt.ArrayLike) -> tuple[Integers, ...]:
-    """Members of one mesh-axis group that share a group of each tier, innermost first; columns in, columns
-    out.
+    """Members of a mesh-axis group that share a group of each tier, innermost first; arrays of any one shape.
 
-    A group has `size` ranks, `stride` apart, and starts at a multiple of `stride * size` plus less than
-    `stride`. With `stride * k` dividing the span, k consecutive members share it: k = gcd(size, span /
-    stride), which is 1 where the stride does not divide the span. The counts never decrease; the last tier
-    holds all `size` members. In nodes of 8, tp 8 at stride 1 has 8 members inside a node, dp 8 at stride 8
-    has one.
+    A group has `size` ranks with distance `stride`, and starts at a multiple of `stride * size` plus less
+    than `stride`. Where `stride * k` divides the span, k consecutive members share a tier's group. So
+    k = gcd(size, span / stride), and 1 where the stride does not divide the span. The counts never decrease,
+    and the last tier has all `size` members. In nodes of 8, tp 8 at stride 1 has 8 members inside a node, dp
+    8 at stride 8 has one.
     """
     strides, sizes = np.asarray(stride, dtype=np.int64), np.asarray(size, dtype=np.int64)
     members: list[Integers] = []
@@ -257,8 +260,7 @@ def group_members(tiers: Sequence[Tier], stride: npt.ArrayLike, size: npt.ArrayL
 
 
 def group_members_of(tiers: Sequence[Tier], ranks: Sequence[int]) -> tuple[int, ...]:
-    """The largest number of `ranks` in any one group of each tier, innermost first: for groups of any
-    shape."""
+    """The largest number of `ranks` in one group of each tier, innermost first; for arbitrary groups."""
     last = len(tiers) - 1
     return tuple(
         len(ranks) if index == last else max(Counter(rank // tier.span for rank in ranks).values())

@@ -1,4 +1,4 @@
-"""What is trained: transformers and mixtures of experts, as typed operators."""
+"""Models to train: transformers and mixtures of experts, as typed operators."""
 
 from shardwise.model.counts import (
     active_matmul_parameters,

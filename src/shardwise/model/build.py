@@ -1,4 +1,4 @@
-"""A whole model as operators, from the sizes of its decoder."""
+"""Builds the operators of a whole model from the sizes of its decoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwise.operators import Extent, Lookup, Loss, Matmul, Operator, Pointwis
 
 
 def model_from_decoder(decoder: Decoder, *, name: str, config: Mapping[str, object]) -> Model:
-    """The model; layers of equal sizes become one kind, numbered by first appearance."""
+    """The model of a decoder. Equal layers are one kind; kinds are numbered by first appearance."""
     index: dict[LayerShape, int] = {}
     pattern = tuple(index.setdefault(shape, len(index)) for shape in decoder.layers)
     modules = [_mtp_module(decoder, i) for i in range(decoder.mtp_modules)]
@@ -69,7 +69,7 @@ def _embedding(decoder: Decoder) -> tuple[Operator, ...]:
 
 
 def _head(decoder: Decoder) -> tuple[Operator, ...]:
-    """Final norm, output projection (whose weight is the embedding's where tied), loss."""
+    """Final norm, output projection (with the embedding's weight where it is tied), and loss."""
     hidden, width = decoder.hidden, Extent(decoder.embedding_width)
     operators: list[Operator] = []
     saved = (saved_residual("head.input", hidden),)
@@ -116,12 +116,12 @@ def _output(
 
 
 def _mtp_module(decoder: Decoder, module: int) -> tuple[tuple[Operator, ...], Layer]:
-    """Multi-token prediction (DeepSeek-V3 report, arXiv 2412.19437, section 2.2): its operators and its
-    layer.
+    """The operators and the decoder layer of a multi-token-prediction module (DeepSeek-V3 report, arXiv
+    2412.19437, section 2.2).
 
-    The norms of the hidden state and of the next token's embedding, joined by a projection, then one decoder
-    layer like the model's last, a norm, and the output projection and loss. Embedding and output projection
-    are the model's own.
+    It normalises the hidden state and the next token's embedding and joins them by a projection. One decoder
+    layer like the model's last, a norm, the output projection and the loss follow. It shares the embedding
+    and the output projection with the model.
     """
     at = f"{MTP_PREFIX}{module}"
     hidden, norm = decoder.hidden, decoder.layers[-1].norm
@@ -129,7 +129,7 @@ def _mtp_module(decoder: Decoder, module: int) -> tuple[tuple[Operator, ...], La
     layer = layer_from_shape(decoder.layers[-1], prefix=f"{at}.")
     token = (saved_residual(f"{at}.embedding.output", hidden),)
     operators = (
-        norm_operator(f"{at}.hidden_norm", norm, hidden, ()),  # its input is kept where it comes from
+        norm_operator(f"{at}.hidden_norm", norm, hidden, ()),  # the operator that makes its input saves it
         Lookup(name=f"{at}.embedding", width=whole),
         norm_operator(f"{at}.embedding_norm", norm, hidden, token),
         Matmul(

@@ -1,7 +1,7 @@
-"""How many parameters a model has, and how many floating-point operations a token costs.
+"""Counts the parameters of a model and the floating-point operations per token.
 
-`parameters` and `active_parameters` count what Transformers builds: multi-token-prediction modules are
-apart, in `mtp_parameters`. Tied weights count once.
+`parameters` and `active_parameters` count the model that Transformers builds. Multi-token-prediction modules
+are counted separately, by `mtp_parameters`. Tied weights count once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardwise.operators import Attention, Lookup, Matmul, Operator
 
 
 def parameters(model: Model) -> int:
-    """Trained elements, all experts included, without multi-token-prediction modules."""
+    """Trained elements with all experts, without multi-token-prediction modules."""
     per_kind = [_elements(kind.operators) for kind in model.kinds]
     stack = sum(per_kind[kind] for kind in model.pattern)
     return _elements(model.embedding) + stack + _elements(_main_head(model))
@@ -25,16 +25,17 @@ def mtp_parameters(model: Model) -> int:
 
 
 def active_parameters(model: Model) -> int:
-    """Elements that one token meets: `top_k` of the experts; embeddings, but no prediction modules."""
+    """Elements that one token uses: `top_k` of the experts, with embeddings, without multi-token-prediction
+    modules."""
     return _active(model.embedding, None) + _active_layers(model) + _active(_main_head(model), None)
 
 
 def active_matmul_parameters(model: Model) -> int:
-    """Elements whose forward work is 2 flop per token: the N of the 6 N flop of a training step.
+    """Elements with 2 flop of forward work per token: the N of the 6 N flop of a training step.
 
-    Active parameters without the token and position tables, which are read and not multiplied; with the
-    output projection even where it is tied; with multi-token-prediction modules and their output
-    projections, which are trained with the rest. Norms and biases are in it, as in the usual 6 N.
+    These are the active parameters without the token and position tables, which are looked up. They include
+    the output projection, even where it is tied, and multi-token-prediction modules with their output
+    projections. Norms and biases count, as is usual for 6 N.
     """
     tables = tuple(operator for operator in model.embedding if not isinstance(operator, Lookup))
     head = _active(_main_head(model), None) + _active(_mtp_head(model), model.head_experts)
@@ -47,20 +48,20 @@ def active_matmul_parameters(model: Model) -> int:
 
 
 def keys_per_query(seq_len: int, window: int | None, *, causal_half: bool) -> float:
-    """Keys that a query meets on average, of a sequence of `seq_len`.
+    """Average number of keys that a query attends to in a sequence of `seq_len`.
 
-    With `causal_half` a query at position x meets the keys up to x, in the convention that counts half of
-    the full square: seq_len / 2. With a window w < seq_len: w - w^2 / (2 seq_len). Without `causal_half`:
-    the full width.
+    With `causal_half` a query at position x attends to the keys up to x, and the convention counts half of
+    the full square: seq_len / 2. With a window w < seq_len it is w - w^2 / (2 seq_len). Without `causal_half`
+    it is the full width.
     """
     width = seq_len if window is None else min(window, seq_len)
     return width - width * width / (2 * seq_len) if causal_half else float(width)
 
 
 def attention_flop_per_token(model: Model, seq_len: int, *, causal_half: bool) -> float:
-    """Forward flop of scores and values per token over all layers and prediction modules, windows respected.
+    """Forward flop of attention scores and values per token, over all layers and prediction modules.
 
-    2 * heads * (qk_dim + v_dim) flop for each key that the query meets.
+    A query takes 2 * heads * (qk_dim + v_dim) flop per key that it attends to; windows limit the keys.
     """
     per_kind = [_attention_flop(kind.operators, seq_len, causal_half) for kind in model.kinds]
     stack = sum(per_kind[kind] for kind in model.pattern)
@@ -68,10 +69,10 @@ def attention_flop_per_token(model: Model, seq_len: int, *, causal_half: bool) -
 
 
 def model_flop_per_token(model: Model, seq_len: int, *, causal_half: bool = True) -> float:
-    """Flop per token of forward and backward, without recompute: the numerator of MFU.
+    """Flop per token of forward and backward pass without recomputation: the numerator of MFU.
 
-    6 per active matmul parameter and 3 times the forward attention, causal counted half (`causal_half`
-    False: full).
+    It is 6 per active matmul parameter plus 3 times the forward attention; causal attention counts half,
+    or in full where `causal_half` is False.
     """
     attention = attention_flop_per_token(model, seq_len, causal_half=causal_half)
     return 6 * active_matmul_parameters(model) + 3 * attention

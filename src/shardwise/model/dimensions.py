@@ -1,4 +1,4 @@
-"""Models given by plain dimensions, in the words of Megatron-LM."""
+"""Reads models given by plain dimensions, in the terms of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ POSITIONS = ("learned", "rope", "none")
 
 
 def decoder_from_dimensions(fields: Fields) -> Decoder:
-    """Sizes from `layers, hidden, ffn, heads, vocab, seq_len` and what departs from Megatron-LM's defaults.
+    """The decoder of `layers, hidden, ffn, heads, vocab, seq_len` and optional keys with Megatron-LM's
+    defaults.
 
-    The defaults are a GPT's: `kv_heads` as `heads`, `head_dim` hidden / heads, `gated` no, `bias` yes,
-    `qkv_bias` as `bias`, `norm` layernorm, `positions` learned (`seq_len` of them), `tied` yes, `dropout`
-    0.1, no `window`. Mixture of experts: `experts`, `top_k`, `expert_ffn` (as `ffn`), `shared_ffn` (0),
-    `dense_layers` (the leading ones, 0), `expert_capacity_factor` (dropless without it). Raises ConfigError
-    for missing, unknown and wrong keys.
+    The defaults are those of a GPT: `kv_heads` equals `heads`, `head_dim` is hidden / heads, `gated` no,
+    `bias` yes, `qkv_bias` equals `bias`, `norm` layernorm, `positions` learned (`seq_len` of them), `tied`
+    yes, `dropout` 0.1, no `window`. Keys of mixtures of experts, with defaults: `experts`, `top_k`,
+    `expert_ffn` (`ffn`), `shared_ffn` (0), `dense_layers` (number of leading dense layers, 0) and
+    `expert_capacity_factor` (dropless). Raises ConfigError for missing, unknown and wrong keys.
     """
     hidden = fields.integer("hidden", low=1, high=MAX_COUNT)
     layers = fields.integer("layers", low=1, high=MAX_LAYERS)
@@ -92,7 +93,7 @@ def _attention(fields: Fields, hidden: int, *, bias: bool, rotary: bool) -> Grou
 
 
 def _mlps(fields: Fields, dense: Mlp, layers: int) -> list[Mlp | RoutedMlp]:
-    """The MLP of each layer: dense ones first, then the experts where there are any."""
+    """The MLP of each layer: first the leading dense layers, then layers with experts, if any."""
     if not fields.has("experts"):
         return [dense] * layers
     experts = fields.integer("experts", low=1, high=MAX_COUNT)

@@ -1,14 +1,8 @@
-"""The families of Hugging Face configs, by `model_type`.
+"""Reads the sizes of a decoder from a Hugging Face config, with one function per `model_type` (FAMILIES).
 
-From a Hugging Face config to the sizes of its decoder: LayerNorm families with a plain MLP.
-
-Keys, defaults and shapes are those of the configuration and modelling files of Transformers 5, `model_type`
-by `model_type`; the parameter counts are held against what it builds. A key without a default here must be
-in the file.
-
-From a Hugging Face config to the sizes of its decoder: dense RMSNorm families with a gated MLP.
-
-From a Hugging Face config to the sizes of its decoder: mixture-of-experts families.
+Keys, defaults and shapes are those of the configuration and modelling files of Transformers 5. Tests compare
+the parameter counts with the models that it builds. A key without a default here is required. First come
+LayerNorm families with a plain MLP, then dense RMSNorm families with a gated MLP, then mixtures of experts.
 """
 
 from __future__ import annotations
@@ -47,6 +41,7 @@ from shardwise.model.shape import (
 )
 
 
+# LayerNorm families with a plain MLP
 def gpt2(fields: ConfigFields) -> Decoder:
     """GPT-2 and GPT-3: LayerNorm, biases, learned positions, tied embeddings."""
     fields.require("add_cross_attention", False, "is not supported")
@@ -82,7 +77,7 @@ def gpt2(fields: ConfigFields) -> Decoder:
 
 
 def gpt_neox(fields: ConfigFields) -> Decoder:
-    """GPT-NeoX and Pythia: attention and MLP in parallel, a norm each; rotary."""
+    """GPT-NeoX and Pythia: attention and MLP in parallel with a norm each, rotary positions."""
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
     bias = fields.boolean("attention_bias", default=True)
@@ -115,7 +110,7 @@ def gpt_neox(fields: ConfigFields) -> Decoder:
 
 
 def opt(fields: ConfigFields) -> Decoder:
-    """OPT: GPT-like; the 350m has norms after the residuals and embeddings of half the width."""
+    """OPT: like GPT-2; the 350m has post-norm layers and embeddings of half the width."""
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
     bias = fields.boolean("enable_bias", default=True)
@@ -151,7 +146,7 @@ def opt(fields: ConfigFields) -> Decoder:
 
 
 def bloom(fields: ConfigFields) -> Decoder:
-    """BLOOM: ALiBi, so no weights for positions; a norm after the embedding."""
+    """BLOOM: ALiBi (no position embeddings), and a norm after the embedding."""
     hidden = fields.count("hidden_size", "n_embed")
     heads = fields.count("n_head", "num_attention_heads")
     layer = LayerShape(
@@ -182,7 +177,7 @@ def bloom(fields: ConfigFields) -> Decoder:
 
 
 def falcon(fields: ConfigFields) -> Decoder:
-    """Falcon: multi-query or grouped-query attention, in parallel with the MLP behind one norm or two."""
+    """Falcon: multi-query or grouped-query attention in parallel with the MLP, with one norm or two."""
     hidden = fields.count("hidden_size", "n_embed")
     heads = fields.count("num_attention_heads", "n_head")
     bias = fields.boolean("bias", default=False)
@@ -228,6 +223,7 @@ def _falcon_norm_placement(fields: ConfigFields, is_new: bool) -> NormPlacement:
     return "pre"
 
 
+# RMSNorm families with a gated MLP
 def llama(fields: ConfigFields) -> Decoder:
     """Llama 1 to 3: RMSNorm, rotary, gated MLP, grouped-query attention."""
     bias = fields.boolean("attention_bias", default=False)
@@ -240,7 +236,7 @@ def llama(fields: ConfigFields) -> Decoder:
 
 
 def mistral(fields: ConfigFields) -> Decoder:
-    """Mistral: like Llama, with a sliding window on every layer where the file has one."""
+    """Mistral: like Llama, with a sliding window on every layer where the config has one."""
     window = fields.nullable_count("sliding_window", absent=4096)
     return gated_decoder(
         fields, "mistral", attention=grouped_query(fields, window=window), mlp=gated_mlp(fields)
@@ -248,7 +244,7 @@ def mistral(fields: ConfigFields) -> Decoder:
 
 
 def phi3(fields: ConfigFields) -> Decoder:
-    """Phi-3: like Llama with fused projections, which are counted apart, and a sliding window."""
+    """Phi-3: like Llama, with a sliding window; its fused projections are counted as separate ones."""
     window = fields.nullable_count("sliding_window", absent=None)
     return gated_decoder(
         fields,
@@ -290,16 +286,15 @@ def qwen3(fields: ConfigFields) -> Decoder:
 
 
 def gemma2(fields: ConfigFields) -> Decoder:
-    """Gemma 2: norms before and after, alternating sliding windows, capped logits, tied embeddings."""
+    """Gemma 2: sandwich norms, alternating sliding windows, soft-capped logits, tied embeddings."""
     return _gemma(fields, "gemma2", period=2, qk_norm=False)
 
 
 def gemma3(fields: ConfigFields) -> Decoder:
-    """Gemma 3: five sliding layers to a full one, norms on queries and keys; the text decoder of either
-    config.
+    """Gemma 3: five layers with a sliding window per full layer, and norms on queries and keys.
 
-    The vision tower of a multimodal config is not part of the language model and is not counted. Public
-    files leave out sizes that have their default, so these have one here too.
+    It reads text configs and the text decoder of multimodal ones, without the vision tower. Public configs
+    omit sizes with default values, so these have defaults here too.
     """
     if fields.has("text_config"):
         return _multimodal_gemma3(fields)
@@ -348,16 +343,17 @@ def _gemma(fields: ConfigFields, family: str, *, period: int, qk_norm: bool) -> 
 
 
 def _has_cap(fields: ConfigFields, name: str, absent: float) -> bool:
-    """Whether there is a cap: null stands for none."""
+    """Whether the config has a soft cap; null means none."""
     is_null = name in fields.names and not fields.has(name)
     return not is_null and fields.is_positive(name, default=absent, high=1e6)
 
 
+# Mixtures of experts
 MAX_EXPERTS = 100_000
 
 
 def mixtral(fields: ConfigFields) -> Decoder:
-    """Mixtral: Mistral's attention, eight gated experts of which a token takes two."""
+    """Mixtral: Mistral's attention, with routed gated experts in every layer."""
     routed = _routed(fields, ffn=fields.count("intermediate_size"))
     return gated_decoder(
         fields,
@@ -368,14 +364,15 @@ def mixtral(fields: ConfigFields) -> Decoder:
 
 
 def qwen3_moe(fields: ConfigFields) -> Decoder:
-    """Qwen3-MoE: Qwen3's attention; experts on every `decoder_sparse_step`-th layer but `mlp_only_layers`."""
+    """Qwen3-MoE: Qwen3's attention; experts on every `decoder_sparse_step`-th layer except
+    `mlp_only_layers`."""
     layers = layer_count(fields)
     bias = fields.boolean("attention_bias", default=False)
     step = fields.count("decoder_sparse_step", default=1)
     dense_only = _layer_indices(fields, "mlp_only_layers", layers)
     routed = _routed(fields, ffn=fields.count("moe_intermediate_size"))
     dense = gated_mlp(fields)
-    # Transformers builds no per-layer pattern from this key; every layer has the window or none.
+    # Transformers builds no per-layer pattern from this key: all layers have the window, or none has it.
     fields.integer("max_window_layers", low=0, high=MAX_LAYERS, default=0)
     return gated_decoder(
         fields,
@@ -391,7 +388,7 @@ def qwen3_moe(fields: ConfigFields) -> Decoder:
 
 
 def gpt_oss(fields: ConfigFields) -> Decoder:
-    """gpt-oss: biases everywhere, attention sinks, a sliding window on every other layer."""
+    """gpt-oss: biases on all matmuls, attention sinks, a sliding window on every other layer."""
     bias = fields.boolean("attention_bias", default=True)
     layers = layer_count(fields)
     ffn = fields.count("intermediate_size")
@@ -418,9 +415,9 @@ def deepseek_v2(fields: ConfigFields) -> Decoder:
 
 
 def deepseek_v3(fields: ConfigFields) -> Decoder:
-    """DeepSeek-V3: V2 with multi-token-prediction modules where the file names them.
+    """DeepSeek-V3: like V2, with multi-token-prediction modules where the config has their number.
 
-    Transformers does not build these modules, so a file that is silent about them has none.
+    Transformers does not build these modules, so the default is none.
     """
     fields.require("mlp_bias", False, "is not supported")
     key = fields.spelling("num_nextn_predict_layers", "num_mtp_layers")
@@ -432,7 +429,7 @@ def _deepseek(fields: ConfigFields, family: str, *, mlp_bias: bool = False, mtp_
     layers = layer_count(fields)
     leading = fields.integer("first_k_dense_replace", low=0, high=MAX_LAYERS)
     if mtp_modules and leading >= layers:
-        raise fields.error("first_k_dense_replace", "leaves no layer of experts", found=str(leading))
+        raise fields.error("first_k_dense_replace", "leaves no layer with experts", found=str(leading))
     ffn = fields.count("moe_intermediate_size")
     shared = fields.integer("n_shared_experts", low=0, high=MAX_EXPERTS, default=0)
     routed = _routed(
@@ -483,13 +480,14 @@ def _routed(
     groups: int = 1,
     groups_per_token: int = 1,
 ) -> RoutedMlp:
-    """Gated experts; ConfigError where a token takes more than there are, or groups do not divide them."""
+    """Gated experts. ConfigError where a token has more experts than there are, or groups do not divide
+    them."""
     count = fields.count(*experts, high=MAX_EXPERTS)
     per_token = fields.count(*top_k, high=MAX_EXPERTS)
     if per_token > count:
         raise fields.error(
             fields.spelling(*top_k),
-            "is more than there are experts",
+            "is more than the number of experts",
             found=str(per_token),
             allowed=f"1 to {count}",
         )
@@ -522,6 +520,7 @@ def _layer_indices(fields: ConfigFields, key: str, layers: int) -> frozenset[int
     return frozenset(found)
 
 
+# All families
 FAMILIES: Final[Mapping[str, Callable[[ConfigFields], Decoder]]] = MappingProxyType(
     {
         "bloom": bloom,
@@ -547,7 +546,7 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], Decoder]]] = MappingProxyT
 
 
 def decoder_from_config(fields: ConfigFields) -> Decoder:
-    """Sizes from a config with a `model_type`; ConfigError for an unknown one and for wrong keys."""
+    """The decoder of a config with a `model_type`. ConfigError for an unknown one and for wrong keys."""
     family = fields.any("model_type", allowed=", ".join(FAMILIES))
     if not isinstance(family, str) or family not in FAMILIES:
         guess = nearest(family, FAMILIES) if isinstance(family, str) else None

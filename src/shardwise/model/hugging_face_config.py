@@ -1,6 +1,7 @@
-"""Reading a Hugging Face config: spellings, sizes, and the refusal of sizes that nobody understood.
+"""Reads Hugging Face configs: key spellings, and sizes that several families share.
 
-Sizes that the families of Hugging Face configs share, read from their keys.
+`ConfigFields` records the keys that were read. `refuse_unread_sizes` rejects a config with a key that may
+change sizes and was not read. `grouped_query`, `gated_mlp` and `gated_decoder` read common shapes.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from shardwise.model.shape import (
     RoutedMlp,
 )
 
+# Keys
 MAX_COUNT: Final = 10_000_000
 MAX_LAYERS: Final = 10_000
 
-# A key with one of these words in it may change sizes, and is refused where its family does not read it.
+# A key with one of these words may change sizes; it is an error where its family does not read it.
 SIZE_WORD: Final = re.compile(
     r"(?:^|_)(?:num|n|d|sizes?|dims?|rank|channels|width|depth|heads?|layers?|experts?|moe|lora|bias|vocab"
     r"|window|kv|qk|norm|layernorms?|shared|mtp|nextn|mamba|ssm|conv|state|gated?|inner|embed|embd|hidden|ffn"
     r"|feed|intermediate|tie|tied|config|altup|laurel|types|adapter)(?:_|$)"
 )
 
-# Keys with such a word that are known to leave every size alone.
+# Keys with such a word that do not change sizes.
 # fmt: off
 HARMLESS: Final = frozenset({
     "_name_or_path", "apply_residual_connection_post_layernorm", "bias_dropout_fusion",
@@ -51,9 +53,9 @@ class ConfigFields(Fields):
     """Fields of a config. Null counts as absent, except in `nullable_count`."""
 
     def spelling(self, *names: str) -> str:
-        """The one of several spellings that is given, else the first; all count as read.
+        """The spelling that the config has, else the first; all spellings count as read.
 
-        Raises ConfigError where two are given and differ.
+        Raises ConfigError where the config has two spellings with different values.
         """
         given = [name for name in names if self.has(name)]
         for other in given[1:]:
@@ -74,17 +76,17 @@ class ConfigFields(Fields):
         return self.integer(name, low=1, high=high, default=REQUIRED if default is None else default)
 
     def nullable_count(self, name: str, *, absent: int | None, high: int = MAX_COUNT) -> int | None:
-        """A count, None where the key is null, `absent` where it is not there."""
+        """A count; None where the key is null, and `absent` where the key is absent."""
         if not self.has(name):
             return None if name in self.names else absent
         return self.count(name, high=high)
 
     def is_positive(self, name: str, *, default: float = 0.0, high: float = 1.0) -> bool:
-        """Whether a rate such as a dropout, or a cap, is above zero."""
+        """Whether a number, such as a dropout rate or a soft cap, is above 0."""
         return self.number(name, low=0.0, high=high, default=default) > 0
 
     def require(self, name: str, value: bool | int, why: str) -> None:
-        """The key, where it is given, has this one value."""
+        """Raises ConfigError where the key is given with a value other than `value`."""
         found = self.any(name, default=value)
         if found != value:
             raise self.error(name, why, found=short_repr(found), allowed=short_repr(value))
@@ -95,7 +97,8 @@ class ConfigFields(Fields):
         return ConfigError(message, file=self.file, key=key, found=short_repr(found), allowed=allowed)
 
     def refuse_unread_sizes(self, family: str) -> None:
-        """Refuse by name what may change sizes and was not read; null, false, 0 and empty change nothing."""
+        """Raises ConfigError for a key that may change sizes and was not read, unless it is null, false, 0 or
+        empty."""
         for name in self.unread:
             if name in HARMLESS or not self._mapping[name]:
                 continue
@@ -104,7 +107,7 @@ class ConfigFields(Fields):
                 hint = f" (did you mean {guess}?)" if guess else ""
                 raise self.error(
                     name,
-                    f"may change sizes and is not understood for {family}{hint}",
+                    f"may change sizes and is not supported for {family}{hint}",
                     found=short_repr(self._mapping[name]),
                     allowed="the sizes that this family has in Transformers",
                 )
@@ -115,12 +118,13 @@ class ConfigFields(Fields):
         return self.error(names[0], f"is missing{hint}", allowed="an integer under " + " or ".join(names))
 
 
+# Sizes that families share
 MAX_SEQ_LEN = 10**9
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def vocab(fields: ConfigFields, *, default: int | None = None) -> int:
-    """Rows of the embedding as they are stored: padding included if the file includes it."""
+    """Rows of the embedding, with padding where the config includes it."""
     return fields.count("vocab_size", default=default)
 
 
@@ -133,7 +137,7 @@ def max_seq_len(fields: ConfigFields) -> int | None:
 
 
 def head_dim(fields: ConfigFields, hidden: int, heads: int, key: str) -> int:
-    """Elements of a head where the heads share the hidden size; ConfigError where they cannot."""
+    """Elements of a head: hidden size / heads. ConfigError where the heads do not divide it."""
     if hidden % heads:
         raise fields.error(
             fields.spelling(key, "num_attention_heads"),
@@ -145,7 +149,7 @@ def head_dim(fields: ConfigFields, hidden: int, heads: int, key: str) -> int:
 
 
 def grouped(fields: ConfigFields, heads: int, kv_heads: int, key: str) -> int:
-    """`kv_heads`, each serving the same number of heads; ConfigError where they cannot."""
+    """`kv_heads`. ConfigError where they do not divide the number of heads."""
     if heads % kv_heads:
         raise fields.error(
             key, "does not divide the number of heads", found=str(kv_heads), allowed=f"a divisor of {heads}"
@@ -165,10 +169,10 @@ def grouped_query(
     sinks: bool = False,
     softcap: bool = False,
 ) -> GroupedQueryAttentionShape:
-    """Attention from `num_attention_heads`, `num_key_value_heads` (as many where null) and `head_dim`.
+    """Attention from `num_attention_heads`, `num_key_value_heads` and `head_dim`.
 
-    `default_heads` holds the numbers of heads and of key-value heads that a file may leave out; 0 key-value
-    heads stand for as many as heads.
+    Null `num_key_value_heads` mean as many as heads. `default_heads` has the defaults of heads and key-value
+    heads; None means required, and 0 key-value heads mean as many as heads.
     """
     heads = fields.count("num_attention_heads", default=default_heads[0])
     dim = fields.nullable_count("head_dim", absent=default_head_dim)
@@ -200,19 +204,19 @@ def qwen_window(fields: ConfigFields) -> int | None:
 
 
 def qwen_sliding(fields: ConfigFields) -> tuple[bool, ...]:
-    """Which layers have the window: from `max_window_layers` on, unless `layer_types` says otherwise."""
+    """Whether each layer has the sliding window: by `layer_types`, else from layer `max_window_layers` on."""
     first = fields.integer("max_window_layers", low=0, high=MAX_LAYERS, default=28)
     return sliding_layers(fields, [layer >= first for layer in range(layer_count(fields))])
 
 
 def sliding_layers(fields: ConfigFields, otherwise: Sequence[bool]) -> tuple[bool, ...]:
-    """Which layers have a sliding window by `layer_types`, or `otherwise` where the file has none."""
+    """Whether each layer has a sliding window: by `layer_types`, else `otherwise`."""
     if not fields.has("layer_types"):
         return tuple(otherwise)
     types = fields.sequence("layer_types")
     if len(types) != len(otherwise):
         raise fields.error(
-            "layer_types", "is not one per layer", found=f"{len(types)}", allowed=f"{len(otherwise)}"
+            "layer_types", "needs one type per layer", found=f"{len(types)}", allowed=f"{len(otherwise)}"
         )
     for index, kind in enumerate(types):
         if kind not in LAYER_TYPES:
@@ -236,7 +240,8 @@ def gated_decoder(
     logit_softcap: bool = False,
     mtp_modules: int = 0,
 ) -> Decoder:
-    """A decoder of RMSNorm layers: one MLP for all layers or one per layer, windows on the `sliding` ones."""
+    """A decoder of RMSNorm layers with one MLP for all layers or one per layer; `sliding` layers have the
+    window."""
     hidden = fields.count("hidden_size")
     layers = layer_count(fields)
     mlps = (mlp,) * layers if isinstance(mlp, Mlp) else mlp

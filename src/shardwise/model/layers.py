@@ -1,14 +1,10 @@
-"""The operators of an attention block, from its sizes.
+"""Builds the operators of a decoder layer from its sizes: attention, MLP or experts, norms, residuals.
 
-Saved tensors are what a fused implementation keeps for the backward pass: the inputs of the matmuls' weight
-gradients, queries, keys and values as attention reads them, its output and the log-sum-exp of every row of
-scores (Dao 2023, arXiv 2307.08691); never the scores.
-
-The operators of an MLP, plain or gated, dense or routed, from its sizes.
-
-One decoder layer as operators: attention and MLP blocks, the norms around them, dropout and residuals.
-
-The statistics that norms keep (4 or 8 bytes per token) and the seeds of fused attention dropout are left out.
+Saved activations are those of a fused implementation: the inputs of the matmuls (for weight gradients),
+queries, keys and values as attention reads them, its output, and the log-sum-exp of every row of scores
+(Dao 2023, arXiv 2307.08691). Scores are never saved. Statistics of norms (4 or 8 bytes per token) and seeds
+of fused attention dropout are neglected. `layer_from_shape` builds a layer from `attention_operators` and
+`mlp_operators`.
 """
 
 from __future__ import annotations
@@ -37,13 +33,16 @@ from shardwise.operators import (
 )
 
 
+# Attention
 def attention_operators(
     shape: GroupedQueryAttentionShape | LatentAttentionShape,
     hidden: int,
     input_saved: tuple[Saved, ...],
     prefix: str,
 ) -> tuple[Operator, ...]:
-    """From the block's input (kept as `input_saved`) to the output projection, `hidden` wide on both ends."""
+    """The operators of attention, from the block's input (saved as `input_saved`) to the output projection.
+
+    Input and output have width `hidden`."""
     if isinstance(shape, LatentAttentionShape):
         return _latent(shape, hidden, input_saved, prefix)
     return _grouped_query(shape, hidden, input_saved, prefix)
@@ -52,7 +51,7 @@ def attention_operators(
 def linear_weights(
     name: str, k: Extent, n: Extent, *, bias: bool = False, experts: int = 0
 ) -> tuple[Weight, ...]:
-    """A [k, n] matrix, and its bias of n: whole where the matmul is split over k, split as n is otherwise."""
+    """A matrix [k, n], and its bias [n], which is sharded like n (replicated where the matmul shards k)."""
     matrix = Weight(name=f"{name}.weight", shape=(k, n), experts=experts)
     return (matrix, Weight(name=f"{name}.bias", shape=(n,), experts=experts)) if bias else (matrix,)
 
@@ -111,7 +110,8 @@ def _grouped_query(
 def _latent(
     shape: LatentAttentionShape, hidden: int, input_saved: tuple[Saved, ...], prefix: str
 ) -> tuple[Operator, ...]:
-    """Down projections and their norms are not split by tp, and work on the sharded sequence."""
+    """Multi-head latent attention. Tensor parallelism does not shard the down projections and their norms;
+    they work on the sharded sequence."""
     at = f"{prefix}attention"
     whole = Extent(hidden)
     q = Extent(shape.heads * shape.qk_dim, "heads")
@@ -127,7 +127,7 @@ def _latent(
         queries = _low_rank(f"{at}.q", whole, shape.q_rank, 0, q, shape.bias, input_saved)
     expanded = Extent(shape.heads * (shape.nope_dim + shape.v_dim), "heads")
     keys = _low_rank(f"{at}.kv", whole, shape.kv_rank, shape.rope_dim, expanded, shape.bias, ())
-    # Queries are rotated in place; keys are put together from the latent's part and the shared rotary part.
+    # Queries are rotated in place; keys are concatenated from the latent part and the shared rotary part.
     rotary = Extent(2 * shape.heads * shape.rope_dim + 2 * q.size, "heads")
     return (
         *queries,
@@ -159,7 +159,8 @@ def _low_rank(
     bias: bool,
     input_saved: tuple[Saved, ...],
 ) -> tuple[Operator, ...]:
-    """Down to `rank` (and `rope_elements` elements that skip the norm), norm, up to `n`."""
+    """Down projection to `rank` (and `rope_elements` elements that skip the norm), norm, up projection to
+    `n`."""
     down, latent = Extent(rank + rope_elements), Extent(rank)
     return (
         Matmul(
@@ -194,7 +195,7 @@ def _low_rank(
 
 
 def _qk_norm(at: str, head_dim: int, q: Extent, kv: Extent) -> Pointwise:
-    """RMSNorm of every head's query and key; its output is what attention keeps, so it is not recomputed."""
+    """RMSNorm of every head's query and key. Attention saves its output, so it is not recomputed."""
     return Pointwise(
         name=f"{at}.qk_norm",
         forward=(Extent(2 * q.size, "heads"), Extent(2 * kv.size, "kv_heads")),
@@ -225,10 +226,12 @@ def _out(at: str, k: Extent, whole: Extent, *, bias: bool) -> Matmul:
     )
 
 
+# MLPs and experts
 def mlp_operators(
     shape: Mlp | RoutedMlp, hidden: int, input_saved: tuple[Saved, ...], prefix: str
 ) -> tuple[Operator, ...]:
-    """From the block's input (kept as `input_saved`) to its output, `hidden` wide on both ends."""
+    """The operators of an MLP, from the block's input (saved as `input_saved`) to its output, both of width
+    `hidden`."""
     if isinstance(shape, RoutedMlp):
         return _routed(shape, hidden, input_saved, prefix)
     return _dense(shape, hidden, input_saved, f"{prefix}mlp")
@@ -258,10 +261,10 @@ def _dense(shape: Mlp, hidden: int, input_saved: tuple[Saved, ...], at: str) -> 
 def _routed(
     shape: RoutedMlp, hidden: int, input_saved: tuple[Saved, ...], prefix: str
 ) -> tuple[Operator, ...]:
-    """Router, dispatch, experts, combine, and the shared experts beside them.
+    """Router, token dispatch, experts, combine, and the shared experts.
 
     The router works on the sharded sequence. Its probabilities multiply the experts' activations before the
-    down projection, so that combining needs no saved expert outputs.
+    down projection, so the combine needs no saved expert outputs.
     """
     whole = Extent(hidden)
     shared = _dense(shape.shared, hidden, (), f"{prefix}shared") if shape.shared else ()
@@ -319,7 +322,7 @@ def _experts(shape: RoutedMlp, whole: Extent, prefix: str) -> tuple[Operator, ..
 
 
 def _up_extent(shape: Mlp, role: Role) -> Extent:
-    """Gate and up projection are one matmul."""
+    """Output extent of the gate and up projections, which are one matmul."""
     return Extent(shape.ffn * (2 if shape.gated else 1), role)
 
 
@@ -331,7 +334,8 @@ def _up_weights(at: str, shape: Mlp, whole: Extent, ffn: Extent, experts: int = 
 
 
 def _activation(at: str, shape: Mlp, rows: Rows, role: Role) -> Pointwise:
-    """Forward reads gate and up and writes their product; backward reads both and a gradient, writes two."""
+    """The activation. Forward reads gate and up and writes their product; backward reads both and a gradient
+    and writes two gradients."""
     inputs = 2 if shape.gated else 1
     return Pointwise(
         name=f"{at}.activation",
@@ -353,8 +357,9 @@ def _activated(at: str, shape: Mlp, rows: Rows, role: Role) -> Saved:
     )
 
 
+# Layers
 def layer_from_shape(shape: LayerShape, *, prefix: str = "") -> Layer:
-    """The layer whose operators have names that start with `prefix`."""
+    """The layer of a shape; the names of its operators start with `prefix`."""
     routed = shape.mlp if isinstance(shape.mlp, RoutedMlp) else None
     is_parallel = shape.norm_placement.startswith("parallel")
     operators = _parallel(shape, prefix) if is_parallel else _sequential(shape, prefix)
@@ -374,7 +379,8 @@ def layer_from_shape(shape: LayerShape, *, prefix: str = "") -> Layer:
 def norm_operator(
     name: str, norm: Norm, hidden: int, saved: tuple[Saved, ...], *, selective: bool = False
 ) -> Pointwise:
-    """A norm of the residual stream: forward moves two tensors, backward three (input and two gradients)."""
+    """A norm of the residual stream. The traffic is two tensors forward, three backward (the input and two
+    gradients)."""
     tensors = {"rms": ("weight",), "layer": ("weight", "bias"), "plain": ()}[norm]
     return Pointwise(
         name=name,
@@ -388,7 +394,7 @@ def norm_operator(
 
 
 def dropout_operator(name: str, hidden: int) -> Pointwise:
-    """Dropout of what is called `name`, which keeps its mask, one byte an element."""
+    """Dropout of the output of block `name`. It saves its mask, one byte per element."""
     mask = Saved(name=f"{name}.{DROPOUT}.mask", width=Extent(hidden), rows="sequence", dtype="mask")
     traffic = (Extent(2 * hidden),)
     return Pointwise(
@@ -397,7 +403,7 @@ def dropout_operator(name: str, hidden: int) -> Pointwise:
 
 
 def saved_residual(name: str, hidden: int, *, selective: bool = False, dtype: Dtype = "compute") -> Saved:
-    """A tensor of the residual stream's width on the (sharded) sequence."""
+    """A saved tensor with the width of the residual stream, on the (sharded) sequence."""
     return Saved(name=name, width=Extent(hidden), rows="sequence", selective=selective, dtype=dtype)
 
 
@@ -411,7 +417,7 @@ def _sequential(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
     hidden = shape.hidden
     attention_input = (saved_residual(f"{prefix}layer.input", hidden),)
     if shape.norm_placement == "post":
-        # Each norm stands after a residual; its output is the next block's input and the next residual.
+        # Each norm follows a residual addition; its output is the next block's input and the next residual.
         mlp_input = (saved_residual(f"{prefix}attention.norm.output", hidden, selective=True),)
         return (
             *attention_operators(shape.attention, hidden, attention_input, prefix),
@@ -432,7 +438,8 @@ def _sequential(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
 
 
 def _parallel(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
-    """Attention and MLP on the same input, with a norm each or one for both; one sum of three at the end."""
+    """Attention and MLP on the same input, with a norm each or a shared norm; one addition of three tensors
+    at the end."""
     hidden = shape.hidden
     own_norm = shape.norm_placement == "parallel"
     first = f"{prefix}attention.norm"
@@ -456,7 +463,7 @@ def _parallel(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
 
 
 def _residual(shape: LayerShape, at: str) -> tuple[Operator, ...]:
-    """How a block's output goes back to the residual stream: second norm, dropout, addition."""
+    """The operators that add a block's output to the residual stream: second norm, dropout, addition."""
     hidden = shape.hidden
     after: list[Operator] = []
     if shape.norm_placement == "sandwich":

@@ -1,6 +1,6 @@
-"""From what a user writes for a model to the model: a file, a folder, or a name of the catalogue.
+"""Loads a model (`load_model`) from a file, a folder, or a name of the catalogue.
 
-The catalogue: configs of published models, as facts with their source, one JSON file each.
+The catalogue has the configs of published models with their sources, one JSON file each.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from shardwise.model.hugging_face_config import ConfigFields
 from shardwise.model.model import Model
 from shardwise.model.shape import Decoder, GroupedQueryAttentionShape
 
+# Catalogue
 FOLDER: Final = Path(__file__).parent / "catalogue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
-    """A published model: `config` is what `model_from_config` takes, `source` where its sizes are stated."""
+    """A published model: its `config` for `model_from_config`, and the `source` of its sizes."""
 
     name: str
     source: str
@@ -34,7 +35,7 @@ class CatalogueEntry:
 
 
 def catalogue_names() -> tuple[str, ...]:
-    """All names, sorted."""
+    """Names of all entries, sorted."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
@@ -52,18 +53,19 @@ def catalogue() -> dict[str, CatalogueEntry]:
     return {name: catalogue_entry(name) for name in catalogue_names()}
 
 
+# Loading
 MAX_PARAMETERS = 10**15
 MAX_NAME = 200
 HUGGING_FACE_KEYS = ("model_type", "architectures", "hidden_size", "num_hidden_layers", "n_layer")
 
 
 def load_model(text: str) -> Model:
-    """The model that `text` stands for.
+    """The model that `text` names.
 
-    A bare word is a name of the catalogue, in any case; anything else, and a bare word that is a file, is
-    the path of a Hugging Face `config.json`, of a folder with one, or of a YAML file of plain dimensions. A
-    folder with the name of a catalogue entry needs a slash (`./llama-3.1-70b`). Raises ConfigError with the
-    file, the key, what was found and what is allowed.
+    A name of the catalogue (in any case) takes precedence. Other texts are the path of a Hugging Face
+    `config.json`, of a folder with one, or of a YAML file of plain dimensions. A folder with the name of a
+    catalogue entry needs a slash (`./llama-3.1-70b`). ConfigError names the file, the key, the value found
+    and the allowed values.
     """
     name = text.casefold()
     if name in catalogue_names():
@@ -79,7 +81,7 @@ def load_model(text: str) -> Model:
         )
     path = os.path.join(text, "config.json") if os.path.isdir(text) else text
     config = read_mapping(path)
-    # A `_name_or_path` says where a config was once; a `name` among dimensions is what its writer calls it.
+    # `_name_or_path` is a former location of a config; a `name` among dimensions is the user's name for it.
     is_named = bool(config.get("name")) and not any(key in config for key in HUGGING_FACE_KEYS)
     try:
         return model_from_config(config, name=None if is_named else _name_from_path(path))
@@ -88,10 +90,10 @@ def load_model(text: str) -> Model:
 
 
 def model_from_config(config: Mapping[str, object], *, name: str | None = None) -> Model:
-    """The model of a Hugging Face config (it has a `model_type`) or of plain dimensions (it has none).
+    """The model of a Hugging Face config (with a `model_type`) or of plain dimensions (without).
 
-    `name` defaults to the config's own (`_name_or_path`, or `name` among dimensions). The model's `config`
-    carries the name, so that it rebuilds an equal model. Raises ConfigError.
+    `name` defaults to the config's name (`_name_or_path`, or `name` among dimensions). The model's `config`
+    includes the name, so that it rebuilds an equal model. Raises ConfigError for wrong configs.
     """
     if not isinstance(config, Mapping):
         raise ConfigError("is not a mapping", allowed="a config of keys and values")
@@ -100,19 +102,18 @@ def model_from_config(config: Mapping[str, object], *, name: str | None = None) 
     model = model_from_decoder(decoder, name=chosen, config={**config, key: chosen})
     if parameters(model) > MAX_PARAMETERS:
         raise ConfigError(
-            "is absurdly large", found=f"{parameters(model)} parameters", allowed=f"at most {MAX_PARAMETERS}"
+            "is too large", found=f"{parameters(model)} parameters", allowed=f"at most {MAX_PARAMETERS}"
         )
     return model
 
 
 def decoder_of(model: Model) -> Decoder:
-    """The sizes of `model`, layer by layer, that its operators were made from."""
+    """The decoder (sizes, layer by layer) that the operators of `model` were built from."""
     return _decoder(model.config)[0]
 
 
 def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
-    """Whether every query of so long a sequence looks at all keys up to its own, by products alone: without
-    windows, caps on scores, and sinks."""
+    """Whether every layer has plain causal attention at `seq_len`: no windows, soft caps or sinks."""
     return not any(
         (shape.attention.window or seq_len) < seq_len or shape.attention.sinks or shape.attention.softcap
         for shape in decoder_of(model).layers
@@ -121,7 +122,7 @@ def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
 
 
 def _decoder(config: Mapping[str, object]) -> tuple[Decoder, str, str]:
-    """The sizes in a config, the key that holds its name there, and that name (empty where it has none)."""
+    """The decoder of a config, the key of the config's name, and that name (empty where it has none)."""
     if any(key in config for key in HUGGING_FACE_KEYS):
         fields = ConfigFields(config)
         own = fields.text("_name_or_path", default="") if fields.any("_name_or_path", default="") else ""
@@ -136,7 +137,7 @@ def _looks_like_path(text: str) -> bool:
 
 
 def _name_from_path(path: str) -> str:
-    """The folder's name for a config.json, else the file's without its suffix."""
+    """The name of the folder for a config.json, else that of the file without its suffix."""
     resolved = Path(path).absolute()
     name = resolved.parent.name if resolved.name == "config.json" else resolved.stem
     return printable(name)[:MAX_NAME] or "model"

@@ -1,4 +1,4 @@
-"""What is trained: a decoder stack as typed operators, independent of any strategy."""
+"""The records of a model: a decoder stack as typed operators, independent of any strategy."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 from shardwise.operators import Operator, Weight
 
 DROPOUT = "dropout"
-"""What the names of operators that drop activations end with."""
+"""Last part of the names of dropout operators."""
 
 MTP_PREFIX = "mtp."
-"""Operators of multi-token-prediction modules have names that start with this, and lie in `Model.head`."""
+"""Prefix of the names of operators of multi-token-prediction modules, which are part of `Model.head`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """Routing of a mixture-of-experts layer.
 
-    `groups` and `groups_per_token` limit a token's experts to so many groups (DeepSeek's node-limited
-    routing); equal to 1 where routing is free. `capacity_factor` None means dropless.
+    The experts of a token are in `groups_per_token` of `groups` groups (DeepSeek's node-limited routing);
+    both are 1 where routing is unrestricted. `capacity_factor` None means dropless.
     """
 
     experts: int
@@ -33,9 +33,9 @@ class Experts:
 class Layer:
     """One kind of decoder layer.
 
-    `tensor_syncs` counts the places in the forward pass where tensor parallelism joins its partial results
-    outside the experts (2 in a sequential layer, 1 where attention and MLP run in parallel or where the MLP
-    is a routed one without shared experts, since experts sync over etp).
+    `tensor_syncs` is the number of reductions over tensor-parallel ranks in the forward pass, outside the
+    experts. It is 2 in a sequential layer. It is 1 where attention and MLP run in parallel, and where the MLP
+    has only routed experts, which reduce over etp.
     """
 
     name: str
@@ -52,11 +52,12 @@ class Layer:
 class Model:
     """A causal language model: embedding, a stack of layers by kind, head.
 
-    `pattern[i]` is the index into `kinds` of decoder layer i. `head` holds the final norm, the output
-    projection, the loss, and after them the operators of `head_layers` multi-token-prediction modules (their
-    names start with `MTP_PREFIX`), which route like `head_experts`. With `tied_embeddings` the output
-    projection's weight is the embedding's: counted once, kept twice when the ends lie on different stages,
-    and synchronised. `config` is the source, as read: `model_from_config(config)` builds an equal model.
+    `pattern[i]` is the index into `kinds` of decoder layer i. `head` has the final norm, the output
+    projection and the loss, then the operators of `head_layers` multi-token-prediction modules (their names
+    start with `MTP_PREFIX`) with the routing of `head_experts`. With `tied_embeddings` the embedding's weight
+    is also the output projection's. It counts once; where both are on different stages, each stage has a copy
+    and the gradients are all-reduced. `config` is the config as read: `model_from_config(config)` builds an
+    equal model.
     """
 
     name: str
@@ -78,11 +79,11 @@ class Model:
 
     @property
     def layers(self) -> int:
-        """Number of decoder layers, embedding and head apart."""
+        """Number of decoder layers, without embedding and head."""
         return len(self.pattern)
 
     def without_dropout(self) -> Model:
-        """The model as software trains it that drops nothing, whatever the config says."""
+        """The model without dropout, for software that does not apply it."""
         return replace(
             self,
             kinds=tuple(replace(kind, operators=_without_dropout(kind.operators)) for kind in self.kinds),
@@ -92,7 +93,7 @@ class Model:
 
     @property
     def special_parts(self) -> tuple[str, ...]:
-        """What not all software that trains models of the family has, by the words of capability files."""
+        """Parts that not all software for the family supports, by their names in capability files."""
         parts = {
             "multi-token prediction": self.head_layers > 0,
             "expert capacity": any(kind.experts and kind.experts.capacity_factor for kind in self.kinds),
@@ -101,10 +102,10 @@ class Model:
 
     @property
     def experts(self) -> Experts | None:
-        """Routing of the first mixture-of-experts layer, or None for a dense model."""
+        """Routing of the first mixture-of-experts layer; None for a dense model."""
         return next((kind.experts for kind in self.kinds if kind.experts is not None), None)
 
 
 def _without_dropout(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-    """Those that drop nothing."""
+    """The operators that are not dropout."""
     return tuple(operator for operator in operators if operator.name.rpartition(".")[2] != DROPOUT)

@@ -1,7 +1,6 @@
-"""Sizes of a decoder, family by family different, in one form: what readers return and operators are built
-from.
+"""The sizes of a decoder in one form for all families: readers return a `Decoder`, `build` takes it.
 
-All sizes are in elements. `bias` fields say whether the matmuls named have bias vectors.
+All sizes are in elements. `bias` fields are true where the named matmuls have bias vectors.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ Norm = Literal["rms", "layer", "plain"]
 """RMSNorm with a scale, LayerNorm with scale and shift, or a norm without weights."""
 
 NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel_shared"]
-"""Where a layer's norms stand: before attention and MLP, after the residuals, before and after both (Gemma),
-or before an attention and an MLP that run side by side on the same input, with a norm each or one norm for
-both."""
+"""Placement of a layer's norms: before attention and MLP (`pre`), after the residual additions (`post`), or
+before and after both (`sandwich`, Gemma). In `parallel`, attention and MLP run in parallel on the same input
+with a norm each; in `parallel_shared` they share one norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedQueryAttentionShape:
-    """Multi-head, grouped-query and multi-query attention; `window` limits the keys of a query, `softcap`
-    says whether scores are kept below a cap."""
+    """Multi-head, grouped-query and multi-query attention.
+
+    `window` limits the keys of a query. `softcap` is true where scores are soft-capped."""
 
     heads: int
     kv_heads: int
@@ -39,12 +39,12 @@ class GroupedQueryAttentionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionShape:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values from a latent of
-    `kv_rank`.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
-    Queries come from a latent of `q_rank`, or straight from the hidden state where it is None. A head's
-    query and key have `nope_dim + rope_dim` elements, its value `v_dim`. `bias` is on the down projections
-    and the output.
+    Keys and values come from a latent vector of `kv_rank` elements. Queries come from a latent vector of
+    `q_rank` elements, or from the hidden state where it is None. A head's query and key have
+    `nope_dim + rope_dim` elements, its value `v_dim`. The down projections and the output projection have
+    biases where `bias` is true.
     """
 
     heads: int
@@ -61,7 +61,7 @@ class LatentAttentionShape:
 
     @property
     def kv_heads(self) -> int:
-        """Every head has keys and values of its own once the latent is expanded."""
+        """Number of heads: each has its own keys and values after the up projection."""
         return self.heads
 
 
@@ -74,9 +74,10 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedMlp:
-    """`experts` MLPs of which a token takes `top_k`, beside an optional MLP that all take (`shared`).
+    """`experts` MLPs, `top_k` of them per token, and an optional `shared` MLP for all tokens.
 
-    `capacity_factor` is None for dropless routing; else every expert takes so many times its even share.
+    `capacity_factor` is None for dropless routing; else the capacity of an expert is that multiple of its
+    even share of tokens.
     """
 
     experts: int
@@ -90,7 +91,7 @@ class RoutedMlp:
 
 
 def capacity_factor(fields: Fields) -> float | None:
-    """What `expert_capacity_factor` says, Megatron-LM's word; None, dropless, where it is absent."""
+    """`expert_capacity_factor`, as in Megatron-LM; None (dropless) where it is absent."""
     key = "expert_capacity_factor"
     return fields.number(key, low=0.01, high=100.0) if fields.has(key) else None
 
@@ -107,11 +108,11 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """A whole model: one `LayerShape` per decoder layer.
+    """The sizes of a whole model, with one `LayerShape` per decoder layer.
 
-    `positions` rows of learned position embeddings (0: none). `embedding_width` differs from `hidden` where
-    the embeddings are projected (OPT-350m). `mtp_modules` multi-token-prediction modules end in a layer like
-    the last.
+    `positions` is the number of learned position embeddings (0: none). `embedding_width` differs from
+    `hidden` where the embeddings are projected (OPT-350m). `mtp_modules` is the number of
+    multi-token-prediction modules, each with a decoder layer like the last.
     """
 
     family: str

@@ -75,7 +75,7 @@ class Question:
             )
         if self.mixed_stage_rows < 1:
             raise ConfigError(
-                "is too few", key="braid", found=str(self.mixed_stage_rows), allowed="1 or more"
+                "is too few", key="mixed_stage_rows", found=str(self.mixed_stage_rows), allowed="1 or more"
             )
         for name, value in self.fixed.items():
             if name not in FIELDS and name not in ALIASES:

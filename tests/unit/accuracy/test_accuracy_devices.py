@@ -38,15 +38,15 @@ def test_a_known_spelling_is_the_device_itself(text: str, name: str) -> None:
         (
             "A100 (DGX A100)",
             "A100-80G",
-            ("gpu: 'A100 (DGX A100)' taken as A100-80G, the larger of its memories",),
+            ("gpu: 'A100 (DGX A100)' taken as A100-80G, with its larger memory",),
         ),
-        ("V100", "V100-32G", ("gpu: 'V100' taken as V100-32G, the larger of its memories",)),
+        ("V100", "V100-32G", ("gpu: 'V100' taken as V100-32G, with its larger memory",)),
         (
             "A100 PCIe 80GB",
             "A100-80G",
             (
                 "gpu: 'A100 PCIe 80GB' taken as A100-80G",
-                "gpu: the PCIe form is not modelled; clock and links are those of A100-80G",
+                "gpu: the PCIe form factor is not modelled; clock and links are those of A100-80G",
             ),
         ),
         ("A100 PCIe 40GB", "A100-40G", None),
@@ -63,7 +63,7 @@ def test_another_memory_is_applied() -> None:
     # A driver reports 0.985 GiB of a nominal gigabyte: 64 * 0.985 = 63.04.
     assert device.memory_bytes == pytest.approx(63.04 * GIB)
     assert device.peak_flop_per_s == find_device("H100-SXM").peak_flop_per_s
-    assert notes[1] == "gpu: memory of 64 GB instead of the part's own"
+    assert notes[1] == "gpu: memory of 64 GB instead of the catalogue's"
 
 
 def test_a_power_limit_lowers_the_peaks() -> None:

@@ -74,8 +74,11 @@ def test_computed_times_are_listed_as_assumptions() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, "step_time_s: is not given, nor anything to compute it from"),
-        ({"hfu_pct": "50", "recompute": ""}, "recompute: is not given, so a hardware rate has no time"),
+        ({}, "step_time_s: is not given and cannot be computed from other columns"),
+        (
+            {"hfu_pct": "50", "recompute": ""},
+            "recompute: is not given, and a time from hardware flop needs it",
+        ),
         ({"tflops_per_gpu": "50", "tflops_convention": "mine"}, "tflops_convention: is not a convention"),
     ],
 )

@@ -112,7 +112,7 @@ def test_measurements_that_determine_no_curve_are_refused() -> None:
     with pytest.raises(ConfigError, match="too few"):
         kernel_curves(matmuls(TRUE)[:2], passes(TRUE))
     slow = [replace(sample, seconds=sample.seconds * 1e4) for sample in passes(TRUE)]
-    with pytest.raises(ConfigError, match="do not tell arithmetic from memory"):
+    with pytest.raises(ConfigError, match="do not separate arithmetic from memory"):
         kernel_curves(matmuls(TRUE), slow)
 
 

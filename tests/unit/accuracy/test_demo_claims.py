@@ -53,8 +53,8 @@ def late(lines: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("broken", "named"),
     [
-        (shifted, "losses of the adaptive run are off"),
-        (doubled, "left samples out"),
+        (shifted, "losses of the adaptive run differ"),
+        (doubled, "skipped samples"),
         (truncated, "every step once"),
         (stayed, "did not change plans"),
         (alone, "no state moved"),

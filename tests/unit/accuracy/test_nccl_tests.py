@@ -164,7 +164,7 @@ def test_a_table_alone_determines_its_collective_where_it_can() -> None:
 def test_more_elements_than_bytes_are_refused() -> None:
     # 4 GiB are 2**30 floats, of which a rank of eight has 2**27; three times 2**30 fits no rank.
     text = table("all_gather", 8, TIMES)
-    with pytest.raises(ConfigError, match=r"line \d+.*counts more elements"):
+    with pytest.raises(ConfigError, match=r"line \d+.*has more elements"):
         nccl_tables(text.replace(f"{2**27}  float", f"{3 * 2**30}  float"), file="x.txt")
 
 
@@ -177,17 +177,17 @@ LINE = GOOD[: GOOD.index("1048576")].count("\n") + 1
     [
         ("      0  ", "      3  ", LINE, "wrong results"),
         ("  -1  ", "  -1  -1  ", LINE, "another number of columns"),
-        ("  9.49  ", "  94.9  ", LINE, "not its size over its time"),
-        ("  16.61      0", "  9.60      0", LINE, "busbw of all_reduce on 8 ranks"),
+        ("  9.49  ", "  94.9  ", LINE, "other than size / time"),
+        ("  16.61      0", "  9.60      0", LINE, "another busbw than all_reduce on 8 ranks"),
         ("110.486  ", "nan  ", LINE, "no number in the column time"),
-        ("110.486  ", "0.00  ", LINE, "no such time"),
+        ("110.486  ", "0.00  ", LINE, "a time out of range"),
         ("110.486  ", "-3  ", LINE, "no number in the column time"),
         ("1048576  ", "9" * 40 + "  ", LINE, "no number in the column size"),
         (" Rank  3", " Rank  5", 7, "is not the next rank"),
         ("Group  0", "Group  1", 4, "several groups"),
-        ("    time ", "cputime ", LINE - 2, "times of processors"),
-        ("   algbw ", "   bw ", LINE - 2, "no such columns"),
-        ("      type ", "      type\x1b", LINE - 2, "no such columns"),
+        ("    time ", "cputime ", LINE - 2, "has CPU times"),
+        ("   algbw ", "   bw ", LINE - 2, "not all columns"),
+        ("      type ", "      type\x1b", LINE - 2, "not all columns"),
     ],
 )
 def test_a_line_that_is_wrong_is_named(old: str, new: str, line: int, why: str) -> None:

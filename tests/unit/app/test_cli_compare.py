@@ -112,9 +112,7 @@ def test_the_trace_of_another_plan_is_refused_by_its_hash(run: Run, files: None)
     write_plan("dp.yaml", make_plan("dp=2,pp=2,micro_batch_size=2"))
     ran = run("compare", "dp.yaml", "m.json")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith(
-        "shardwise: error: m.json: plan_hash: is not of this plan: its run had another;"
-    )
+    assert ran.err.startswith("shardwise: error: m.json: plan_hash: is a trace of another plan;")
     assert ran.err.count("sha256:") == 2 and ran.err.count("\n") == 1
 
 
@@ -146,7 +144,7 @@ def test_a_violated_order_is_exit_code_4(run: Run, files: None) -> None:
          "ts"),
         ('{"traceEvents": [{"ph": "X", "pid": 1, "cat": "compute", "name": "0F0", "ts": 1}]}', "dur"),
         ('{"traceEvents": [{"ph": "X", "pid": 1, "cat": "compute", "name": "0F0", "ts": 1, "dur": 1}]}',
-         "is not of this plan"),
+         "of another plan"),
         ("[1, 2", "json"),
     ],
 )  # fmt: skip

@@ -108,9 +108,7 @@ def test_the_trace_of_another_plan_is_refused_by_its_hash(run: Run, files: None)
     """Ranks and actions equal those of the plan."""
     ran = run("compare", "whole.yaml", "other.json")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith(
-        "shardwise: error: other.json: plan_hash: is not of this plan: its run had another;"
-    )
+    assert ran.err.startswith("shardwise: error: other.json: plan_hash: is a trace of another plan;")
     assert ran.err.count("\n") == 1
 
 

@@ -40,7 +40,7 @@ def test_decisions_follow_the_events(run: Any, saved: str, tmp_path: Path) -> No
     for events, decisions, expected in (
         ("slow n1 1", {"keep"}, ""),
         ("lost n1", {"patch", "move"}, ""),
-        (str(trace), {"patch", "move"}, "line 3 ends in its middle and is dropped"),
+        (str(trace), {"patch", "move"}, "line 3 is incomplete and is dropped"),
     ):
         ran = run("replan", saved, "--cluster", CLUSTER, "--events", events, "--json")
         assert ran.code == 0 and expected in ran.err

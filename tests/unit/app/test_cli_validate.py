@@ -105,7 +105,7 @@ def test_bad_rows_are_reported_and_the_others_are_used(run: Run, tmp_path: Path)
         "n": 2, "reason": "gpu: is not a known device", "found": "'Quantum9'", "lines": [3, 7],
     }  # fmt: skip
     assert document["rows"][6]["assumed"] == [
-        "sequence_parallel: off, as is customary", "recompute: the fastest that fits",
+        "sequence_parallel: off, the default", "recompute: the fastest that fits",
     ]  # fmt: skip
     text = run("validate", path).out
     assert " 2 rows used, 5 skipped" in text

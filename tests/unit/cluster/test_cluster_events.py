@@ -97,10 +97,10 @@ def test_shuffled_events_and_broken_rules_are_invalid() -> None:
         (HEAD + '{"time_s": 1, "kind": "lost", "node": "n1"', None, ""),  # torn at the end: dropped
         (HEAD + '{"time_s": 1, "kin\n' + LOST, "line 2", "is not a JSON object"),
         (HEAD + LOST + '{"time_s": 9, "kind": "joined", "node": "n1"}\n', "line 3", "is earlier"),
-        (HEAD + LOST + LOST, "line 3", "is lost already"),
-        (HEAD + '{"time_s": 1, "kind": "joined", "node": "n0"}\n', "line 2", "is there already"),
-        (HEAD + '{"time_s": 1, "kind": "lost", "node": "n7"}\n', "line 2", "none of n0 to n2"),
-        (HEAD + '{"time_s": 1, "kind": "lost", "node": "n01"}\n', "line 2", "none of n0 to n2"),
+        (HEAD + LOST + LOST, "line 3", "is already lost"),
+        (HEAD + '{"time_s": 1, "kind": "joined", "node": "n0"}\n', "line 2", "is already present"),
+        (HEAD + '{"time_s": 1, "kind": "lost", "node": "n7"}\n', "line 2", "not one of n0 to n2"),
+        (HEAD + '{"time_s": 1, "kind": "lost", "node": "n01"}\n', "line 2", "not one of n0 to n2"),
         (HEAD + '{"time_s": -1, "kind": "lost", "node": "n1"}\n', "line 2.time_s", "not a number in range"),
         (HEAD + '{"time_s": NaN, "kind": "lost", "node": "n1"}\n', "line 2", "not finite"),
         (HEAD + '{"time_s": 1, "kind": "gone", "node": "n1"}\n', "line 2.kind", ""),
@@ -110,14 +110,14 @@ def test_shuffled_events_and_broken_rules_are_invalid() -> None:
         (HEAD + '{"time_s": 1, "kind": "sites", "sites": ["a", "b"], "latency_s": 1}\n', "line 2", "sites"),
         (HEAD + '{"time_s": 9, "kind": "notice", "node": "n1", "lost_at_s": 3}\n', "line 2", "past"),
         (HEAD + '{"time_s": 9, "kind": "slow", "where": "d0", "speed": -0.5}\n', "line 2.speed", ""),
-        (HEAD[:-2] + ', "absent": ["n9"]}\n', "line 1.absent", "a node that is none"),
+        (HEAD[:-2] + ', "absent": ["n9"]}\n', "line 1.absent", "an unknown node"),
         (HEAD[:-2] + ', "nodes": 4}\n', "line 1", "twice"),
     ],
 )  # fmt: skip
 def test_a_wrong_line_is_named(text: str, key: str | None, message: str) -> None:
     if text == HEAD + '{"time_s": 1, "kind": "lost", "node": "n1"':
         trace, notes = parse_events(text, file="t.jsonl")
-        assert trace.events == () and notes is not None and "line 2 ends in its middle" in notes
+        assert trace.events == () and notes is not None and "line 2 is incomplete" in notes
         return
     with pytest.raises(ConfigError) as caught:
         parse_events(text, file="t.jsonl")
@@ -159,7 +159,7 @@ def test_added_and_removed_nodes_become_a_trace(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert notes == [
         "1 lines are earlier than the one before them: sorted by time",
-        "2 lines add a node that is there or remove one that is not: skipped",
+        "2 lines add a present node or remove an absent one: skipped",
     ]
     assert first_invalid_event(trace) is None
 

@@ -209,8 +209,8 @@ def test_a_lost_device_is_read_from_words_and_files() -> None:
 @pytest.mark.parametrize(
     ("words", "check", "message"),
     [
-        ("lost d6", check_events, "is no device of the cluster"),
-        ("lost n0; lost d1", events_of_nodes, "loses d1, whose node n0 is not there"),
+        ("lost d6", check_events, "is not a device of the cluster"),
+        ("lost n0; lost d1", events_of_nodes, "loses d1, whose node n0 is absent"),
     ],
 )
 def test_a_device_that_cannot_be_lost_is_named(
@@ -228,7 +228,7 @@ def test_a_node_that_lost_no_device_does_not_join() -> None:
     for node, is_invalid in (("n0", False), ("n2", True)):
         trace, _ = parse_events(f'{head}{lost}{{"time_s": 2, "kind": "joined", "node": "{node}"}}\n')
         if is_invalid:
-            with pytest.raises(ConfigError, match="lets n2 join, which is there already"):
+            with pytest.raises(ConfigError, match="joins n2, which is already present"):
                 events_of_nodes(trace, PAIRS)
         else:
             assert events_of_nodes(trace, PAIRS).trace.events[-1] == NodeJoined(time_s=2.0, node="n0")
@@ -237,7 +237,7 @@ def test_a_node_that_lost_no_device_does_not_join() -> None:
 @pytest.mark.parametrize("device", ["n1", "d01", "dx"])
 def test_a_file_names_devices_by_their_numbers(device: str) -> None:
     head = '{"schema": "shardwise.events", "version": 1, "nodes": 3}\n'
-    with pytest.raises(ConfigError, match="which is no device d0, d1"):
+    with pytest.raises(ConfigError, match="which is not a device d0, d1"):
         parse_events(f'{head}{{"time_s": 1, "kind": "lost", "device": "{device}"}}\n')
 
 

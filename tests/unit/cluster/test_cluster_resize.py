@@ -63,7 +63,7 @@ def test_a_part_is_a_cluster_that_can_be_written_and_read() -> None:
 
 @pytest.mark.parametrize("devices", [0, 9, 15, 17])
 def test_other_numbers_of_devices_are_refused(devices: int) -> None:
-    with pytest.raises(ConfigError, match="no part or multiple"):
+    with pytest.raises(ConfigError, match="not a part or multiple"):
         part_of(load_cluster("2x8xH100-SXM"), devices)
 
 

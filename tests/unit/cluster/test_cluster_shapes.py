@@ -149,7 +149,7 @@ def test_oversubscription_and_rails() -> None:
         "tiers: [{name: a, span: node, bandwidth: 450GB/s, latency: 2us}, {name: b, latency: 4us, rails: 1}]"
     )
     assert tiers_of(one_rail)[-1] == ("b", 16, 50, 400)
-    with pytest.raises(ConfigError, match=r"rails: divide the cards' bandwidth"):
+    with pytest.raises(ConfigError, match=r"rails: divides the bandwidth of network cards"):
         of_yaml(
             "nodes: [{device: H100, count: 2}]\n"
             "tiers: [{name: a, span: node, bandwidth: 450GB/s, latency: 2us, rails: 1}, "
@@ -285,7 +285,7 @@ NODES = "nodes: [{device: H100, count: 2}]\n"
             "tiers[0].oversubscription", "from 1",
         ),
         (NODES + "links: [{from: d0, to: d99, bandwidth: 1GB/s, latency: 1us}]", "links[0].to", "not a vert"),
-        (NODES + "links: [{from: d0, to: d1, bandwidth: 1GB/s, latency: 1us}]", "links", "no way"),
+        (NODES + "links: [{from: d0, to: d1, bandwidth: 1GB/s, latency: 1us}]", "links", "no route"),
         (NODES + "tiers: [{name: a}]\nlinks: [{}]", "tiers", "not both"),
     ],
 )  # fmt: skip
@@ -417,7 +417,7 @@ def test_records_of_links() -> None:
     old = cluster_from_record(record)
     assert old.tiers[0].part_shares == () and old.classes["V100-32G"].scale_up_links == ()
     for bad, message in (
-        ([[4, 1.0], [2, 0.5]], "do not ascend"), ([[2, 0.5], [2, 0.5]], "do not ascend"), ([2], "members"),
+        ([[4, 1.0], [2, 0.5]], "not ascending"), ([[2, 0.5], [2, 0.5]], "not ascending"), ([2], "members"),
         ([[2]], "figure"), ([[2, -1.0]], "figure"), ([["2", 0.5]], "members"), (3, "not a list"),
     ):  # fmt: skip
         tier = {**record["tiers"][0], "part_shares": bad}
@@ -464,9 +464,9 @@ def test_links_change_at_ascending_instants() -> None:
     record = json.loads(json.dumps(cluster_record(load_cluster(LINKS))))
     link = record["links"][0]
     for capacity, message in (
-        ({"times_s": [1.0], "bytes_per_s": [1e9]}, "times_s: do not ascend"),
-        ({"times_s": [0.0, 2.0, 2.0], "bytes_per_s": [1e9] * 3}, "times_s: do not ascend"),
-        ({"times_s": [0.0, 2.0], "bytes_per_s": [1e9]}, "bytes_per_s: is not one for each instant"),
+        ({"times_s": [1.0], "bytes_per_s": [1e9]}, "times_s: is not ascending"),
+        ({"times_s": [0.0, 2.0, 2.0], "bytes_per_s": [1e9] * 3}, "times_s: is not ascending"),
+        ({"times_s": [0.0, 2.0], "bytes_per_s": [1e9]}, "bytes_per_s: needs one rate per time"),
         ({"times_s": [0.0], "bytes_per_s": [0.0]}, "bytes_per_s.0: is not a number in range"),
     ):
         changed = {**record, "links": [{**link, "capacity": capacity}, *record["links"][1:]]}

@@ -81,7 +81,7 @@ def test_the_job_changes() -> None:
         ("memory=0x", "--what-if.memory", "is out of range"),
         ("memory=0B", "--what-if.memory", "is out of range"),
         ("flops=200GB/s", "--what-if.flops", "has a unit that is not"),
-        ("devices=9", "--what-if.devices", "no part or multiple"),
+        ("devices=9", "--what-if.devices", "not a part or multiple"),
         ("devices=0", "--what-if.devices", "not a whole number"),
         ("seq_len=0.3x", "--what-if.seq_len", "not a whole number"),
         ("nodes=two", "--what-if.nodes", "not a whole number"),

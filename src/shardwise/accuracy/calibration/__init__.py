@@ -1,4 +1,4 @@
-"""Measured times of kernels and collectives, and the curves that explain them."""
+"""Calibration: fits curves of kernels, links and software costs to measured times."""
 
 from shardwise.accuracy.calibration.curves import (
     COLLECTIVES,

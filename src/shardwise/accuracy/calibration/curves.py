@@ -1,12 +1,8 @@
-"""One measured time each: of a matmul, a pass through memory, attention, a collective.
+"""Fits curves of kernels and links to samples of measured times, by the equations of the cost model.
 
-Least squares of relative errors, with coefficients that are not negative.
-
-Curves of kernels from their measured times, by the equations that the cost model uses
-(docs/concepts/cost-model.md, section 7).
-
-The curve of a link from measured collectives, by the equations of the cost model
-(docs/concepts/cost-model.md, section 5).
+A sample (`MatmulSample`, `MemorySample`, `AttentionSample`, `LinkSample`, `OverlapSample`) is one measured
+time. `kernel_curves` and `attention_curve` fit kernels (docs/concepts/cost-model.md, section 7), `link_curve`
+fits a link (section 5). `coefficients` solves their non-negative least squares of relative errors.
 """
 
 from __future__ import annotations
@@ -24,12 +20,13 @@ from shardwise.cluster import AttentionCurve
 from shardwise.equations import compute
 from shardwise.errors import ConfigError
 
+# Samples
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulSample:
-    """[m, k] x [k, n] in `seconds`."""
+    """A matmul of [m, k] and [k, n] that takes `seconds`."""
 
     m: int
     n: int
@@ -39,7 +36,7 @@ class MatmulSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySample:
-    """A kernel that reads and writes `nbytes` in all, and computes next to nothing, in `seconds`."""
+    """A memory-bound kernel that reads and writes `nbytes` in total and takes `seconds`."""
 
     nbytes: float
     seconds: float
@@ -47,9 +44,9 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSample:
-    """Fused causal attention of `seq_len` queries on as many keys, forward or backward, in `seconds`.
+    """Fused causal attention of `seq_len` queries and keys, forward or backward, that takes `seconds`.
 
-    `work_flop` is that of the forward pass, causal counted half, in both.
+    `work_flop` is the work of the forward pass in both cases; causal attention counts half.
     """
 
     seq_len: int
@@ -60,13 +57,14 @@ class AttentionSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSample:
-    """A collective of `ranks` ranks in `seconds`.
+    """A collective of `ranks` ranks that takes `seconds`.
 
-    `nbytes` is the whole tensor: what each rank has of an all-reduce, its output of an all-gather, its input
-    of a reduce-scatter and of an all-to-all; what is sent of a message. `inner` neighbours of the group share
-    their ways out through the tier that it crosses (the ranks of a node; 1 within a tier). `share` is what
-    the links inside the group are of all that a device has, `alone` what one device that sends alone reaches
-    over what each does while all send. `reduces_in_switch` says whether the switch can add up.
+    `nbytes` is the size of the whole tensor: the tensor of each rank in an all-reduce, its output in an
+    all-gather, its input in a reduce-scatter and an all-to-all, and the message itself. `inner` is the number
+    of ranks of the group that share the links of the tier that it crosses (the ranks of a node; 1 within a
+    tier). `share` is the part of a device's links that stay inside the group. `alone` is the bandwidth of a
+    device that sends alone over its bandwidth while all devices send. `reduces_in_switch` is true where the
+    switch can reduce.
     """
 
     kind: Collective
@@ -81,16 +79,18 @@ class LinkSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapSample:
-    """Seconds of an all-reduce alone, of computation alone, and of the computation with the all-reduce begun
-    before it and waited for behind it."""
+    """Seconds of an all-reduce alone, of a computation alone, and of both overlapped.
+
+    In `both_s` the all-reduce starts before the computation, and the wait for it follows the computation."""
 
     communication_s: float
     computation_s: float
     both_s: float
 
 
+# Non-negative least squares
 MOST_COLUMNS = 8
-"""All subsets of the columns are looked at."""
+"""Most columns of `coefficients`, which solves every subset of them."""
 
 
 def coefficients(
@@ -100,11 +100,12 @@ def coefficients(
     known_s: Sequence[float] | None = None,
     scale_s: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
-    """The c >= 0 with the least sum of ((known_s + columns c - seconds) / scale_s)^2; one column per
-    coefficient. The scale is the measured seconds where it is not given: errors count in relation to them.
+    """The c >= 0 that minimise the sum of ((known_s + columns c - seconds) / scale_s)^2, one per column.
 
-    The best coefficients are the plain least squares on the columns whose coefficient is not 0, so the best
-    subset whose plain solution is nowhere negative is the answer.
+    `scale_s` defaults to the measured seconds, so that errors are relative. The optimum is the unconstrained
+    least-squares solution on the columns with positive coefficients. So the function solves every subset of
+    columns and takes the best solution without negative coefficients. Raises ValueError for more than
+    MOST_COLUMNS columns.
     """
     measured = np.asarray(seconds, dtype=float)
     by = measured if scale_s is None else np.asarray(scale_s, dtype=float)
@@ -113,7 +114,7 @@ def coefficients(
     count = relative.shape[1]
     if not 1 <= count <= MOST_COLUMNS:
         raise ValueError(f"{count} columns")
-    # Columns differ by many powers of ten: solved each at its own scale.
+    # Columns differ by many powers of ten, so each is scaled to at most 1.
     scale = np.where(np.abs(relative).max(axis=0) > 0.0, np.abs(relative).max(axis=0), 1.0)
     best, least = np.zeros(count), float((target**2).sum())
     for size in range(1, count + 1):
@@ -127,13 +128,16 @@ def coefficients(
     return tuple(best.tolist())
 
 
+# Kernels
 FLOAT_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """What outputs are computed in: waves of `units` tiles, or of tiles of half the sides at `small_fraction`
-    of the speed. Processors of general purpose have none that count."""
+    """Output tiles of matmuls: waves of `units` tiles, or tiles of half the sides at `small_fraction` of the
+    speed.
+
+    The defaults suit CPUs, where tiles do not matter."""
 
     tile_m: int = 1
     tile_n: int = 1
@@ -141,7 +145,7 @@ class Tiles:
     small_fraction: float = 1.0
 
     def fill(self, sample: MatmulSample) -> float:
-        """Share of the machine that computes wanted output, in (0, 1]."""
+        """Share of the computed tiles that is output of the matmul, in (0, 1]."""
         m, n, tile_m, tile_n = sample.m, sample.n, self.tile_m, self.tile_n
         whole = float(compute.tile_fill(m, n, tile_m, tile_n, self.units))
         half = float(compute.tile_fill(m, n, tile_m / 2.0, tile_n / 2.0, self.units))
@@ -153,8 +157,10 @@ NO_TILES = Tiles()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCurves:
-    """What plain kernels take: `launch_s` each, matmuls that fill all tiles at `flop_per_s * k / (k +
-    k_half)`, and `memory_bytes_per_s` for what moves; numbers have `number_bytes`."""
+    """Curves of matmuls and memory-bound kernels.
+
+    Every kernel takes `launch_s`. A matmul that fills all tiles runs at `flop_per_s * k / (k + k_half)`, and
+    memory traffic at `memory_bytes_per_s`. An element has `number_bytes`."""
 
     launch_s: float
     flop_per_s: float
@@ -164,7 +170,7 @@ class KernelCurves:
     tiles: Tiles = NO_TILES
 
     def matmul_s(self, sample: MatmulSample) -> float:
-        """Seconds of a matmul: limited by arithmetic or by memory, and the launch."""
+        """Seconds of a matmul: the launch, and the longer of arithmetic and memory traffic."""
         work_s = filled_work(sample, self.tiles) / self.flop_per_s * (sample.k + self.k_half) / sample.k
         traffic_s = traffic_bytes(sample, self.number_bytes) / self.memory_bytes_per_s
         return self.launch_s + max(work_s, traffic_s)
@@ -174,13 +180,13 @@ class KernelCurves:
 
 
 def traffic_bytes(sample: MatmulSample, number_bytes: float) -> float:
-    """Both operands and the result, once."""
+    """Bytes of both operands and the result, each counted once."""
     m, n, k = sample.m, sample.n, sample.k
     return number_bytes * (m * k + k * n + m * n)
 
 
 def filled_work(sample: MatmulSample, tiles: Tiles) -> float:
-    """The flop of a matmul with what its last tiles and wave compute in vain."""
+    """The flop of a matmul, with the waste of its partial tiles and its last wave."""
     return float(compute.matmul_work(sample.m, sample.n, sample.k)) / tiles.fill(sample)
 
 
@@ -191,11 +197,12 @@ def kernel_curves(
     number_bytes: float = FLOAT_BYTES,
     tiles: Tiles = NO_TILES,
 ) -> KernelCurves:
-    """The curves whose times are closest to the measured ones, in the squares of relative errors.
+    """Fits the curves by least squares of relative errors.
 
-    A matmul takes launch + 2 m n k / speed + 2 m n k_half / speed, which is linear in the three; so is a pass
-    in launch and bytes. The launch is that of the passes: matmuls tell it less well. A matmul that is limited
-    by memory says nothing about the speed of arithmetic, and is left out.
+    A matmul takes launch + 2 m n k / speed + 2 m n k_half / speed, which is linear in three coefficients. A
+    memory pass is linear in launch and bytes. The launch comes from the passes, since matmuls determine it
+    less well. Memory-bound matmuls do not show the speed of arithmetic and are left out. Raises ConfigError
+    where the samples do not determine the curves.
     """
     if len(passes) < 2 or len(matmuls) < 3:
         raise ConfigError("are too few", key="measurements", allowed="3 matmuls and 2 passes or more")
@@ -205,8 +212,9 @@ def kernel_curves(
     bound = [s for s in matmuls if s.seconds > launch_s + 1.5 * per_byte_s * traffic_bytes(s, number_bytes)]
     if len(bound) < 2 or per_byte_s <= 0.0:
         raise ConfigError(
-            "do not tell arithmetic from memory", key="measurements",
-            found=f"{len(bound)} matmuls that memory does not limit", allowed="2 or more, and passes",
+            "do not separate arithmetic from memory traffic", key="measurements",
+            found=f"{len(bound)} matmuls that are not memory-bound",
+            allowed="2 or more, and passes whose time grows with the bytes",
         )  # fmt: skip
     work_flop = [filled_work(sample, tiles) for sample in bound]
     per_flop_s, per_output_s = coefficients(
@@ -226,16 +234,17 @@ def kernel_curves(
 
 
 BACKWARD_WORK = 2.5
-"""The arithmetic of a fused backward pass over that of the forward pass (Dao 2023)."""
+"""Flop of a fused backward pass over flop of the forward pass (Dao 2023, FlashAttention-2)."""
 
 
 def attention_curve(
     samples: Sequence[AttentionSample], *, launch_s: float, flop_per_s: float
 ) -> AttentionCurve:
-    """Fractions of `flop_per_s` that fused attention reaches, and the length at which it reaches half of it.
+    """Fits the fractions of `flop_per_s` that fused attention reaches, and `seq_half`, the sequence length at
+    which it reaches half of its fraction.
 
-    Seconds are launch + work / (fraction * speed) * (1 + seq_half / s), linear in 1 / fraction and
-    seq_half / fraction. `seq_half` is that of the forward pass.
+    Seconds are launch + work / (fraction * speed) * (1 + seq_half / s), which is linear in 1 / fraction and
+    seq_half / fraction. `seq_half` comes from the forward pass. Raises ConfigError for too few samples.
     """
 
     def part(is_backward: bool) -> list[AttentionSample]:
@@ -249,7 +258,7 @@ def attention_curve(
         (ideal_s, [ideal / sample.seq_len for ideal, sample in zip(ideal_s, forward, strict=True)]),
         [sample.seconds - launch_s for sample in forward],
     )
-    # Times that do not level off at all within the lengths measured: half is reached beyond the longest.
+    # Where the speed still grows in proportion to the length, seq_half is far beyond the longest sample.
     longest = max(sample.seq_len for sample in forward)
     seq_half = by_length / whole if whole > 0.0 else 1e3 * longest
     inverse = whole if whole > 0.0 else by_length / seq_half
@@ -269,28 +278,35 @@ Sample = TypeVar("Sample", MatmulSample, MemorySample)
 
 
 def mean_error(predicted: Callable[[Sample], float], samples: Iterable[Sample]) -> float:
-    """Mean of |predicted / measured - 1|."""
+    """Mean absolute relative error of the predicted times."""
     return fmean(abs(predicted(sample) / sample.seconds - 1.0) for sample in samples)
 
 
+# Links
 UNSHARDED: tuple[Collective, ...] = ("all_reduce", "message")
-"""Collectives of plans that shard nothing, by which a link is measured. Those of the others reach another
-share of it over gloo: a reduce-scatter passes twice its bytes, and what two ranks exchange goes now one way,
-now the other."""
+"""Collectives of plans without sharding; a link is measured with them.
+
+Over gloo the other collectives reach another share of the link. A reduce-scatter sends twice its bytes, and
+two ranks that send to each other use one direction at a time."""
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message")
 
 _ROUNDS = 20
+"""Iterations of a link fit between coefficients and choice of algorithms."""
 
 _LEAST_SHARE = 1e-6
-"""Of the longest time, what the bytes of the largest sample take at least where they settle a bandwidth."""
+"""Least time of the bytes of the largest sample, as a share of the longest time, for which a bandwidth is
+determined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCurve:
-    """`latency_s` of a hop, `startup_s` of a collective, bytes per second and direction of a device; of which
-    two that send to each other at once reach `exchange_fraction`; and `lockstep_s` for which ranks wait for
-    each other where each comes from a computation of its own, as the samples of collectives do not."""
+    """Curve of a link.
+
+    `latency_s` is per hop and `startup_s` per collective. `bytes_per_s` is the bandwidth of a device in one
+    direction, and `exchange_fraction` the share of it that bidirectional collectives reach. `lockstep_s` is
+    the time that ranks wait for each other before a collective that follows a computation; samples of
+    collectives alone do not contain it."""
 
     latency_s: float
     startup_s: float
@@ -299,7 +315,7 @@ class LinkCurve:
     lockstep_s: float = 0.0
 
     def errors(self, samples: Sequence[LinkSample]) -> Mapping[str, float]:
-        """Mean of |predicted / measured - 1| of each kind of collective that was measured."""
+        """Mean absolute relative error of each kind of collective that was measured."""
         kinds = {kind: [sample for sample in samples if sample.kind == kind] for kind in COLLECTIVES}
         return {
             kind: fmean(abs(collective_s(self, sample) / sample.seconds - 1.0) for sample in of)
@@ -309,7 +325,7 @@ class LinkCurve:
 
 
 def collective_s(curve: LinkCurve, sample: LinkSample) -> float:
-    """Seconds that the cost model gives to a collective within one tier."""
+    """Seconds that the cost model predicts for a collective within one tier: its fastest algorithm."""
     reached = curve.bytes_per_s * (curve.exchange_fraction if is_bidirectional(sample) else 1.0)
     times_s = [
         hops * curve.latency_s + curve.startup_s + tensors * sample.nbytes / reached
@@ -319,14 +335,15 @@ def collective_s(curve: LinkCurve, sample: LinkSample) -> float:
 
 
 def is_bidirectional(sample: LinkSample) -> bool:
-    """Whether ranks send whole parts to each other, both ways at once."""
+    """Whether a collective is bidirectional: ranks send to each other, both directions at once."""
     passes = sample.kind in ("all_gather", "reduce_scatter")
     return sample.kind == "all_to_all" or (passes and sample.ranks == 2)
 
 
 def _algorithms(sample: LinkSample) -> tuple[tuple[float, float], ...]:
-    """Hops and whole tensors that pass a device's link, for each algorithm: an all-reduce is a ring, two
-    trees, or one trip to a switch that adds up."""
+    """Number of hops, and traffic of a device's link in units of the whole tensor, for each algorithm.
+
+    An all-reduce is a ring, a double binary tree, or one trip to a switch that reduces."""
     n = sample.ranks
     through = 1.0 / (sample.inner * sample.share)
     if sample.kind == "message":
@@ -340,11 +357,13 @@ def _algorithms(sample: LinkSample) -> tuple[tuple[float, float], ...]:
 
 
 def with_bidirectional(curve: LinkCurve, samples: Sequence[LinkSample]) -> LinkCurve:
-    """`curve` with the share of its pace that exchanges among `samples` reach: the geometric mean of those
-    whose bytes take longer than the hops before them; all of it where there are none, or they are faster."""
+    """`curve` with `exchange_fraction`, the share of the bandwidth that bidirectional `samples` reach.
+
+    It is the geometric mean over samples whose bytes take longer than their hops, at most 1. Without such
+    samples the curve does not change."""
     shares = []
     for sample in filter(is_bidirectional, samples):
-        if sample.kind == "reduce_scatter":  # gloo passes twice its bytes, all other ways
+        if sample.kind == "reduce_scatter":  # gloo sends twice its bytes, on other routes
             continue
         ((hops, tensors),) = _algorithms(sample)
         bytes_s = tensors * sample.nbytes / curve.bytes_per_s
@@ -355,7 +374,7 @@ def with_bidirectional(curve: LinkCurve, samples: Sequence[LinkSample]) -> LinkC
 
 
 def hidden_share(samples: Sequence[OverlapSample]) -> float:
-    """The share of the shorter of communication and computation that passes beside the other: the median."""
+    """Median share of the shorter of communication and computation that overlaps with the other."""
     return median(
         min(max((each.communication_s + each.computation_s - each.both_s) / shorter_s, 0.0), 1.0)
         for each in samples
@@ -364,15 +383,17 @@ def hidden_share(samples: Sequence[OverlapSample]) -> float:
 
 
 def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
-    """The curve whose times are closest to the measured ones, as factors.
+    """Fits the curve of a link by weighted least squares.
 
-    Times of small collectives scatter upwards, by factors: an error counts in relation to the geometric mean
-    of both times, so that half and twice are as far off, and for less the fewer the bytes (`_weights`), since
-    steps spend their time in large collectives. Linear in the curve's three numbers once that mean
-    is known, and which algorithm an all-reduce takes; both are found by turns, from every size up to which
-    the algorithm with the fewest hops may be the fastest, and the best of these ends counts.
+    Times of small collectives scatter upwards by factors. So an error is relative to the geometric mean of
+    the predicted and the measured time: half and twice the time are equally wrong. Small collectives weigh
+    less (`_weights`), since steps spend their time in large ones.
 
-    Raises ConfigError where the samples do not settle a bandwidth.
+    The times are linear in the curve's three numbers once that mean and the algorithm of each all-reduce are
+    known. The fit alternates between the two. It starts once for each size up to which the algorithm with the
+    fewest hops may be the fastest, and returns the best result.
+
+    Raises ConfigError where the samples do not determine a bandwidth.
     """
     sizes = {sample.nbytes for sample in samples}
     if len(samples) < 3 or len(sizes) < 2:
@@ -389,8 +410,10 @@ def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
 
 
 def _curve_from(samples: Sequence[LinkSample], limit_bytes: float) -> LinkCurve | None:
-    """Where the turns end that begin with the fewest hops up to `limit_bytes`, and the fewest bytes beyond;
-    None where they settle no bandwidth."""
+    """The curve after _ROUNDS iterations; None where the samples do not determine a bandwidth.
+
+    Initially samples up to `limit_bytes` take the algorithm with the fewest hops, larger ones that with the
+    fewest bytes."""
     seconds = [sample.seconds for sample in samples]
     chosen = [
         min(_algorithms(s), key=lambda algorithm: algorithm[0 if s.nbytes <= limit_bytes else 1])
@@ -420,13 +443,14 @@ def _curve_from(samples: Sequence[LinkSample], limit_bytes: float) -> LinkCurve 
 
 
 def _weights(samples: Sequence[LinkSample]) -> list[float]:
-    """Of the error of each: the fourth root of its bytes over the most, 0.15 for 4 KiB beside 8 MiB."""
+    """Weight of each sample's error: the fourth root of its bytes over the most bytes. 4 KiB weigh 0.15 where
+    the largest sample has 8 MiB."""
     most = max(sample.nbytes for sample in samples)
     return [(sample.nbytes / most) ** 0.25 for sample in samples]
 
 
 def _distance(curve: LinkCurve, samples: Sequence[LinkSample]) -> float:
-    """Sum of squared errors, each in relation to the geometric mean of both times, weighted."""
+    """Weighted sum of squared errors, each relative to the geometric mean of both times."""
     ratios = [collective_s(curve, sample) / sample.seconds for sample in samples]
     return sum(
         (weight * (sqrt(ratio) - 1.0 / sqrt(ratio))) ** 2

@@ -1,4 +1,8 @@
-"""A device with measured curves, and the calibration file that says so (docs/reference/formats.md)."""
+"""Applies measured curves to devices and writes calibration files (docs/reference/formats.md).
+
+`with_kernels` and `with_links` set the curves of a CPU, `with_accelerated_kernels` and `with_link_fractions`
+set the fractions that an accelerator of known peaks reaches. `calibration_document` is the file.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,12 @@ from shardwise.cluster import AttentionCurve, Device, Tier, find_device
 from shardwise.strategy import CALIBRATION_SCHEMA, CALIBRATION_VERSION, OWN_PROFILE, PROFILES, Profile
 
 KERNEL = "flash-2"
-"""The generation of fused attention kernels that PyTorch brings along, on CPUs and on CUDA devices."""
+"""Generation of the fused attention kernels that PyTorch ships for CPUs and CUDA devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierCurve:
-    """The curve of the links of a tier, measured on it; it joins so many `groups` of the tier below."""
+    """The measured curve of the links of a tier, which joins `groups` groups of the tier below."""
 
     tier: Tier
     curve: LinkCurve
@@ -26,10 +30,10 @@ class TierCurve:
 def with_kernels(
     device: Device, curves: KernelCurves, attention: AttentionCurve, *, bf16_ratio: float
 ) -> Device:
-    """`device` with measured kernels. Its peak is what large matmuls reach: curves need no share of another.
+    """`device`, a CPU, with measured kernels. Its peak is the rate of large matmuls, so fractions are 1.
 
-    Processors of general purpose have no tiles or waves that count. Computation and communication do not run
-    beside each other, so neither slows the other.
+    Tiles and waves do not matter on CPUs. Computation and communication do not overlap there, so neither
+    slows the other.
     """
     efficiency = device.efficiency
     matmul = replace(
@@ -55,11 +59,11 @@ def with_kernels(
 def with_accelerated_kernels(
     device: Device, curves: KernelCurves, attention: AttentionCurve, *, dtype: str
 ) -> Device:
-    """`device`, an accelerator of known peaks, with what kernels of `dtype` reach of them.
+    """`device`, an accelerator of known peaks, with the fractions of them that kernels of `dtype` reach.
 
-    `attention` counts from the peak. No kernel is faster than that, nor memory than twice its bandwidth:
-    shares beyond are cut. Other dtypes reach the same shares; what collectives slow beside computation is
-    not measured and stays as it is known.
+    `attention` has fractions of the peak. Kernel fractions are clipped to 1, the memory fraction to 2. Other
+    dtypes get the same fractions. The slowdown of computation by overlapped collectives is not measured and
+    stays unchanged.
     """
     efficiency, peak = device.efficiency, device.peak_flop_per_s[dtype]
     matmul = replace(
@@ -84,7 +88,7 @@ def with_accelerated_kernels(
 
 
 def _bounded(attention: AttentionCurve) -> AttentionCurve:
-    """A kernel cannot be faster than the peak; fractions beyond would be errors of the clock."""
+    """`attention` with fractions clipped to 1: larger ones are timing errors."""
     return replace(
         attention,
         forward_fraction=min(attention.forward_fraction, 1.0),
@@ -93,7 +97,7 @@ def _bounded(attention: AttentionCurve) -> AttentionCurve:
 
 
 def tiles_of(device: Device) -> Tiles:
-    """What the matmuls of an accelerator compute their outputs in, as far as its tables know."""
+    """The output tiles of a device's matmuls, from its efficiency tables."""
     matmul = device.efficiency.matmul
     return Tiles(
         tile_m=matmul.tile_m,
@@ -104,8 +108,10 @@ def tiles_of(device: Device) -> Tiles:
 
 
 def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
-    """`device` with the measured curves of its links: inside a node, where latency and bandwidth are the
-    device's own, and on the network, where the bandwidth is a share of what the cluster says."""
+    """`device` with the measured curves of its links.
+
+    Inside a node the latency and the bandwidth become those of the device. On the network the bandwidth
+    becomes a fraction of the cluster's bandwidth."""
     for each in measured:
         efficiency, curve = device.efficiency, each.curve
         if each.tier.is_network:
@@ -136,10 +142,10 @@ def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
 
 
 def with_link_fractions(device: Device, measured: Sequence[TierCurve]) -> Device:
-    """`device` with what collectives reach of links whose bandwidth is known: hops, startups, and the share
-    of the bandwidth, at most twice of it.
+    """`device` with measured latencies, startups and fractions of the known bandwidth of its links.
 
-    What many senders lose to each other stays as it is known: the share is that of the nodes measured.
+    A fraction is clipped to 2. The loss by many senders (`crowding`) stays unchanged; the fraction is
+    corrected for the number of groups that were measured.
     """
     for each in measured:
         efficiency, curve, tier = device.efficiency, each.curve, each.tier
@@ -158,8 +164,10 @@ def with_link_fractions(device: Device, measured: Sequence[TierCurve]) -> Device
 
 
 def with_speed(device: Device, factor: float) -> Device:
-    """`device` whose kernels are `factor` times as fast: on processors, whose peak is what was measured, the
-    peaks and the memory; else the shares of them that kernels reach."""
+    """`device` whose kernels are `factor` times as fast.
+
+    On CPUs, whose peaks are measured, the peaks and the memory bandwidth change. On other devices the
+    fractions change that kernels reach."""
     if device.name == "cpu":
         return replace(
             device,
@@ -199,8 +207,10 @@ def max_speed_factor(device: Device) -> float:
 
 
 def eager_profile() -> Profile:
-    """Our own runtime: operators one by one, collectives that are waited for, sends between stages beside the
-    next action. (What it does in its own way its capability file says.)"""
+    """The profile of our own runtime (OWN_PROFILE).
+
+    It runs operators one by one, waits for collectives, and overlaps sends between stages with the next
+    action. Its capability file describes its further limits."""
     waiting = PROFILES["fsdp2"].without_overlap()
     return replace(
         waiting, name=OWN_PROFILE, attention=(KERNEL,), pipeline_overlap=1.0, applies_dropout=False
@@ -214,7 +224,7 @@ def calibration_document(
     machine: str,
     measured: Mapping[str, object],
 ) -> dict[str, Any]:
-    """The content of a calibration file: every figure of `device` that is not that of the known device of its
+    """The content of a calibration file: every value of `device` that differs from the known device of its
     name, and all of `profile`."""
     known = find_device(device.name)
     entry: dict[str, Any] = {"device": device.name}
@@ -245,7 +255,7 @@ def calibration_document(
 
 
 def _changed(record: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `record` is not the same in `known`, mapping by mapping."""
+    """The entries of `record` that differ from `known`, recursively."""
     changed: dict[str, Any] = {}
     for name, value in record.items():
         before = known.get(name)

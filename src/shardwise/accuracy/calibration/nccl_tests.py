@@ -1,9 +1,8 @@
-"""The tables that nccl-tests prints (all_reduce_perf and its like; RCCL's are alike): times of collectives.
+"""Reads tables of nccl-tests (such as all_reduce_perf; rccl-tests has the same format) and calibrates links.
 
-A table has a line per size, below a head that names its columns; what a run says before it tells the
-collective, the ranks, their hosts and their devices. Everything else in the text is passed over.
-
-Tables of nccl-tests on the tiers of the cluster that they ran on.
+`nccl_tables` parses the text. A table has a line per size below a header that names its columns. The lines
+before it name the collective, the ranks, their hosts and their devices. All other text is ignored.
+`with_tables` fits the links of each tier of a cluster to the tables.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from shardwise.cluster import Cluster, Device, Tier
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable, short_repr
 
+# Parsing
 TESTS: Final[Mapping[str, Collective | None]] = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all", "sendrecv": "message", "broadcast": None, "reduce": None, "gather": None,
     "scatter": None, "hypercube": None, "alltoallv": None,
 }  # fmt: skip
-"""The tests by name; None where the cost model has no such collective."""
+"""Tests by name with their collective; None where the cost model does not have it."""
 
 _TYPE_BYTES: Final = {
     "int8": 1, "uint8": 1, "char": 1, "int32": 4, "uint32": 4, "int": 4, "int64": 8, "uint64": 8, "half": 2,
@@ -34,7 +34,7 @@ _TYPE_BYTES: Final = {
 }  # fmt: skip
 
 _LAUNCHER = re.compile(r"^\s*(?:\[\d+,\d+\]<\w+>:\s?|\d+:\s)?\s*")
-"""What mpirun --tag-output and srun --label put before a line."""
+"""Prefix that mpirun --tag-output and srun --label add to a line."""
 
 _NAMES = "|".join(sorted(TESTS, key=len, reverse=True))
 _TEST = re.compile(rf"(?<![a-z])({_NAMES})_perf")
@@ -48,15 +48,15 @@ _COLUMNS = ("size", "count", "type", "time", "algbw", "busbw")
 
 _MOST_RANKS = 100_000
 _RATIO_FROM = 1.0
-"""GB/s: below, two decimals of a rate do not tell the number of ranks."""
+"""Least rate in GB/s whose two printed decimals determine the number of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclTable:
-    """One table: `seconds` of a collective by `nbytes` (LinkSample says which), out of place.
+    """One table: `times` has pairs of `nbytes` (as in LinkSample) and seconds of the out-of-place collective.
 
-    `hosts` are the ranks on each host and `device` what the first rank runs on; empty where the text does not
-    say. `ranks` is then None too, unless the rates tell it.
+    `hosts` has the number of ranks on each host, and `device` the device of the first rank; both are empty
+    where the text does not state them. `ranks` is then None, unless the sizes determine it.
     """
 
     kind: Collective
@@ -69,7 +69,7 @@ class NcclTable:
 
 @dataclass(slots=True)
 class _Run:
-    """What a run said so far."""
+    """The parts of a run's header that were read: the test, the host of each rank, and the device."""
 
     test: str | None
     hosts: dict[int, str]
@@ -77,10 +77,10 @@ class _Run:
 
 
 def nccl_tables(text: str, *, file: str) -> list[NcclTable]:
-    """The tables of `text`, the content of `file`, whose name may tell the collective.
+    """The tables of `text`, the content of `file`, whose name may contain the name of the test.
 
-    Tables of collectives that the cost model does not have are left out. Raises ConfigError at the first line
-    that is wrong, and where no table is left.
+    Tables of collectives that the cost model does not have are left out. Raises ConfigError at the first
+    wrong line, and where no table is left.
     """
     named = _NAMED.search(PurePath(file).stem.replace("-", "_"))
     by_name = named.group(1) if named else None
@@ -110,7 +110,7 @@ def nccl_tables(text: str, *, file: str) -> list[NcclTable]:
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """A line of the file, counted from 1, for errors."""
+    """A line of the file, counted from 1, for error messages."""
 
     file: str
     line: int
@@ -126,13 +126,14 @@ def _plain(line: str) -> str:
 
 
 def _is_start(line: str) -> bool:
-    """Whether a line names the test that is to come."""
+    """Whether a line names the test of the next table."""
     return _TEST.search(line) is not None and not _CONCLUDED.match(line)
 
 
 def _rows(lines: Sequence[str], number: int) -> tuple[list[tuple[int, list[str]]], int]:
-    """The words of the rows that follow line `number` with the numbers of their lines, and the last line
-    read: up to the next head, test or list of ranks."""
+    """The rows after line `number`, each with its line number and its words, and the last line that was read.
+
+    A table ends at the next header, test or list of ranks."""
     rows = []
     while number < len(lines):
         line = _plain(lines[number])
@@ -147,7 +148,7 @@ def _rows(lines: Sequence[str], number: int) -> tuple[list[tuple[int, list[str]]
 def _add_rank(at: _Located, run: _Run, match: re.Match[str]) -> None:
     rank, group, host, device = int(match[1]), match[2], match[3], match[4].strip()
     if group not in (None, "0"):
-        raise at.error("runs several groups at a time", found=f"group {group}", allowed="one group")
+        raise at.error("runs several groups at once", found=f"group {group}", allowed="one group")
     if rank == 0 and len(run.hosts) > 1:
         run.hosts, run.device = {}, ""  # another run
     if rank != len(run.hosts):
@@ -162,13 +163,13 @@ def _table(
     at: _Located, run: _Run, columns: list[str], rows: Sequence[tuple[int, list[str]]]
 ) -> NcclTable | None:
     if "cputime" in columns:
-        raise at.error("has times of processors", found="cputime", allowed="time: without --report_cputime")
+        raise at.error("has CPU times", found="cputime", allowed="time: run without --report_cputime")
     if not set(_COLUMNS) <= set(columns):
         raise at.error(
-            "has no such columns", found=short_repr(" ".join(columns)), allowed=", ".join(_COLUMNS)
+            "has not all columns", found=short_repr(" ".join(columns)), allowed=", ".join(_COLUMNS)
         )
     if not rows:
-        raise at.error("has a head of a table and no rows")
+        raise at.error("has the header of a table and no rows")
     read = [_Row.of(_Located(at.file, line), columns, words) for line, words in rows]
     nonempty_rows = [row for row in read if row.nbytes > 0.0]
     test = run.test or _test_of(at, nonempty_rows)
@@ -190,7 +191,7 @@ def _table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """One size: rates in GB/s as printed, with two decimals."""
+    """A row of a table; rates are in GB/s as printed, with two decimals."""
 
     at: _Located
     nbytes: float
@@ -206,7 +207,7 @@ class _Row:
     def of(at: _Located, columns: Sequence[str], words: Sequence[str]) -> _Row:
         if len(words) != len(columns):
             raise at.error(
-                "has another number of columns than the head", found=str(len(words)),
+                "has another number of columns than the header", found=str(len(words)),
                 allowed=str(len(columns)),
             )  # fmt: skip
         first = {name: word for name, word in reversed(list(zip(columns, words, strict=True)))}
@@ -225,23 +226,25 @@ class _Row:
             busbw=_number(at, "busbw", first["busbw"]),
         )
         if not 1e-8 <= row.seconds <= 1e4:
-            raise at.error("has no such time", found=short_repr(first["time"]), allowed="0.01 us to 1e10 us")
+            raise at.error(
+                "has a time out of range", found=short_repr(first["time"]), allowed="0.01 us to 1e10 us"
+            )
         rate = row.nbytes / row.seconds / 1e9
         if abs(rate - row.algbw) > 0.011 + 0.02 * rate:
             raise at.error(
-                "has a rate that is not its size over its time", found=f"algbw {short_repr(first['algbw'])}",
+                "has a rate other than size / time", found=f"algbw {short_repr(first['algbw'])}",
                 allowed=f"{rate:.2f}",
             )  # fmt: skip
         return row
 
     def check_ranks(self, kind: Collective, ranks: int | None) -> None:
-        """ConfigError where busbw / algbw is not that of so many ranks."""
+        """Raises ConfigError where busbw / algbw does not fit the number of ranks."""
         if ranks is None or self.algbw < _RATIO_FROM:
             return
         ratio = bus_factor(kind, ranks)
         if abs(self.busbw / self.algbw - ratio) > 0.02 * max(ratio, 0.5):
             raise self.at.error(
-                f"has not the busbw of {kind} on {ranks} ranks", found=f"{self.busbw:.2f}",
+                f"has another busbw than {kind} on {ranks} ranks", found=f"{self.busbw:.2f}",
                 allowed=f"{self.algbw * ratio:.2f}",
             )  # fmt: skip
 
@@ -253,17 +256,17 @@ def _number(at: _Located, column: str, word: str) -> float:
 
 
 def bus_factor(kind: Collective, ranks: int) -> float:
-    """busbw over algbw, as nccl-tests defines it."""
+    """busbw over algbw, as nccl-tests defines it (PERFORMANCE.md of nccl-tests)."""
     if kind == "message":
         return 1.0
     return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
 
 
 def _test_of(at: _Located, rows: Sequence[_Row]) -> str:
-    """The test by what its rows show, where no line names it."""
+    """The test, inferred from its rows where no line names it."""
     row = max(rows, key=lambda row: row.nbytes, default=None)
     if row is None or row.type_bytes is None:
-        raise at.error("does not say which test it is", allowed="a line before it such as # all_reduce_perf")
+        raise at.error("does not name its test", allowed="a line before it such as # all_reduce_perf")
     is_whole = row.count * row.type_bytes == row.nbytes
     if row.root not in ("-1", ""):
         return "reduce" if row.reduces else "broadcast"
@@ -272,34 +275,37 @@ def _test_of(at: _Located, rows: Sequence[_Row]) -> str:
     if row.reduces:
         return "reduce_scatter"
     raise at.error(
-        "is of all_gather_perf or of alltoall_perf", allowed="a line before it that names the test"
+        "may be of all_gather_perf or of alltoall_perf", allowed="a line before it that names the test"
     )
 
 
 def _ranks_of(kind: Collective, rows: Sequence[_Row]) -> int | None:
-    """The number of ranks where `count` is one rank's part of the whole tensor, which `size` is."""
+    """The number of ranks, for collectives whose `count` is one rank's part of the tensor of `size` bytes."""
     row = max(rows, key=lambda row: row.nbytes, default=None)
     if kind in ("all_reduce", "message") or row is None or row.type_bytes is None or row.count == 0.0:
         return None
     ranks = round(row.nbytes / (row.count * row.type_bytes))
     if ranks < 1:
         raise row.at.error(
-            "counts more elements than it has bytes for", found=f"{row.count:.0f}",
+            "has more elements than its size allows", found=f"{row.count:.0f}",
             allowed=f"at most {row.nbytes / row.type_bytes:.0f}",
         )  # fmt: skip
     return ranks
 
 
+# Calibration
 LEAST_BYTES: Final = 1 << 20
-"""Smaller tensors do not count: NCCL moves them by other protocols, and steps spend their time on larger
-ones."""
+"""Smallest tensor that counts, in bytes (1 MiB).
+
+NCCL uses other protocols for smaller tensors, and steps spend their time on larger ones."""
 
 
 def with_tables(
     device: Device, cluster: Cluster, tables: Sequence[tuple[str, NcclTable]]
 ) -> tuple[Device, dict[str, object]]:
-    """`device` with what these collectives, each table with the file that it is from, reach on the tiers of
-    `cluster`, and how far off their times it leaves them."""
+    """`device` with links fitted to `tables` on the tiers of `cluster`, and the remaining errors.
+
+    Each table comes with the path of its file. The errors are a record for the calibration file."""
     samples: dict[int, list[LinkSample]] = {}
     for path, table in tables:
         at, of = table_samples(path, table, cluster)
@@ -325,7 +331,7 @@ def _inner_span(cluster: Cluster, tier: int) -> int:
 
 
 def table_samples(path: str, table: NcclTable, cluster: Cluster) -> tuple[int, list[LinkSample]]:
-    """The tier that the ranks of `table` cross, and its times there."""
+    """The index of the tier that the ranks of `table` cross, and the samples of the table."""
 
     def wrong(message: str, found: str, allowed: str) -> ConfigError:
         return ConfigError(
@@ -337,13 +343,15 @@ def table_samples(path: str, table: NcclTable, cluster: Cluster) -> tuple[int, l
     ranks = sum(hosts)
     if len(hosts) > 1 and set(hosts) != {per_node}:
         found = " + ".join(map(str, hosts))
-        raise wrong("does not use whole nodes", f"{short_repr(found)} ranks", f"{per_node} a node")
+        raise wrong("does not use whole nodes", f"{short_repr(found)} ranks", f"{per_node} per node")
     if ranks > cluster.devices or ranks < 2:
         raise wrong("has another number of ranks", str(ranks), f"2 to {cluster.devices}, as --cluster has")
     at = next(index for index, tier in enumerate(cluster.tiers) if tier.span >= ranks)
     tier, inner = cluster.tiers[at], _inner_span(cluster, at)
     if ranks % inner:
-        raise wrong("does not fill the groups below", f"{ranks} ranks", f"a multiple of {inner}")
+        raise wrong(
+            "does not fill whole groups of the tier below", f"{ranks} ranks", f"a multiple of {inner}"
+        )
     sample = LinkSample(
         kind=table.kind, ranks=ranks, nbytes=0.0, seconds=0.0, inner=inner,
         share=_share(tier, 2 if table.kind == "message" else ranks // inner),
@@ -358,7 +366,7 @@ def table_samples(path: str, table: NcclTable, cluster: Cluster) -> tuple[int, l
 
 
 def _hosts_of(ranks: int, per_node: int) -> tuple[int, ...]:
-    """The ranks of each node where nodes are filled one by one."""
+    """The number of ranks on each node where ranks fill nodes one by one."""
     whole, remainder = divmod(ranks, per_node)
     return (per_node,) * whole + ((remainder,) if remainder else ())
 

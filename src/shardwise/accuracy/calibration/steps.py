@@ -1,8 +1,9 @@
-"""Costs of software from whole steps on one device: what a step takes beyond its kernels.
+"""Fits software costs and device speed to measured steps.
 
-Small plans of one device whose steps tell what software costs.
-
-The log of `train --log` read back: what steps took, by the step time that their plan predicted.
+`calibration_plans` and `accelerator_plans` are small plans of one device for these measurements.
+`software_costs` and `queued_costs` fit the time of a step beyond its kernels, and `with_dispatch` the host's
+time per kernel. `device_speed` fits one speed factor. `logged_times` reads step times from the log of
+`train --log`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from shardwise.model import model_from_config
 from shardwise.plans import Plan
 from shardwise.strategy import Job, Profile, complete, parse_fields
 
+# Software costs and device speed
 _MICROSECOND = 1e-6
 _MILLISECOND = 1e-3
 
@@ -30,7 +32,7 @@ Variant = Callable[[Device, Profile], tuple[Device, Profile]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """A plan that ran, and the seconds of its typical step."""
+    """A plan that ran, and the seconds of a typical step of its run."""
 
     plan: Plan
     seconds: float
@@ -41,7 +43,7 @@ def _launches(device: Device, profile: Profile, seconds: float) -> tuple[Device,
 
 
 def _without_costs(profile: Profile) -> Profile:
-    """Software that takes nothing: no memory-bound work, no time of the host."""
+    """`profile` without costs: no memory-bound work and no host time."""
     return replace(
         profile,
         pointwise_passes=0.0,
@@ -59,15 +61,15 @@ _OF_SOFTWARE: tuple[Variant, ...] = (
     lambda device, profile: (device, replace(profile, host_action_s=_MILLISECOND)),
     lambda device, profile: (device, replace(profile, host_step_s=_MILLISECOND)),
 )
-"""One unit of each number that is found, on top of nothing."""
+"""Changes that set one unit of each fitted number: one memory pass, 1 ms per action, 1 ms per step."""
 
 
 def software_costs(steps: Sequence[MeasuredStep], device: Device, profile: Profile) -> tuple[Device, Profile]:
-    """`device` and `profile` with the launch per kernel, the passes of memory-bound operators, and the host's
-    seconds per action and per step with which the times of `steps` are closest to the measured ones.
+    """`device` and `profile` with software costs fitted to `steps`.
 
-    A step's time is linear in these while nothing is hidden beside anything, as on one device. The host hands
-    kernels over within their launch here (`dispatch_s` is 0): such software waits for its kernels.
+    Fitted are the launch per kernel, the passes of memory-bound operators, and the host's seconds per action
+    and per step. A step's time is linear in them where nothing overlaps, as on one device. `dispatch_s` is 0:
+    the launch contains the host's dispatch, since such software waits for its kernels.
     """
     nothing, base = _launches(device, _without_costs(profile), 0.0)
     launch, *software = _units(steps, nothing, base, (_OF_LAUNCHES, *_OF_SOFTWARE))
@@ -75,8 +77,10 @@ def software_costs(steps: Sequence[MeasuredStep], device: Device, profile: Profi
 
 
 def queued_costs(steps: Sequence[MeasuredStep], device: Device, profile: Profile) -> Profile:
-    """The same of a device that the host queues kernels for: their launch is the device's own, as its kernels
-    alone tell it, and `steps` are of kernels that take longer than the host needs to hand them over."""
+    """`profile` with software costs fitted to `steps`, for a device with a kernel queue.
+
+    The launch per kernel stays that of the device, which measured kernels determine. The kernels of `steps`
+    take longer than the host needs to queue them."""
     base = _without_costs(profile)
     return _with_units(base, _units(steps, device, base, _OF_SOFTWARE))
 
@@ -84,8 +88,9 @@ def queued_costs(steps: Sequence[MeasuredStep], device: Device, profile: Profile
 def _units(
     steps: Sequence[MeasuredStep], device: Device, profile: Profile, variants: Sequence[Variant]
 ) -> tuple[float, ...]:
-    """How many units of each of the `variants` of `device` and `profile` explain `steps` best. ConfigError
-    for too few."""
+    """The units of each of the `variants` of `device` and `profile` that fit `steps` best.
+
+    Raises ConfigError for too few steps."""
     if len({step.plan.best.strategy for step in steps}) < 2 or len(steps) <= len(variants):
         raise ConfigError("are too few", key="measured steps", allowed=f"more than {len(variants)}")
     known_s = [predicted_step_s(step.plan, device, profile) for step in steps]
@@ -100,7 +105,7 @@ def _units(
 
 
 def _with_units(profile: Profile, units: Sequence[float]) -> Profile:
-    """`profile` with so many of what `_OF_SOFTWARE` has one of each."""
+    """`profile` with this number of units of each variant of `_OF_SOFTWARE`."""
     passes, action, step = units
     return replace(
         profile,
@@ -111,13 +116,15 @@ def _with_units(profile: Profile, units: Sequence[float]) -> Profile:
 
 
 LONGEST_DISPATCH_S = 1e-2
-"""Of a kernel."""
+"""Upper bound of the host's seconds per kernel."""
 
 
 def with_dispatch(steps: Sequence[MeasuredStep], device: Device, profile: Profile) -> Profile:
-    """`profile` with the host's seconds per kernel with which the predicted times of `steps`, whose kernels
-    are done sooner than the host hands them over, are the measured ones in the geometric mean. 0 where
-    kernels alone take as long as that."""
+    """`profile` with the host's seconds per kernel (`dispatch_s`) fitted to `steps`.
+
+    The kernels of `steps` are shorter than the time in which the host queues them. The geometric mean of
+    predicted over measured time becomes 1. `profile` stays unchanged where kernels alone take at least the
+    measured time."""
 
     def excess(seconds: float) -> float:
         slower = replace(profile, dispatch_s=seconds)
@@ -133,22 +140,22 @@ def with_dispatch(steps: Sequence[MeasuredStep], device: Device, profile: Profil
 
 
 SLOWEST = 0.05
-"""Of the known speed: a step that takes longer is not slow for its kernels."""
+"""Lower bound of the speed factor of a device: slow kernels do not explain still longer steps."""
 
 _HALVINGS = 40
+"""Bisection steps of `with_dispatch` and `device_speed`."""
 
 
 def device_speed(steps: Sequence[MeasuredStep], device: Device) -> float:
-    """How many times as fast as they are known the kernels of `device` are, where the predicted times of
-    `steps` are the measured ones in the geometric mean; each with the software of its plan.
+    """The speed factor of the kernels of `device` that fits `steps`, each with the software of its plan.
 
-    One number tells only that: what a step takes for communication and the host stays as it is known. A
-    faster device never takes longer, so that the number is found by halving. ConfigError where no device
-    explains the times: at its peak it would take longer, or it would be slower than SLOWEST.
+    With it, the geometric mean of predicted over measured time is 1. The times of communication and of the
+    host stay unchanged. A faster device never takes longer, so bisection finds the factor. Raises ConfigError
+    where no factor fits: the steps are faster than at the device's peak, or slower than at SLOWEST.
     """
 
     def excess(factor: float) -> float:
-        """Mean log of predicted over measured seconds."""
+        """Mean logarithm of predicted over measured time."""
         faster = with_speed(device, factor)
         return fmean(
             log(predicted_step_s(step.plan, faster, step.plan.job.profile) / step.seconds) for step in steps
@@ -172,7 +179,7 @@ def device_speed(steps: Sequence[MeasuredStep], device: Device) -> float:
 
 
 def predicted_step_s(plan: Plan, device: Device, profile: Profile) -> float:
-    """The plan's step time where its devices were `device` and its software `profile`."""
+    """The predicted step time of a plan on `device` with the software `profile`."""
     cluster = _with_device(plan.cluster, device)
     job = replace(plan.job, profile=profile)
     return search.evaluate(plan.model, cluster, job, plan.best.strategy).step_time_s
@@ -182,10 +189,10 @@ def _with_device(cluster: Cluster, device: Device) -> Cluster:
     return replace(cluster, classes={name: device for name in cluster.classes})
 
 
+# Plans for calibration
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A small transformer, a strategy of one device, and a batch: one step that tells what software costs.
-    It is a GPT, or, where it `is_gated`, a Llama."""
+    """A small plan for one device: a GPT, or a Llama where it `is_gated`, with its batch."""
 
     layers: int
     hidden: int
@@ -221,9 +228,10 @@ _CPU_CASES = (
     _Case(1, 768, 128, 2048, 2, 4),
     _Case(1, 128, 64, 512, 1, 32),
 )
-"""Few and many microbatches, narrow and wide layers, few and many parameters: a fraction of a second each.
-The last has many actions and little in each: without it what an action takes is hardly told from what a step
-and its kernels do."""
+"""Cases for CPUs: few and many micro-batches, narrow and wide layers, few and many parameters.
+
+A step takes a fraction of a second. The last case has many short actions; it separates the cost of an action
+from that of a step and of its kernels."""
 
 _ACCELERATOR_CASES = (
     _Case(2, 4096, 2048, 8192, 8, 8),
@@ -239,36 +247,37 @@ _ACCELERATOR_CASES = (
     _Case(4, 2048, 2048, 32768, 8, 16, is_gated=True),
     _Case(1, 5120, 2048, 32768, 4, 8, is_gated=True),
 )
-"""The same at the sizes of accelerators: kernels that take longer than the host needs to hand them over."""
+"""Cases for accelerators: their kernels take longer than the host needs to queue them."""
 
 MEMORY_SHARE = 0.9
-"""Of an accelerator's memory, which others may use too."""
+"""Share of an accelerator's memory that plans may use, since other programs may use the memory too."""
 
 _HOST_CASES = (
     _Case(4, 256, 128, 512, 4, 4),
     _Case(8, 128, 64, 512, 2, 8),
     _Case(12, 256, 64, 512, 2, 4),
 )
-"""Kernels that an accelerator is done with long before it gets the next."""
+"""Cases whose steps are host-bound: an accelerator finishes each kernel before the host queues the next."""
 
 
 def calibration_plans(cluster: Cluster, profile: Profile) -> list[Plan]:
-    """Plans for one processor of `cluster`, in fp32, without anything that is divided or recomputed."""
+    """Plans for one CPU of `cluster` in fp32, without parallelism and recomputation."""
     return [case.plan(cluster, profile, "fp32", head_dim=64, dropout=0.1) for case in _CPU_CASES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorPlans:
-    """Plans for one accelerator: `large` ones, whose steps take what their kernels take, and `small` ones,
-    whose steps take what the host does."""
+    """Plans for one accelerator: the steps of `large` plans are bound by kernels, those of `small` plans by
+    the host."""
 
     large: Sequence[Plan]
     small: Sequence[Plan]
 
 
 def accelerator_plans(cluster: Cluster, profile: Profile, dtype: str) -> AcceleratorPlans:
-    """Such plans for an accelerator of `cluster`, those that fit into its memory. Nothing is dropped out, as
-    our runtime never does."""
+    """The plans for an accelerator of `cluster` that fit in its memory.
+
+    They have no dropout, since our runtime does not apply it."""
 
     def fitting(cases: Sequence[_Case]) -> list[Plan]:
         plans = [case.plan(cluster, profile, dtype, head_dim=128, dropout=0.0) for case in cases]
@@ -282,14 +291,15 @@ def accelerator_plans(cluster: Cluster, profile: Profile, dtype: str) -> Acceler
     return AcceleratorPlans(large=fitting(_ACCELERATOR_CASES), small=fitting(_HOST_CASES))
 
 
+# Logs of training
 _SECONDS = {"low": 1e-9, "high": 1e9}
 
 
 def logged_times(text: str, *, file: str) -> Mapping[float, float]:
-    """The median of the measured seconds of a step for each predicted time in `text`, the content of `file`;
-    the first quarter of the steps, which warms up, does not count.
+    """The median measured step time for each predicted step time in `text`, the content of `file`; seconds.
 
-    A last line that a run was ended in is left out. ConfigError names the first line that is wrong.
+    The first quarter of the steps is warm-up and does not count. A last line that an interrupted run left
+    incomplete is skipped. ConfigError names the first wrong line.
     """
     lines = text.split("\n")
     whole, torn = lines[:-1], lines[-1]
@@ -312,7 +322,7 @@ def _record(line: str, number: int, file: str) -> tuple[float, float]:
     except ConfigError as error:
         raise ConfigError(
             f"is not a JSON object: {error.message}", file=printable(file), key=f"line {number}",
-            found=short_repr(line.strip()[:60]), allowed="a step a line",
+            found=short_repr(line.strip()[:60]), allowed="one step per line",
         ) from None  # fmt: skip
     fields = Fields(mapping, file=file, key=f"line {number}")
     fields.integer("step", low=1)

@@ -190,6 +190,7 @@ def comparison(plan: Plan, found: PlanComparison, *, kind: str, requested: str) 
     question = found.question
     return {
         **_explained(plan, kind),
+        "requested": requested,
         "asked": requested,
         "priced_as": list(found.answer.certificate.priced_as),
         "cluster": question_document(question.model, question.cluster, question.job)["cluster"],

@@ -64,7 +64,8 @@ def _written(trace: EventTrace, out: str | None, *, is_json: bool, dropped_notes
         document = {
             "schema": "shardwise.events-answer", "version": 1, "nodes": trace.nodes,
             "absent": len(trace.absent), "events": len(trace.events), "kinds": dict(sorted(kinds.items())),
-            "end_s": trace.end_s, "source": trace.source, "told": list(dropped_notes),
+            "end_s": trace.end_s, "source": trace.source,
+            "dropped": list(dropped_notes), "told": list(dropped_notes),
         }  # fmt: skip
         return Output(document=document, notes=notes)
     if out is None:

@@ -48,7 +48,7 @@ class Pruner:
     """Rejects and prunes nodes; `outcomes` counts their candidates.
 
     With `is_exhaustive` nothing is pruned. `without` names techniques that are switched off: levels whose
-    bounds are ignored (see `ledger.LEVELS`), "room" (the capacity relaxation), and "memory" (rejection of
+    bounds are ignored (see `ledger.LEVELS`), "capacity" (the capacity relaxation), and "memory" (rejection of
     nodes by memory; strategies that do not fit are never evaluated).
     """
 
@@ -97,7 +97,7 @@ class Pruner:
 
     def has_capacity(self, capacity: LayerCapacity) -> Any:
         """Which rows pass the capacity relaxation."""
-        return capacity.is_enough | (self.is_exhaustive or "room" in self._without)
+        return capacity.is_enough | (self.is_exhaustive or "capacity" in self._without)
 
     def pruned(
         self, nodes: SearchNodes, level: str, time_s: Any, device_bytes: Any | None = None

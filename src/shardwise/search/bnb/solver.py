@@ -132,10 +132,10 @@ class BranchAndBound:
     they fill the solution pool, the restricted space is not searched, only their neighbourhood. With
     `degrees`, the space has only these degrees, and the goal must have an upper bound.
 
-    `without` names techniques that are switched off, for comparison: "sketch" (all primal heuristics),
-    "close-up" (the neighbourhood search), "symmetry", "room" (the capacity relaxation), "memory" (rejection
-    of nodes), and levels (`ledger.LEVELS`) whose bounds are ignored. The answer is the same with any of them.
-    """
+    `without` names techniques that are switched off, for comparison: "heuristics" (all primal heuristics),
+    "neighbourhood" (the neighbourhood search), "symmetry", "capacity" (the capacity relaxation), "memory"
+    (rejection of nodes), and levels (`ledger.LEVELS`) whose bounds are ignored. The answer is the same with
+    any of them. """
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class BranchAndBound:
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
         whole = self._pass
         with SearchWorkers(self._workers, self._run_task) as pool:
-            if not self._exhaustive and "sketch" not in self._without:
+            if not self._exhaustive and "heuristics" not in self._without:
                 self._offer_warm_start()
                 if not self._is_small_space:
                     if whole.goal.cutoff_s(0.0) == float("inf"):
@@ -240,7 +240,7 @@ class BranchAndBound:
         and for a frontier, whose neighbourhood is a large part of the space."""
         known = [found.table for found in self._pass.goal.incumbents]
         is_enough = self._space.is_core or self._pass.goal.weighs_memory
-        if known and not is_enough and "close-up" not in self._without and not self._clock.is_over:
+        if known and not is_enough and "neighbourhood" not in self._without and not self._clock.is_over:
             self._run_heuristic(pool, SearchRegion(centers=StrategyTable.joined(known)))
 
     def _search(
