@@ -136,7 +136,7 @@ def odd_problem(seed: int) -> Problem:
 
 
 def sampled(problem: Problem, rows: int, seed: int, space: Space | None = None) -> StrategyTable:
-    """`number` legal strategies of a space (the default one), each choice at random; equal seeds give equal
+    """`rows` legal strategies of a space (the default one), each choice at random; equal seeds give equal
     rows.
     """
     rng = np.random.default_rng(seed)
@@ -218,7 +218,7 @@ def _chosen(
 
 
 def _evenly(rng: np.random.Generator, grids: StrategyTable, rows: int) -> Index:
-    """`number` rows at random, about equally many for each number of pipeline ranks."""
+    """`rows` grids at random, about equally many for each number of pipeline ranks."""
     _, depth, count = np.unique(grids.pp, return_inverse=True, return_counts=True)
     weights = 1.0 / count[depth]
     return rng.choice(len(grids), rows, p=weights / weights.sum())

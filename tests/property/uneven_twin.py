@@ -296,7 +296,7 @@ def filling_of(options: StageOptions, site: int, kind: int, many: int) -> int:
     if not any(devices % (n * size) == 0 for n in more):
         return 1
     own, *others = (
-        [_together(devices, size, many, left, most) for left in range(1, many + 1)]
+        [_stages_per_node(devices, size, many, left, most) for left in range(1, many + 1)]
         for most in (one.stages_per_node, *more)
     )
     return 0 if own in others else max(devices // (stages_per_node * size) for stages_per_node in own)
@@ -422,7 +422,7 @@ def _figures(options: StageOptions, layouts: Layouts, name: str) -> Floats:
 
 
 @cache
-def _together(devices: int, size: int, number: int, left: int, most: int) -> int:
+def _stages_per_node(devices: int, size: int, number: int, left: int, most: int) -> int:
     """How many of `number` stages share one node of `devices` with the stage that is `left`-th from their
     end. They fill nodes from the end on, in powers of two of up to `most` that divide a node.
     """
@@ -442,7 +442,7 @@ def _node_slot(of: SiteCosts, kind: int, number: int, left: int, stages: int) ->
     devices = of.node_slots[0].devices
     if isinstance(one := of.kinds[kind], MixedPoolKind):
         return 0
-    stages_per_node = _together(devices, one.tp * one.dp, number, left, one.stages_per_node)
+    stages_per_node = _stages_per_node(devices, one.tp * one.dp, number, left, one.stages_per_node)
     whole = NodeSlot(stages_per_node, devices, True)
     return of.node_slots.index(
         whole if stages_per_node == stages and whole in of.node_slots else NodeSlot(stages_per_node, devices)

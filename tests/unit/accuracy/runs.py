@@ -50,7 +50,7 @@ def validated() -> Validation:
 
 
 def some(count: int, *groups: str, where: Callable[[Row], bool] = lambda row: True) -> list[Case]:
-    """About `number` runs for which `holds` is true, evenly spaced in their order."""
+    """About `count` cases whose row meets `where`, evenly spaced in their order."""
     cases = [case for case in published(*groups) if where(case.row)]
     return [cases[place] for place in np.linspace(0, len(cases) - 1, count).astype(int)]
 

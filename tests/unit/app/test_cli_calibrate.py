@@ -343,7 +343,7 @@ def test_an_impossible_calibration_is_refused_in_one_line(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["base.yaml"]
 
 
-# --- from what there is -------------------------------------------------------------------------------------
+# --- from logs and nccl-tests ------------------------------------------------------------------------------
 
 
 def test_figures_of_links_are_read_from_nccl_tests(run: Run, tmp_path: Path) -> None:

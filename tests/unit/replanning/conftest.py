@@ -109,7 +109,7 @@ def job(model: str, cluster: str, batch: int) -> Job:
 
 @cache
 def tight_job(memory_bytes: int, count: int = 12) -> Job:
-    """`nodes` nodes of one device each with little memory, and almost none on the host."""
+    """`count` nodes of one device each with little memory, and almost none on the host."""
     cluster = load_cluster(f"{count}x1xT4")
     device = replace(cluster.classes["T4"], memory_bytes=memory_bytes)
     nodes = (replace(cluster.nodes[0], host_memory_bytes=1e8),) * count
