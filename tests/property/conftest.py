@@ -1,4 +1,4 @@
-"""What several of the property tests are run under."""
+"""Fixtures and settings shared by the property tests."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from shardwise.search.pareto import two_phase
 
 @pytest.fixture
 def by_two_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small chains are tracked by lines and looks, as large ones are."""
+    """Search small chains by the two-phase method too, as large ones are searched."""
     monkeypatch.setattr(two_phase, "eliminate_small_chain", lambda chain: None)

@@ -1,6 +1,8 @@
-"""What the cost model says of the blocks that hold some strategies: by name of the level, and of the company
-in which it was asked. Bounds take short cuts where no row of a table needs some term, so that company
-matters."""
+"""Lower bounds of the cost model for the subproblems that contain some strategies, by name of the level and
+of the rows that are evaluated together.
+
+Bounds take short cuts where no row of a table needs a term, so the result could depend on the other rows.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,11 @@ from shardwise.cost import (
 Bounds = Mapping[str, Any]
 
 GROUPINGS = ((), ("pp",), ("pp", "schedule"), ("recompute", "offload"))
-"""Fields in which rows are alike that are bounded together."""
+"""Fields in which rows that are bounded together are equal."""
 
 
 def least_times_s(levels: Levels) -> Bounds:
-    """Seconds that everything in each row's blocks takes at least."""
+    """Lower bound of the seconds of each row's subproblems."""
     rows, problem = levels.all_rows, levels.problem
     plain = subproblem_of(problem, levels.table, ANY_SPLIT)
     found = {
@@ -80,13 +82,15 @@ def _family_s(levels: Levels, rows: Index) -> Any:
 
 
 def _open_family_s(levels: Levels, rows: Index) -> Any:
-    """The same before anything is sharded."""
+    """The same, before sharding degrees are chosen."""
     block, totals, _ = levels.family(rows)
     return _paths_s(levels, rows, replace(block, optim_shard=levels.any_states(rows)), totals, NO_TRAFFIC)
 
 
 def _paths_s(levels: Levels, rows: Index, block: Subproblem, totals: Totals, traffic: Traffic) -> Any:
-    """By the whole of the work, and by that of single ranks where all of a family have as many stages."""
+    """Critical paths, by all work and by the work of single ranks, where all schedules of a family have the
+    same number of stages.
+    """
     paths = CriticalPaths(levels.problem, block, layer_counts_of(block), totals, traffic)
     pipeline_makespan_s = paths.whole_s
     if len(set(levels.family_of(rows).vpp.tolist())) == 1:
@@ -103,7 +107,7 @@ def _least_of(levels: Levels, level: Level) -> Callable[[Index], Any]:
 
 
 def least_device_bytes(levels: Levels) -> Bounds:
-    """Bytes that everything in each row's blocks takes at least on some rank."""
+    """Lower bound of each row's device bytes, on some rank."""
 
     def of_sharded(rows: Index) -> Any:
         block, totals, _ = levels.sharded(rows)
@@ -122,7 +126,7 @@ def least_device_bytes(levels: Levels) -> Bounds:
 
 
 def least_hosts_bytes(levels: Levels) -> Bounds:
-    """Bytes that everything in each row's blocks puts on some host at least."""
+    """Lower bound of each row's host bytes, on some host."""
     return _bytes_of_levels(levels, host_lower_bound_bytes)
 
 
@@ -147,7 +151,9 @@ def _bytes_of_levels(levels: Levels, least: Any) -> dict[str, Any]:
 
 
 def capacities(levels: Levels, limit_s: Any, usable_bytes: Any) -> Mapping[str, LayerCapacity]:
-    """Whether each row's blocks have room in so much memory, and within the row's limit as well."""
+    """Whether the layers of each row's subproblems fit into this memory, and also into the row's
+    time limit.
+    """
     by_group = {
         "recompute_chosen": (_recompute_capacity, ("pp",)),
         "open family": (_open_family_capacity, ("pp", "schedule")),
@@ -211,7 +217,7 @@ def _schedule_capacity(problem: Problem, levels: Levels, rows: Index, limit_s: A
 
 
 def _tight_capacity(problem: Problem, levels: Levels, rows: Index, limit_s: Any) -> LayerCapacity:
-    """Of memory alone: as much of it as with the recomputed layers of the row."""
+    """The capacity relaxation by memory alone, with the row's recomputed layers as the fewest."""
     block, totals, _ = levels.scheduled_tight(rows)
     fits = memory_capacity(
         problem, block, totals, levels.in_flight_per_rank(rows), layer_counts_of(block).is_v

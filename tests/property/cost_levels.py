@@ -1,8 +1,8 @@
-"""The blocks that hold some strategies, level by level.
+"""The subproblems that contain some strategies, level by level of the search tree.
 
-Each strategy is given its own ancestors: the block of its grid, of what it keeps, of what it shards, of its
-family of schedules, of its schedule, of its split and of its recomputed layers. What holds for a block holds
-for every strategy in it, so no bound of an ancestor may exceed what the strategy itself takes.
+Each strategy gets its own ancestors: the subproblem of its grid, of its recomputation, of its sharding, of
+its family of schedules, of its schedule, of its split and of its recomputed layers. A bound of a subproblem
+holds for every strategy in it, so no bound of an ancestor may exceed the strategy's own cost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FULL = 2
 """Index of full recomputation."""
 
 ANY_SPLIT = Split(0, 0, 0, 1)
-"""Nothing is known of the split."""
+"""A split of which nothing is known."""
 
 BoundInputs = tuple[Subproblem, Totals, Traffic]
 Level = Callable[[Index], BoundInputs]
@@ -46,8 +46,9 @@ Level = Callable[[Index], BoundInputs]
 
 @dataclass(frozen=True)
 class Levels:
-    """Strategies of one space, and the blocks that hold them: each level takes rows and gives their blocks
-    with the totals and the traffic of their grids."""
+    """Strategies of one space and the subproblems that contain them. Each level takes rows and returns their
+    subproblems with the totals and the traffic of their grids.
+    """
 
     problem: Problem
     space: Space
@@ -65,19 +66,19 @@ class Levels:
         return self.problem.job.global_batch_size // (self.table.dp * self.table.micro_batch_size)
 
     def groups(self, *names: str) -> Iterator[Index]:
-        """Rows alike in some fields, together; without fields all rows."""
+        """Rows grouped by equal values of some fields; one group of all rows without fields."""
         _, group = distinct_rows([getattr(self.table, name) for name in names] or [0 * self.table.tp])
         for index in range(int(group.max(initial=-1)) + 1):
             yield np.flatnonzero(group == index)
 
     def by_group(self, bound: Callable[[Index], Any], *names: str) -> Any:
-        """What a bound says of every row, asked of rows alike in some fields together."""
+        """A bound of every row, computed together for rows that are equal in some fields."""
         found = np.empty(len(self))
         for rows in self.groups(*names):
             found[rows] = bound(rows)
         return found
 
-    # Prices.
+    # Costs.
 
     @cached_property
     def grids(self) -> tuple[Grids, Index]:
@@ -94,10 +95,10 @@ class Levels:
         table = self.table.take(rows)
         return traffic_of(self.problem, grids, of_grid[rows], table.param_shard, table.grad_shard)
 
-    # What is open.
+    # Open fields.
 
     def any_states(self, rows: Index) -> Any:
-        """A degree that all of the optimizer's states divide."""
+        """A degree that every sharding degree of the optimizer states divides."""
         table = self.table.take(rows)
         return each(self._all_states, table.dp * table.cp)
 
@@ -105,7 +106,7 @@ class Levels:
         return int(np.lcm.reduce(self.space.shards(ranks)["optim_shard"]))
 
     def states(self, rows: Index) -> Any:
-        """The same beside the row's degrees of parameters and gradients."""
+        """The same with the row's sharding degrees of parameters and gradients."""
         table = self.table.take(rows)
         return each(self._states, table.dp * table.cp, table.param_shard, table.grad_shard)
 
@@ -113,7 +114,7 @@ class Levels:
         return int(np.lcm.reduce(self.space.states(ranks, param_shard, grad_shard)["optim_shard"]))
 
     def fewest(self, rows: Index) -> Any:
-        """Layers of each stage that are recomputed at least, whatever the split."""
+        """Fewest recomputed layers of each stage under any split."""
         table = self.table.take(rows)
         return each(self._fewest, table.pp * table.vpp, table.recompute)
 
@@ -123,7 +124,7 @@ class Levels:
         return self.space.split_range(stages).largest if self.space.is_core else 1
 
     def fewest_of_any(self, rows: Index) -> Any:
-        """The same whatever the schedule."""
+        """Fewest recomputed layers of each stage under any schedule."""
 
         def least(pp: int, recompute: int) -> int:
             vpp = self._variants(pp).vpp.tolist()
@@ -148,7 +149,7 @@ class Levels:
         return known_split(self.space.layers, table.pp * table.vpp, *ends)
 
     def _bound_inputs(self, rows: Index, split: Split, layers: Any, most: Any) -> BoundInputs:
-        """The blocks of rows whose sharding is known."""
+        """The subproblems of rows whose sharding degrees are fixed."""
         table = self.table.take(rows).replaced(
             optim_shard=self.states(rows), recompute_layers=np.broadcast_to(layers, (len(rows),))
         )
@@ -157,40 +158,40 @@ class Levels:
     # Levels.
 
     def recompute_chosen(self, rows: Index) -> BoundInputs:
-        """What a grid keeps is known."""
+        """The recomputation of the grid is fixed."""
         block, totals, _ = self.sharded(rows)
         block = replace(block, param_shard=1, grad_shard=1, optim_shard=self.any_states(rows))
         return block, totals, NO_TRAFFIC
 
     def sharded(self, rows: Index) -> BoundInputs:
-        """And what it shards."""
+        """Recomputation and sharding degrees are fixed."""
         return self._bound_inputs(rows, ANY_SPLIT, self.fewest_of_any(rows), self.space.layers)
 
     def family_of(self, rows: Index) -> Variants:
-        """The schedules with the same terms as that of rows of one depth and schedule."""
+        """The schedules whose bounds have the same terms as those of rows with one depth and schedule."""
         mine = int(self.table.schedule[rows[0]])
         families = self._variants(int(self.table.pp[rows[0]])).families.values()
         return next(family for family in families if mine in family.schedule)
 
     def family(self, rows: Index) -> BoundInputs:
-        """And that its schedule is one of a family; for rows of one depth and schedule."""
+        """In addition, the schedule is one of a family; for rows with one depth and schedule."""
         variants, pp = self.family_of(rows), int(self.table.pp[rows[0]])
         split, one = self.space.range_of_all(pp * variants.vpp), variants.representative(pp)
         block, totals, traffic = self._bound_inputs(rows, split, self.fewest_of_any(rows), self.space.layers)
         return replace(block, schedule=one.schedule, vpp=one.vpp), totals, traffic
 
     def scheduled(self, rows: Index) -> BoundInputs:
-        """And which."""
+        """In addition, the schedule is fixed."""
         split = self.any_split(rows)
         return self._bound_inputs(rows, split, self.fewest(rows), split.largest)
 
     def divided(self, rows: Index) -> BoundInputs:
-        """And the split."""
+        """In addition, the split is fixed."""
         split = self.own_split(rows)
         return self._bound_inputs(rows, split, np.minimum(self.fewest(rows), split.largest), split.largest)
 
     def recomputed(self, rows: Index) -> BoundInputs:
-        """And the recomputed layers."""
+        """In addition, the number of recomputed layers is fixed."""
         return self._bound_inputs(rows, self.own_split(rows), self.table.recompute_layers[rows], None)
 
     def scheduled_tight(self, rows: Index) -> BoundInputs:
@@ -199,14 +200,15 @@ class Levels:
         return self._bound_inputs(rows, split, self.table.recompute_layers[rows], split.largest)
 
     def divided_tight(self, rows: Index) -> BoundInputs:
-        """The same of the row's own split."""
+        """The same for the row's own split."""
         split = self.own_split(rows)
         return self._bound_inputs(rows, split, self.table.recompute_layers[rows], split.largest)
 
-    # Microbatches in flight on each rank of rows of one depth, of its layers on average: shape (pp, rows).
+    # Micro-batches in flight on each rank, averaged over its layers, of rows with one depth: shape (pp,
+    # rows).
 
     def in_flight_per_rank(self, rows: Index) -> Any:
-        """Under the row's schedule."""
+        """In-flight micro-batches under the row's schedule."""
         table = self.table.take(rows)
         rank = np.arange(int(table.pp[0]))[:, None]
         return in_flight(table.schedule, table.pp, self.microbatches[rows], table.vpp, rank) / table.vpp
@@ -221,12 +223,12 @@ class Levels:
 
 
 def most_recomputed(block: Subproblem) -> Subproblem:
-    """The block with as much recomputed as may be."""
+    """The subproblem with the most recomputed layers."""
     return replace(block, recompute_layers=np.where(block.recompute == FULL, block.split.largest, 0))
 
 
 def each(of: Callable[..., int], *columns: Any) -> Any:
-    """A number of every row, asked once per distinct row."""
+    """A number for every row, computed once per distinct row."""
     rows, of_row = distinct_rows([np.asarray(column) for column in columns])
     numbers = [of(*(int(column[row]) for column in columns)) for row in rows]
     return np.array(numbers, dtype=np.int64)[of_row]

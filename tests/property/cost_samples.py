@@ -1,6 +1,6 @@
-"""Random legal strategies of real models on awkward clusters, drawn level by level from the declared space.
+"""Random legal strategies of real models on awkward clusters, sampled level by level from the declared space.
 
-Each choice is as likely as the others beside it, so that rare ones are reached too.
+Each choice of a level is equally likely, so that rare choices occur too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from tests.property.search_instances import drawn_cluster, drawn_job, drawn_model
-from tests.property.software import SOFTWARE, with_drawn_software
+from tests.property.search_instances import random_cluster, random_job, random_model
+from tests.property.software import SOFTWARE, with_random_software
 
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.cost import Index, Problem, bind, distinct_rows
@@ -23,7 +23,9 @@ from shardwise.strategy import FIELDS, GRID_RULES, Column, Job, StrategyTable, f
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model on a cluster, run by some software; in bf16, or fp16 where a device lacks that, or `dtype`."""
+    """A model on a cluster with a training software; in bf16, in fp16 where a device lacks bf16, or in
+    `dtype`.
+    """
 
     model: str
     cluster: str
@@ -69,12 +71,13 @@ CASES = (
     ),
     Case(model="gpt2", cluster="3x4xcpu", batch=36, seq_len=1024, software="unfused"),
 )  # fmt: skip
-"""Dense and routed, tied and not, windows and latent attention, six or twelve devices, mixed classes; recipes
-of low precision; software of several kinds; a backend that has no reduce-scatter (cpu)."""
+"""Dense and routed models, tied and untied embeddings, windows and latent attention, six or twelve devices,
+mixed classes, recipes of low precision, several kinds of software, a backend without reduce-scatter (cpu).
+"""
 
 
 def problem_of(case: Case) -> Problem:
-    """The case as a problem."""
+    """The planning problem of the case."""
     cluster = load_cluster(case.cluster)
     has_bf16 = all("bf16" in device.peak_flop_per_s for device in cluster.classes.values())
     job = Job(
@@ -97,13 +100,13 @@ def space_of(problem: Problem, name: str = "default") -> Space:
 
 
 def odd_problem(seed: int) -> Problem:
-    """A random model on a random cluster, every other with software of its own, and every other with odd
-    constants: a slow host or none, launches that take long, little or much slowdown, host links slow and
-    fast."""
+    """A random model on a random cluster. Every other one has its own software; every other one has odd
+    constants: a slow host or none, long launches, little or much slowdown, slow and fast host links.
+    """
     rng = random.Random(seed)
     while True:
-        model, cluster = drawn_model(rng, is_moe=seed % 5 in (1, 3)), drawn_cluster(rng)
-        problem = bind(model, cluster, with_drawn_software(drawn_job(rng), cluster, seed))
+        model, cluster = random_model(rng, is_moe=seed % 5 in (1, 3)), random_cluster(rng)
+        problem = bind(model, cluster, with_random_software(random_job(rng), cluster, seed))
         if len(sampled(problem, 30, seed, space_of(problem, "core"))):
             break
     if seed % 2 == 0:
@@ -133,8 +136,9 @@ def odd_problem(seed: int) -> Problem:
 
 
 def sampled(problem: Problem, rows: int, seed: int, space: Space | None = None) -> StrategyTable:
-    """So many legal strategies of a space (the default one), each choice at random; the same for the same
-    seed."""
+    """`rows` legal strategies of a space (the default one), each choice at random; equal seeds give equal
+    rows.
+    """
     rng = np.random.default_rng(seed)
     space = space_of(problem) if space is None else space
     grids = space.grids(space.degrees())
@@ -153,8 +157,9 @@ def sampled(problem: Problem, rows: int, seed: int, space: Space | None = None) 
 def rescheduled(
     rng: np.random.Generator, space: Space, table: StrategyTable, microbatches: Column
 ) -> StrategyTable:
-    """The same rows with a legal schedule, each as likely, and one of its numbers of chunks; their splits no
-    longer fit."""
+    """The same rows with another legal schedule, each equally likely, and one of its numbers of chunks. Their
+    splits no longer fit.
+    """
 
     def schedules(pp: int, m: int) -> dict[str, Column]:
         return {"schedule": np.unique(space.legal_variants(pp, m).schedule)}
@@ -168,7 +173,7 @@ def rescheduled(
 
 
 def rechosen(rng: np.random.Generator, space: Space, table: StrategyTable) -> StrategyTable:
-    """The same grids and schedules; everything else at random."""
+    """The same grids and schedules with random values of all other fields."""
     table = _chosen(rng, table, [0 * table.tp], lambda _: {"recompute": space.recomputes})
     table = _chosen(rng, table, [0 * table.tp], lambda _: {"offload": space.offloads})
     return resplit(rng, space, resharded(rng, space, table))
@@ -185,7 +190,7 @@ def resplit(rng: np.random.Generator, space: Space, table: StrategyTable) -> Str
 
 
 def recomputing(rng: np.random.Generator, space: Space, table: StrategyTable) -> StrategyTable:
-    """The same rows with other numbers of recomputed layers, as their splits allow."""
+    """The same rows with other numbers of recomputed layers that their splits allow."""
     ends = (table.first_stage_layers, table.last_stage_layers)
     largest = largest_stage(space.layers, table.pp * table.vpp, *ends)
 
@@ -213,7 +218,7 @@ def _chosen(
 
 
 def _evenly(rng: np.random.Generator, grids: StrategyTable, rows: int) -> Index:
-    """So many rows at random, of each number of pipeline ranks about as many."""
+    """`rows` grids at random, about equally many for each number of pipeline ranks."""
     _, depth, count = np.unique(grids.pp, return_inverse=True, return_counts=True)
     weights = 1.0 / count[depth]
     return rng.choice(len(grids), rows, p=weights / weights.sum())
@@ -222,8 +227,9 @@ def _evenly(rng: np.random.Generator, grids: StrategyTable, rows: int) -> Index:
 def descended(
     problem: Problem, space: Space, table: StrategyTable, cost: Callable[[StrategyTable], Any], rounds: int
 ) -> StrategyTable:
-    """The same grids and kinds of recomputation and offload, with the cheapest of so many other choices of
-    all else: close to the least of the blocks that hold them."""
+    """The same grids and kinds of recomputation and offload with the cheapest of several random choices of
+    all other fields: close to the lower bounds of their subproblems.
+    """
     rng, costs = np.random.default_rng(rounds), cost(table)
     for number in range(rounds):
         other = _neighbour(rng, problem, space, table, number % 4)
@@ -248,7 +254,7 @@ def _neighbour(
 
 
 def without_fixed_costs(problem: Problem) -> Problem:
-    """The problem without latencies, launches and host costs: all takes time in proportion to its amount."""
+    """The problem without latencies, launches and host costs: all times are proportional to amounts."""
     classes = {
         name: replace(
             device,
@@ -270,7 +276,7 @@ def without_fixed_costs(problem: Problem) -> Problem:
 
 
 def with_links(cluster: Cluster, factor: float) -> Cluster:
-    """The cluster with all links between devices so many times as fast."""
+    """The cluster with all links between devices `factor` times as fast."""
     tiers = tuple(
         replace(
             tier,
@@ -283,7 +289,7 @@ def with_links(cluster: Cluster, factor: float) -> Cluster:
 
 
 def with_speed(cluster: Cluster, factor: float) -> Cluster:
-    """The cluster with arithmetic, memory and host links so many times as fast."""
+    """The cluster with arithmetic, memory and host links `factor` times as fast."""
     classes = {
         name: replace(
             device,

@@ -1,4 +1,4 @@
-"""A number that carries its unit: pass it through an equation and see whether the units add up."""
+"""A number that carries its unit: passed through an equation, it shows whether the units add up."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ Unit = dict[str, Fraction]
 
 
 class UnitError(Exception):
-    """Quantities of different units met, or a unit where only a plain number makes sense."""
+    """Quantities of different units were combined, or a unit was found where only a plain number
+    makes sense.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dim(NDArrayOperatorsMixin):
-    """`value` in `unit`; plain numbers and arrays beside it count as dimensionless."""
+    """`value` in `unit`; plain numbers and arrays combined with it count as dimensionless."""
 
     value: Any
     unit: Unit
@@ -90,7 +92,7 @@ def _power(base: Any, exponent: Any) -> Unit:
 
 
 def _counted(a: Any, b: Any) -> Unit:
-    """How often b goes into a depends on the units unless they are the same."""
+    """The quotient of a floor division or a remainder depends on the units unless both units are equal."""
     _same(a, b)
     return {}
 

@@ -1,4 +1,6 @@
-"""What equations take and return, read off their names: units by suffix, values in the range of validity."""
+"""Arguments and results of equations, derived from their names: units from suffixes, values in the range of
+validity.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ SUFFIXES: tuple[tuple[str, Unit], ...] = (
     ("bytes", unit(byte=1)),
     ("flop", unit(flop=1)),
 )
-"""The first that matches counts; a name without any is dimensionless."""
+"""The first suffix that matches counts; a name without any is dimensionless."""
 
 SHARES = ("fraction", "overlap", "share", "ratio", "has", "copies", "in_switch", "jitter")
 """Last words of names that are fractions of one."""
@@ -56,7 +58,7 @@ def parameters(equation: Equation) -> Iterator[tuple[str, bool]]:
 
 
 def draw(name: str, random_: random.Random) -> float:
-    """A value of what `name` says: seconds, bytes, speeds, shares of one, or a whole number."""
+    """A random value for the name: seconds, bytes, speeds, fractions of one, or a whole number."""
     expected = unit_of_name(name)
     if expected == unit(s=1):
         return float(10.0 ** random_.uniform(-7, 1))

@@ -1,4 +1,4 @@
-"""Solutions of chains by the names of what they choose."""
+"""Solutions of chains of factor graphs, by the names of their choices."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from shardwise.graph import Placement, placement_text
 from shardwise.search.pareto.solution import SegmentChoice, Solution
 
 Names = Mapping[str, str]
-"""Of operators the names of their rules, of parameters their placements, one per axis, with slashes between;
-of tensors that several read theirs, after the word `tensor`."""
+"""Names of rules by operator, and of placements by parameter, one per mesh axis, joined by slashes; for a
+shared tensor its placements, after the word `tensor`.
+"""
 
 
 def solution_of(laid: LayoutSpace, names: Names, mode: str = "kept") -> Solution:
-    """The solution with these names; blocks that have no such mode are kept."""
+    """The solution with these names; segments without such a mode keep their mode."""
     chosen = []
     for place, link in enumerate(laid.chain):
         modes = [each for each, _ in link.modes]
@@ -28,7 +29,7 @@ def solution_of(laid: LayoutSpace, names: Names, mode: str = "kept") -> Solution
 
 
 def named(variable: Variable) -> str:
-    """How a variable is called here."""
+    """The name of a variable in these texts."""
     return f"tensor {variable.name}" if variable.role == "tensors" else variable.name
 
 

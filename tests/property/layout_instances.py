@@ -51,8 +51,9 @@ def mlp(batch: int, width: int, inner: int, classes: int) -> OpGraph:
 
 
 def chain(batch: int, width: int, inner: int, classes: int, *, norm: str = "layer_norm") -> OpGraph:
-    """Blocks in a row: a linear layer with a relu; two alike, each with a norm, a linear layer and a sum
-    with what it reads; one without parameters; a head with a loss."""
+    """Blocks in a row: a linear layer with a relu; two equal blocks, each with a norm, a linear layer and a
+    sum with its input; a block without parameters; a head with a loss.
+    """
     sizes = {"b": batch, "i": width, "f": inner, "g": inner, "v": classes}
     first = (
         op("up", "linear", sizes, [("x", "bi")], "bf", [("w_up", "if"), ("b_up", "f")]),
@@ -83,8 +84,9 @@ def chain(batch: int, width: int, inner: int, classes: int, *, norm: str = "laye
 
 
 def skips(batch: int, width: int, inner: int, classes: int) -> OpGraph:
-    """Blocks that read of others than the one before: two alike what the second block reads and what it ends
-    with, the last what the first makes on its way."""
+    """Blocks with skip tensors: two equal blocks read an inner tensor of the second block and its result; the
+    last block reads an inner tensor of the first.
+    """
     sizes = {"b": batch, "i": width, "f": inner, "g": inner, "v": classes}
     first = (
         op("up", "linear", sizes, [("x", "bi")], "bf", [("w_up", "if"), ("b_up", "f")]),
@@ -119,7 +121,9 @@ def skips(batch: int, width: int, inner: int, classes: int) -> OpGraph:
 
 
 def skips_after_the_first(batch: int, width: int, inner: int, classes: int) -> OpGraph:
-    """`skips`, whose last block reads the one before it alone: what is lent lies between the first and it."""
+    """`skips`, whose last block reads only the block before it: skip tensors are live only between the first
+    and the last block.
+    """
     graph = skips(batch, width, inner, classes)
     *others, last = graph.blocks
     _, down, loss = last.operators
@@ -128,7 +132,7 @@ def skips_after_the_first(batch: int, width: int, inner: int, classes: int) -> O
 
 
 def without_first_weights(graph: OpGraph) -> OpGraph:
-    """A `chain` whose first block is its relu alone, on data as wide as what it makes."""
+    """A `chain` whose first block is its relu alone; the data has the width of the block's output."""
     first, *others = graph.blocks
     relu = first.operators[1]
     (read,) = relu.inputs
@@ -196,8 +200,9 @@ def llama(*, layers: int = 32, batch: int = 256, seq_len: int = 2048) -> OpGraph
 
 
 def random_graph(seed: int) -> OpGraph:
-    """One to three blocks, the middle one repeated, of linear layers, functions, norms, products with
-    themselves, sums and skips, on sizes that do not always divide."""
+    """One to three blocks, the middle one repeated, of linear layers, functions, norms, products of a tensor
+    with itself, sums and skips, with sizes that do not always divide.
+    """
     random = np.random.default_rng(seed)
     sizes = {
         "b": int(random.choice([16, 24, 31, 64])), "s": int(random.choice([1, 8, 12])),
@@ -216,8 +221,9 @@ def random_graph(seed: int) -> OpGraph:
 
 
 def skip_graph(seed: int) -> OpGraph:
-    """Four blocks, the third of them repeated, of which the last three may read what those before them make,
-    and the last two the entry of the second: under that name, or that of the operator which makes it."""
+    """Four blocks, the third one repeated. The last three may read results of earlier blocks, and the last
+    two the entry of the second block, by its own name or by that of the operator that makes it.
+    """
     random = np.random.default_rng(seed)
     sizes = {
         "b": int(random.choice([16, 24, 31])), "s": int(random.choice([1, 8])),
@@ -260,8 +266,9 @@ def _random_block(
     repeat: int = 1,
     more: Sequence[str] = (),
 ) -> Block:
-    """Up to four steps, each from the tensor before it or an earlier one, to a tensor [b, s, e], and a sum
-    with `more` tensors, which are there already."""
+    """Up to four steps, each from the previous tensor or an earlier one, to a tensor [b, s, e], and a sum
+    with the existing tensors `more`.
+    """
     made = [start, *more]
     operators: list[OpNode] = []
     unread: list[str] = []
@@ -289,7 +296,7 @@ def _random_block(
             add("elementwise", [source], function=FUNCTIONS[int(random.integers(len(FUNCTIONS)))])
         else:
             add("elementwise", [source, made[int(random.integers(len(made)))]], function="add")
-    # What nobody has read, and the entry, end in one sum.
+    # The entry and the tensors without a reader end in one sum.
     left = [*dict.fromkeys([*unread, start, *more])]
     add("elementwise", left, function="add" if len(left) > 1 else "identity")
     return Block(name=name, operators=tuple(operators), entry=entry, repeat=repeat)
@@ -304,7 +311,7 @@ def _wide(
     source: str,
     name: str,
 ) -> None:
-    """A layer to f and one back to e, with biases or without."""
+    """A linear layer to f and one back to e, with biases or without."""
     own = f"{name}{len(operators)}"
     # Some layers share their first weight: within a block, or the first block with the last.
     shared = "within middle" if name == "middle" else "across"

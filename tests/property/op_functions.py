@@ -11,7 +11,7 @@ from tests.property.spmd import Array
 Function = Callable[..., Array]
 
 NUMBERS: Mapping[str, float] = {"scale": 0.7, "shift": 0.3, "masked_fill": 0.4, "power": 3}
-"""Of the functions that have a number."""
+"""Numbers of the functions that have one."""
 
 
 def _sigmoid(x: Array) -> Array:
@@ -83,4 +83,6 @@ ELEMENT_FUNCTIONS: Mapping[str, tuple[Function, tuple[Function, ...]]] = {
         (lambda x, y: (1 - np.tanh(x) ** 2) * np.tanh(y), lambda x, y: np.tanh(x) * (1 - np.tanh(y) ** 2)),
     ),
 }
-"""All but sums and dropout. Roots and logarithms are of the magnitude, so that any number will do."""
+"""All functions but sums and dropout. Roots and logarithms are taken of the magnitude, so any number is
+valid.
+"""

@@ -140,7 +140,7 @@ def _spatial() -> dict[str, OpNode]:
 
 
 def _elementwise(sizes: dict[str, int]) -> dict[str, OpNode]:
-    """Every function, of operands with different dims."""
+    """Every function, with operands of different dims."""
     operands = ("b n", "b n, n", "n, b n, b n")
     return {
         name: _with_number(

@@ -1,4 +1,6 @@
-"""What a rank computes of each kind of operator, step by step, with the exchanges that a split needs."""
+"""The computation of a rank for each kind of operator, step by step, with the collectives that a
+split needs.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def rotary(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
 
 
 def embedding(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
-    """The product of the table and a one for each index that lies in a rank's rows."""
+    """The product of the table with a one for each index that is among a rank's rows."""
     indices, table = operands
     (rows,) = without(table.dims, (*indices.dims, *op.output))
     chosen = _ones(run, indices, rows)
@@ -135,8 +137,9 @@ def _normalised(
 
 
 def group_norm(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
-    """Channels in groups by a constant that tells the group of each; a group that a rank has nothing of has
-    zeros there."""
+    """Channels are grouped by a constant that gives the group of each channel; a group without channels on a
+    rank has zeros there.
+    """
     value = operands[0]
     first, channel = value.dims[:2]
     groups = int(op.attributes["groups"])
@@ -162,7 +165,7 @@ def _members(run: Spmd, own: Value, groups: int) -> Value:
 
 
 def distribution(run: Spmd, value: Value, over: Dims) -> tuple[Value, Value]:
-    """Elements less their maximum, and the sum of their exponentials, over `over` on all ranks."""
+    """Elements less their maximum, and the sum of their exponentials, over `over` and all ranks."""
     rest = without(value.dims, over)
     axes = run.mesh.splits(over)
     tops = run.value(
@@ -195,7 +198,7 @@ def _inverse(run: Spmd, value: Value) -> Value:
 
 
 def attention(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
-    """Heads of keys are repeated by a constant that tells the head of the keys of each."""
+    """Key and value heads are repeated by a constant that gives the key head of each query head."""
     queries, keys, values, *biases = operands
     (width,) = without(queries.dims, op.output)
     (at,) = without(queries.dims, (*keys.dims, str(op.attributes.get("heads", ""))))

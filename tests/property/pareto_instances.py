@@ -1,4 +1,4 @@
-"""Small random chains of choices, and their frontiers by the definition: every solution, one by one."""
+"""Small random chains of factor graphs, and their frontiers by definition: every solution is evaluated."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from shardwise.pareto import Chain, Factor, FactorGraph, Segment
 from shardwise.search.pareto.solution import Solution
 
 SHAPES = ("series", "parallel", "residual", "dense", "shared", "tree")
-"""How the operators of a part are joined: one after the other; side by side between two; one after the other
-with skips; each with each; two that read one variable more; anyhow."""
+"""How the operators of a segment are joined: in series; in parallel between two; in series with skips; each
+with each; all with one shared variable in addition; at random.
+"""
 
 Costs = npt.NDArray[np.float64]
 Columns = tuple[float, float, float, float, float]
 Choices = tuple[tuple[int, tuple[int, ...]], ...]
-"""For each occurrence of a link: the mode, and the choice of each variable."""
+"""For each occurrence of a segment: the mode, and the choice of each variable."""
 
 
 def chain_of(seed: int, *, operators: int = 8, layouts: int = 4, repeat: int = 2) -> Chain:
-    """A chain of one to three links of at most so many operators in all, repetitions counted (a link is
-    there once or `repeat` times), small whole numbers as costs, some of them infinite; half of the
-    chains have nothing to hide."""
+    """A chain of one to three segments with at most `operators` operators in all, repetitions counted (a
+    segment occurs once or `repeat` times). Costs are small whole numbers, some of them infinite; half of
+    the chains have no communication to hide.
+    """
     random = np.random.default_rng(seed)
     segments = int(random.integers(1, 4))
     repeats = [
@@ -62,13 +64,14 @@ def chain_of(seed: int, *, operators: int = 8, layouts: int = 4, repeat: int = 2
 
 
 def starting_with(seed: int, seeds: Iterable[int]) -> list[int]:
-    """The seeds, first the one at which a broken twin is known to be noticed: it is looked for at the others
-    where that has changed."""
+    """The seeds, first the one at which a mutant is known to be noticed; the others follow in case that has
+    changed.
+    """
     return sorted(seeds, key=lambda each: each != seed)
 
 
 def long_chain(seed: int) -> Chain:
-    """A chain with a link that is there up to seven times, and costs that are no whole numbers."""
+    """A chain with a segment that occurs up to seven times, and costs that are not whole numbers."""
     chain = chain_of(seed, operators=8 + 2 * (seed % 8), layouts=2 + seed % 2, repeat=4 + seed % 4)
     random = np.random.default_rng(seed)
     return tuple(
@@ -84,12 +87,14 @@ def long_chain(seed: int) -> Chain:
 
 
 def chain_with_shared(seed: int) -> Chain:
-    """A chain with one or two hubs, each in some of its links and beside any of their variables."""
+    """A chain with one or two shared variables, each in some of its segments and joined to any of their
+    variables.
+    """
     random = np.random.default_rng(seed)
     chain = list(chain_of(seed, operators=6, layouts=3))
     is_hiding = random.random() < 0.5
     for number in range(int(random.integers(1, 3))):
-        name, size = f"hub {number}", int(random.integers(1, 4))
+        name, size = f"shared {number}", int(random.integers(1, 4))
         for place, segment in enumerate(chain):
             if random.random() < 0.7:
                 modes = tuple(
@@ -102,7 +107,7 @@ def chain_with_shared(seed: int) -> Chain:
 def _with_shared(
     random: np.random.Generator, part: FactorGraph, name: str, size: int, is_hiding: bool
 ) -> FactorGraph:
-    """A part with a hub beside one of its variables."""
+    """A segment with a shared variable joined to one of its variables."""
     shared_variable, other = len(part.sizes), int(random.integers(len(part.sizes)))
     own = (
         Factor((shared_variable,), _costs(random, (size,), is_hiding)),
@@ -115,8 +120,9 @@ def _with_shared(
 
 
 def equal_layers(seed: int, layers: int = 3) -> FactorGraph:
-    """Layers that are alike one after the other, each of an operator that reads a tensor which comes to all
-    of them from outside, and of two that hang on it."""
+    """Equal layers in series, each of an operator that reads a tensor which all layers share, and of two that
+    depend on it.
+    """
     random = np.random.default_rng(seed)
     size = int(random.integers(2, 4))
     costs = [_costs(random, (size, size), True) for _ in range(5)]
@@ -130,9 +136,10 @@ def equal_layers(seed: int, layers: int = 3) -> FactorGraph:
     return FactorGraph(names, (size,) * count, tuple(factors), 0, count - 1)
 
 
-def knot(seed: int) -> FactorGraph:
-    """Five variables of up to nine choices, each with a cost on every other one; some choices do not go
-    together."""
+def complete_graph(seed: int) -> FactorGraph:
+    """Five variables of up to nine choices, each with a cost with every other one; some choices are
+    incompatible.
+    """
     random = np.random.default_rng(seed)
     sizes = tuple(random.integers(1, 10, 5).tolist())
     factors = []
@@ -148,7 +155,7 @@ def _uneven(random: np.random.Generator, factor: Factor) -> Factor:
 
 
 def _joins(random: np.random.Generator, shape: str, count: int) -> Iterator[tuple[int, ...]]:
-    """The variables of each factor: every variable alone, and pairs by the shape."""
+    """The variables of each factor: every variable alone, and pairs according to the shape."""
     yield from ((variable,) for variable in range(count))
     order = random.permutation(count).tolist()
     if shape == "dense":
@@ -175,12 +182,12 @@ def _costs(random: np.random.Generator, sizes: tuple[int, ...], is_hiding: bool)
 
 
 def costs_of(part: FactorGraph, choices: tuple[int, ...]) -> Columns:
-    """The five columns of a part, factor by factor."""
+    """The five cost columns of a segment, factor by factor."""
     return _costs_of(_tables_of(part), choices)
 
 
 def _tables_of(part: FactorGraph) -> list[tuple[tuple[int, ...], Any]]:
-    """Factors as lists in lists, which are looked into sooner than arrays."""
+    """Factors as nested lists, which are faster to index than arrays."""
     return [(factor.variables, factor.costs.tolist()) for factor in part.factors]
 
 
@@ -213,7 +220,7 @@ def measure_of(chain: Chain, choices: Choices) -> tuple[float, float]:
 
 
 def frontier_by_definition(chain: Chain) -> list[tuple[float, float]]:
-    """Every solution, measured; those that none other is as good as in both and better in one, each once."""
+    """The non-dominated points among all solutions, each once."""
     sizes = {name: part.sizes[v] for segment in chain for _, part in segment.modes for name, v in part.shared}
     points = {
         point
@@ -221,14 +228,14 @@ def frontier_by_definition(chain: Chain) -> list[tuple[float, float]]:
         for point in _points(chain, dict(zip(sizes, chosen, strict=True)))
     }
     frontier: list[tuple[float, float]] = []
-    for point in sorted(points):  # behind those that are as fast, and of the equally fast behind the smaller
+    for point in sorted(points):
         if not frontier or point[1] < frontier[-1][1]:
             frontier.append(point)
     return frontier
 
 
 def _points(chain: Chain, shared: dict[str, int]) -> set[tuple[float, float]]:
-    """The measures of all solutions in which hubs choose so."""
+    """The points of all solutions with these choices of the shared variables."""
     reached: dict[int, set[tuple[float, float, float, float]]] = {0: {(0.0, 0.0, 0.0, 0.0)}}
     for segment in [each for each in chain for _ in range(each.repeat)]:
         onward: dict[int, set[tuple[float, float, float, float]]] = {}

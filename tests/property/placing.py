@@ -1,4 +1,4 @@
-"""Tensors laid on a mesh by their placements, and put together again."""
+"""Distribute tensors over a mesh by their placements, and assemble them again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from shardwise.graph import PARTIAL, REPLICATE, REPLICATE_SUM_GRAD, Placement
 def place(
     mesh: Mesh, dims: Dims, whole: Array, placements: Sequence[Placement], *, partial: Placement, seed: int
 ) -> dict[Rank, Array]:
-    """What each rank holds. `partial` is the placement whose parts are random and sum to the whole (PARTIAL
-    of a tensor, WHOLE_SUMMED of a gradient); the other one is whole on every rank."""
+    """The local shard of each rank. `partial` is the placement whose parts are random and sum to the whole
+    tensor (PARTIAL of a tensor, REPLICATE_SUM_GRAD of a gradient); under the other one every rank has the
+    whole tensor.
+    """
     rng = np.random.default_rng(seed)
     held: dict[Rank, tuple[Array, dict[str, int]]] = {(): (whole, {})}
     for axis, placement in enumerate(placements):
@@ -42,7 +44,7 @@ def place(
 def assemble(
     mesh: Mesh, parts: dict[Rank, Array], placements: Sequence[Placement], *, partial: Placement
 ) -> Array:
-    """The whole from what ranks hold, inner axes first; copies must be equal."""
+    """The whole tensor from the shards of all ranks, inner axes first; copies must be equal."""
     for axis in reversed(range(len(mesh.counts))):
         joined: dict[Rank, Array] = {}
         for rank in {rank[:axis] for rank in parts}:
@@ -61,9 +63,9 @@ def assemble(
 
 
 TENSOR = PARTIAL
-"""Whose parts sum to a tensor."""
+"""The placement whose parts sum to a tensor."""
 
 GRADIENT = REPLICATE_SUM_GRAD
-"""Whose parts sum to a gradient."""
+"""The placement whose parts sum to a gradient."""
 
 COPIES = REPLICATE

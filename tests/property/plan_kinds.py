@@ -1,4 +1,4 @@
-"""Small plan files of every kind that the planner writes, and one thing changed in them."""
+"""Small plan files of every kind that the planner writes, and single changes to them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "graph": GRAPH,
     "staged graph": (*GRAPH, "--stages", "2"),
 }  # fmt: skip
-"""Commands that write a plan, but for where they save it."""
+"""Commands that write a plan, without the options for the file."""
 
 
 def document_of(name: str, folder: Path) -> dict[str, Any]:
@@ -73,7 +73,7 @@ Place = tuple[str | int, ...]
 
 
 def places(value: Any, path: Place = ()) -> Iterator[Place]:
-    """The path of every value, lists and mappings included; of a long list its first two items."""
+    """The path of every value, lists and mappings included; for a long list, of its first two items."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -85,7 +85,7 @@ def places(value: Any, path: Place = ()) -> Iterator[Place]:
 
 
 def with_change(document: dict[str, Any], place: Place, change: Callable[[Any], Any]) -> dict[str, Any]:
-    """The document with one value changed, and the hash of its content."""
+    """The document with one value changed, and with the hash of its content."""
     changed = copy.deepcopy(document)
     parent: Any = changed
     for step in place[:-1]:
@@ -95,7 +95,7 @@ def with_change(document: dict[str, Any], place: Place, change: Callable[[Any], 
 
 
 def other(place: Place) -> Callable[[Any], Any]:
-    """How the value there becomes another one of its type that means something else."""
+    """Another value of the same type with another meaning."""
 
     def change(value: Any) -> Any:
         if isinstance(value, bool):
@@ -117,7 +117,7 @@ def other(place: Place) -> Callable[[Any], Any]:
 
 
 def verdict_of(document: dict[str, Any], folder: Path, proof_budget_s: float = 600.0) -> Verdict | None:
-    """The verdict on a document as a file; None where it is refused as bad input."""
+    """The verdict of the checker on a document as a file; None where it is refused as bad input."""
     path = folder / "changed.json"
     path.write_text(json.dumps(document))
     try:

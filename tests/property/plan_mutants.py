@@ -1,4 +1,4 @@
-"""Plans with one thing changed: a number, a word, a list entry; the hash made right again."""
+"""Plans with one change: a number, a word or a list entry; the hash is computed again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from shardwise.strategy import CP_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES
 Path = tuple[str | int, ...]
 
 PARTS = ("best", "runners_up", "certificate", "schedule", "job")
-"""Where mutants differ from their plan: all that the planner claims, and the job that it claims it of."""
+"""Parts in which mutants differ from their plan: all claims of the planner, and the job that they
+are about.
+"""
 
 WORDS: dict[str, tuple[str, ...]] = {
     "cp_kind": CP_KINDS,
@@ -30,12 +32,13 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 
 Change = tuple[Path, dict[str, Any]]
-"""Where, and the whole document after it."""
+"""Path of the change, and the whole document after it."""
 
 
 def mutants(document: dict[str, Any], rng: random.Random) -> Iterator[Change]:
-    """Without end: the document with one change at a random place of PARTS, of each part as many; the
-    software of the job is one place of it."""
+    """Without end: the document with one change at a random place of PARTS, equally often in each part. The
+    software of the job counts as one place.
+    """
     places = {part: list(_places(document[part], (part,))) for part in PARTS}
     of_software = [path for path in places["job"] if path[1] == "profile"]
     places["job"] = [path for path in places["job"] if path[1] != "profile"] + [("job", "profile")]
@@ -87,7 +90,7 @@ def _changed(value: Any, key: str, rng: random.Random) -> Any:
 
 
 def _changed_list(value: list[Any], rng: random.Random) -> list[Any]:
-    """Without an entry, with one twice, or with two exchanged."""
+    """The list without an entry, with one entry twice, or with two entries exchanged."""
     changed = copy.deepcopy(value)
     if not changed:
         return [1]
@@ -103,14 +106,14 @@ def _changed_list(value: list[Any], rng: random.Random) -> list[Any]:
 
 
 def _changed_text(value: str, key: str, rng: random.Random) -> str:
-    """Another word of the same kind, another number in it, or another action."""
+    """Another word of the same kind, another number in the text, or another action."""
     if key in WORDS:
         return rng.choice(WORDS[key])
-    pieces = re.split(r"(\d+|[FBIW])", value)
-    at = rng.choice([place for place, piece in enumerate(pieces) if piece] or [0])
-    piece = pieces[at]
-    if piece.isdigit():
-        pieces[at] = str(max(int(piece) + rng.choice((-1, 1)), 0))
+    parts = re.split(r"(\d+|[FBIW])", value)
+    at = rng.choice([place for place, part in enumerate(parts) if part] or [0])
+    part = parts[at]
+    if part.isdigit():
+        parts[at] = str(max(int(part) + rng.choice((-1, 1)), 0))
     else:
-        pieces[at] = rng.choice("FBIW") if piece in ("F", "B", "I", "W") else f"{piece}x"
-    return "".join(pieces)
+        parts[at] = rng.choice("FBIW") if part in ("F", "B", "I", "W") else f"{part}x"
+    return "".join(parts)

@@ -34,12 +34,12 @@ def job_of(rng: random.Random) -> Command:
     return ["--seq-len", seq_len, "--global-batch-size", batch]
 
 
-def like_nodes(rng: random.Random) -> str:
+def equal_nodes(rng: random.Random) -> str:
     return f"{rng.choice((1, 2, 3, 4))}x{rng.choice((1, 2, 4))}x{rng.choice(DEVICES)}"
 
 
 def pools(rng: random.Random, count: int) -> str:
-    """Nodes of several pools, every third time two of one class."""
+    """Nodes of several pools; every third time, two pools of one class."""
     classes = rng.sample(DEVICES, count)
     if rng.randrange(3) == 0:
         classes[1] = classes[0]
@@ -50,9 +50,9 @@ def pools(rng: random.Random, count: int) -> str:
 
 
 def uniform(rng: random.Random, folder: Path) -> Command:
-    """Strategies on like nodes, in the core space or in a part of the default one, by any objective."""
+    """Strategies on equal nodes, in the core space or in a part of the default one, by any objective."""
     model = model_of(rng, folder, experts=rng.random() < 0.4)
-    command = ["plan", model, "--cluster", like_nodes(rng), *job_of(rng)]
+    command = ["plan", model, "--cluster", equal_nodes(rng), *job_of(rng)]
     command += ["--objective", rng.choice(("time", "time", "memory", "devices"))]
     command += ["--top", rng.choice(("0", "3", "6"))]
     if rng.random() < 0.6:
@@ -68,7 +68,7 @@ def mixed(rng: random.Random, folder: Path) -> Command:
 
 
 def uneven(rng: random.Random, folder: Path) -> Command:
-    """Pipelines that differ, where these are faster: most often of wide models on unlike devices."""
+    """Uneven plans, where these are faster: most often for wide models on unlike devices."""
     hidden = rng.choice((1024, 2048))
     config = {
         "layers": rng.randint(6, 24), "hidden": hidden, "ffn": 4 * hidden, "heads": hidden // 64,
@@ -89,7 +89,7 @@ def uneven(rng: random.Random, folder: Path) -> Command:
 
 
 def for_trace(rng: random.Random, folder: Path) -> Command:
-    """The plan of a policy on two to four nodes of which one is lost or slow."""
+    """The plan of a policy on two to four nodes, one of which is lost or slow."""
     nodes = rng.choice((2, 3, 4))
     cluster = f"{nodes}x{rng.choice((1, 2))}x{rng.choice(DEVICES)}"
     if rng.random() < 0.4:
@@ -101,7 +101,7 @@ def for_trace(rng: random.Random, folder: Path) -> Command:
 
 
 def graph(rng: random.Random, folder: Path) -> Command:
-    """Every point of the frontier of a graph, whole or in stages."""
+    """Every point of the frontier of a graph, without pipeline stages or with them."""
     cluster = rng.choice(("1x2xA100-40G", "1x4xV100-32G", "2x2xV100-32G", "1x8xH100-SXM"))
     command = ["frontier", rng.choice(SMALL_GRAPHS), "--cluster", cluster]
     command += ["--global-batch-size", rng.choice(("64", "128", "256"))]

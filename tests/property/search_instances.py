@@ -1,4 +1,6 @@
-"""Small random questions that together reach every rule, schedule and reason; the same for the same seed."""
+"""Small random questions that together exercise every rule, schedule and reason; equal seeds give equal
+questions.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from tests.property.search_space_twin import SpaceTwin, divisors, first_reason, keeps
-from tests.property.software import PLAIN, with_drawn_software
+from tests.property.software import PLAIN, with_random_software
 
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.cost import Problem, costs_of_all_stages, host_bytes, rank_bytes
@@ -37,8 +39,9 @@ CLUSTERS = (
 )  # fmt: skip
 
 LARGEST_LISTED, LARGEST_SPACE = 1_500, 20_000
-"""Candidates of an instance whose candidates are listed one by one, at most; and of the others, one in
-`RARELY`, which are only evaluated."""
+"""Most candidates of an instance whose candidates are listed one by one; most of the others (one in
+`RARELY`), which are only evaluated.
+"""
 
 SMALLEST_SPACE, RARELY = 50, 40
 
@@ -93,7 +96,7 @@ class Instance:
 
     @cached_property
     def count(self) -> int:
-        """Candidates, counted independently of the search."""
+        """Number of candidates, counted independently of the search."""
         q = self.question
         return count_space(
             model_layers=q.model.layers,
@@ -107,18 +110,19 @@ class Instance:
 
 
 def instance(seed: int) -> Instance:
-    """The instance of a seed. Three in four lie in the default space, some of it left out; two in five have
-    experts, one in six layers of two kinds; two in three have tight memory (one in twelve so tight that
-    nothing fits); half run on software and in a dtype of their own."""
+    """The instance of a seed. Three in four are in the default space with some of it left out; two in five
+    have experts, one in six layers of two kinds; two in three have tight memory (in one of twelve nothing
+    fits); half run with their own software and dtype.
+    """
     rng = random.Random(seed)
     most = LARGEST_SPACE if seed % RARELY == 7 else LARGEST_LISTED
     while True:
-        model = drawn_kinds(rng) if seed % 6 == 5 else drawn_model(rng, is_moe=seed % 5 in (1, 3))
-        cluster = drawn_cluster(rng)
+        model = random_layer_kinds(rng) if seed % 6 == 5 else random_model(rng, is_moe=seed % 5 in (1, 3))
+        cluster = random_cluster(rng)
         question = Question(
             model=model,
             cluster=cluster,
-            job=with_drawn_software(drawn_job(rng), cluster, seed),
+            job=with_random_software(random_job(rng), cluster, seed),
             space="default" if seed % 4 else "core",
             top=rng.choice((0, 1, 3)),
         )
@@ -129,7 +133,7 @@ def instance(seed: int) -> Instance:
         if found.count <= LARGEST_LISTED:
             found = replace(found, listed=tuple(found.candidates()))
         some = rng.sample(found.listed, min(len(found.listed), 400)) or [
-            found.twin.drawn(rng) for _ in range(120)
+            found.twin.random_candidate(rng) for _ in range(120)
         ]
         legal = [strategy for strategy in some if first_reason(strategy, limits) is None]
         if legal:
@@ -142,7 +146,7 @@ def instance(seed: int) -> Instance:
 
 
 def restricted(rng: random.Random, case: Instance, most: int) -> Instance:
-    """The instance with fields fixed and axes shortened, as they come, until its space is small enough."""
+    """The instance with fixed fields and shortened axes, in random order, until its space is small enough."""
     q, twin = case.question, case.twin
     sizes, names = divisors(twin.devices), list(RESTRICTED)
     rng.shuffle(names)
@@ -183,7 +187,7 @@ RESTRICTED: dict[str, tuple[Any, ...]] = {
 
 
 def uneven_pipelines() -> list[Instance]:
-    """An odd number of layers on two devices, one after the other: no split is even, hops are nearly free."""
+    """An odd number of layers on two devices in a pipeline: no split is even, hops are nearly free."""
     dimensions = {"hidden": 4096, "ffn": 16_384, "heads": 32, "vocab": 1000, "seq_len": 4096}
     questions = [
         Question(
@@ -200,8 +204,8 @@ def uneven_pipelines() -> list[Instance]:
     return [Instance(seed=seed, question=question) for seed, question in enumerate(questions)]
 
 
-def drawn_model(rng: random.Random, *, is_moe: bool) -> Model:
-    """A decoder of 1 to 8 layers, real in width, awkward in its divisors."""
+def random_model(rng: random.Random, *, is_moe: bool) -> Model:
+    """A decoder of 1 to 8 layers with realistic widths and awkward divisors."""
     heads = rng.choice((3, 4, 5, 6, 8, 12, 12, 16))
     hidden = heads * rng.choice((64, 80, 128))
     dimensions: dict[str, Any] = {
@@ -226,8 +230,10 @@ def drawn_model(rng: random.Random, *, is_moe: bool) -> Model:
     return model_from_config(dimensions, name="random")
 
 
-def drawn_kinds(rng: random.Random) -> Model:
-    """A small decoder whose layers alternate, as Gemma's do, or begin dense, as DeepSeek's."""
+def random_layer_kinds(rng: random.Random) -> Model:
+    """A small decoder whose layers alternate, as Gemma's do, or whose first layers are dense, as DeepSeek's
+    are.
+    """
     heads, layers = rng.choice((4, 6, 8)), rng.choice((2, 3, 4, 5, 6, 7))
     alike = {
         "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": 32_000,
@@ -252,8 +258,8 @@ def drawn_kinds(rng: random.Random) -> Model:
     return model_from_config({**alike, "hidden_act": hidden_act, **own}, name="kinds")
 
 
-def drawn_cluster(rng: random.Random) -> Cluster:
-    """1 to 16 devices of several kinds; in half of the cases slow or distant links."""
+def random_cluster(rng: random.Random) -> Cluster:
+    """A cluster of 1 to 16 devices of several kinds; half of the clusters have slow or distant links."""
     cluster = load_cluster(rng.choice(CLUSTERS))
     if rng.random() < 0.5:
         return cluster
@@ -270,7 +276,7 @@ def drawn_cluster(rng: random.Random) -> Cluster:
     return replace(cluster, tiers=tiers)
 
 
-def drawn_job(rng: random.Random) -> Job:
+def random_job(rng: random.Random) -> Job:
     return Job(
         seq_len=rng.choice((510, 512, 1000, 1024, 1536, 2048)),
         global_batch_size=rng.choice((1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 12, 16, 18, 20, 24, 24, 30)),
@@ -283,7 +289,9 @@ def drawn_job(rng: random.Random) -> Job:
 
 
 def with_tight_memory(rng: random.Random, problem: Problem, legal: list[Strategy], share: float) -> Cluster:
-    """The cluster with so little memory, on devices and hosts, that about `share` of some strategies fit."""
+    """The cluster with so little memory, on devices and hosts, that about a fraction `share` of some
+    strategies fits.
+    """
     cluster = problem.cluster
     table = StrategyTable.of(legal)
     on_device, on_host = memory_of(problem, table)
@@ -297,7 +305,7 @@ def with_tight_memory(rng: random.Random, problem: Problem, legal: list[Strategy
 
 
 def memory_of(problem: Problem, table: StrategyTable) -> tuple[Any, Any]:
-    """Bytes on the tightest rank and on the host of every row, from all of its stages."""
+    """Bytes on the tightest rank and on the host for every row, the most of all stages."""
     price = costs_of_all_stages(problem, table)
     return (
         rank_bytes(problem, table, price).device.max(axis=0),

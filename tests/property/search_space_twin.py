@@ -1,5 +1,6 @@
-"""docs/reference/space.md and the rules of legality again: plain Python, one strategy at a time, nothing
-skipped."""
+"""The search space of docs/reference/space.md and the rules of legality, implemented a second time: plain
+Python, one strategy at a time, nothing skipped.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def degrees(devices: int, *, core: bool) -> tuple[Mapping[str, int], ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceTwin:
-    """The rows of docs/reference/space.md, each as a list of choices given what was chosen before."""
+    """The rows of docs/reference/space.md, each as a list of choices given the earlier choices."""
 
     core: bool
     devices: int
@@ -74,7 +75,7 @@ class SpaceTwin:
         ]
 
     def orders(self, g: Grid) -> list[Choice]:
-        """Row 4: of orders that read alike without their axes of size 1, the first."""
+        """Row 4: of orders that are equal without their axes of size 1, the first."""
         if self.core:
             return [{"axis_order": "tp-cp-dp-pp"}]
         written: dict[tuple[str, ...], str] = {}
@@ -115,7 +116,9 @@ class SpaceTwin:
         return [(first, last) for first in range(e1 + 1) for last in range(e2 + 1)]
 
     def layers_of_stages(self, stages: int, first: int, last: int) -> list[int]:
-        """Decoder layers on each stage; between the ends they are dealt out one by one, last stage first."""
+        """Decoder layers on each stage; between the ends, remaining layers are assigned one by one, last
+        stage first.
+        """
         if stages == 1:
             return [self.layers]
         between = [0] * (stages - 2)
@@ -160,10 +163,10 @@ class SpaceTwin:
         return [{"offload": offload} for offload in (["none"] if self.core else OFFLOADS)]
 
     def candidates(self, allows: Callable[[Grid, Choice], bool] = lambda *_: True) -> Iterator[Strategy]:
-        """Every candidate of the space all of whose choices are allowed beside its degrees."""
+        """Every candidate of the space that has one of these degrees and only allowed values elsewhere."""
         return self._walk(lambda grid, choices: [choice for choice in choices if allows(grid, choice)])
 
-    def drawn(self, rng: random.Random) -> Strategy:
+    def random_candidate(self, rng: random.Random) -> Strategy:
         """One candidate, each choice at random."""
         return next(self._walk(lambda _, choices: [rng.choice(choices)]))
 
@@ -200,14 +203,15 @@ class SpaceTwin:
     def _joined(
         self, some_of: Callable[[list[Choice]], list[Choice]], *levels: list[Choice]
     ) -> Iterator[Choice]:
-        """Every combination of one choice of each level."""
+        """Every combination of one choice per level."""
         for chosen in product(*[some_of(level) for level in levels]):
             yield {name: value for choice in chosen for name, value in choice.items()}
 
 
 def keeps(strategy: Any, fixed: Mapping[str, object]) -> bool:
-    """Whether a candidate has the fixed values; aliases as the last paragraph of docs/reference/space.md
-    says."""
+    """Whether a candidate has the fixed values; aliases follow the last paragraph of
+    docs/reference/space.md.
+    """
     plain = {name: value for name, value in fixed.items() if hasattr(strategy, name)}
     if any(getattr(strategy, name) != value for name, value in plain.items()):
         return False
@@ -229,7 +233,7 @@ def keeps(strategy: Any, fixed: Mapping[str, object]) -> bool:
 
 
 def first_reason(s: Strategy, m: Limits) -> str | None:
-    """The first rule that one strategy breaks, rule by rule in the fixed order; None where it is legal."""
+    """The first rule that a strategy breaks, in the fixed order of the rules; None where it is legal."""
     heads, kv_heads = m.heads // s.tp, max(m.kv_heads // s.tp, 1)
     if m.heads % s.tp:
         return "heads_tp"

@@ -1,6 +1,7 @@
-"""Training software for prices of random strategies: one of each way that it can differ, and mixtures.
+"""Training software for estimates of random strategies: one for each way in which software can differ, and
+mixtures.
 
-The figures are made up, so that nothing here moves with the profiles that shardwise knows.
+The figures are made up, so the tests do not depend on the profiles that shardwise ships.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ DTYPES: Mapping[str, tuple[str, ...]] = {
 """Recipes and the peaks that devices need for them."""
 
 
-def drawn_software(rng: random.Random) -> Profile:
-    """Software whose every figure is drawn, often from the ends of what it can be."""
+def random_software(rng: random.Random) -> Profile:
+    """Software whose every figure is random, often at the ends of its range."""
 
     def share() -> float:
         return rng.choice((0.0, rng.random(), 1.0))
@@ -98,7 +99,7 @@ def drawn_software(rng: random.Random) -> Profile:
     def seconds(least: float, most: float) -> float:
         return float(rng.choice((0.0, 10.0 ** rng.uniform(least, most))))
 
-    apart = random.Random(str(rng.getstate()))  # what came later leaves what a seed stands for
+    apart = random.Random(str(rng.getstate()))  # later additions are last, so that a seed keeps its meaning
     tensor = share()
     return Profile(
         name="drawn",
@@ -132,8 +133,8 @@ def drawn_software(rng: random.Random) -> Profile:
     )
 
 
-def with_drawn_software(job: Job, cluster: Cluster, seed: int) -> Job:
-    """The job; of every other seed with software and a dtype (that all devices have) drawn from the seed."""
+def with_random_software(job: Job, cluster: Cluster, seed: int) -> Job:
+    """The job; for every other seed, with random software and a random dtype (that all devices have)."""
     rng = random.Random(f"software {seed}")
     if rng.random() < 0.5:
         return job
@@ -143,4 +144,4 @@ def with_drawn_software(job: Job, cluster: Cluster, seed: int) -> Job:
         for name, peaks in DTYPES.items()
         if all(peak in device.peak_flop_per_s for peak in peaks for device in devices)
     ]
-    return replace(job, profile=drawn_software(rng), dtype=rng.choice(dtypes))
+    return replace(job, profile=random_software(rng), dtype=rng.choice(dtypes))

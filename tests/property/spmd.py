@@ -1,8 +1,8 @@
 """Programs run by all ranks of a small mesh at once, in numpy, with their backward passes.
 
-A value is one array per rank, with named dims. Each step acts on every rank by itself, or is a collective,
-which is logged; each notes how its gradient comes from that of its result, as a rank would compute it. So a
-rank's gradient is what its own backward pass and the declared exchanges make, nothing more.
+A value is one array per rank, with named dims. Each step acts on every rank separately, or is a collective,
+which is logged. Each step records how a rank computes its gradient from that of the result. So a rank's
+gradient comes from its own backward pass and the declared collectives alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks of a mesh, and which elements of each dim of an operator a rank has, outer axes first."""
+    """Ranks of a mesh, and the elements of each dim of an operator on each rank, outer axes first."""
 
     op: OpNode
     rules: Sequence[ShardingRule]
@@ -35,7 +35,7 @@ class Mesh:
         return list(product(*map(range, self.counts)))
 
     def interval(self, dim: str, rank: Rank) -> tuple[int, int]:
-        """Elements of `dim` that a rank has where a tensor is split by every rule that divides it."""
+        """Elements of `dim` on a rank where a tensor is split by every rule that divides the dim."""
         start, stop = 0, self.op.dims[dim]
         for axis, rule in enumerate(self.rules):
             if dim in divided_dims(self.op, rule):
@@ -43,7 +43,7 @@ class Mesh:
         return start, stop
 
     def part(self, axis: int, dim: str, start: int, stop: int, index: int) -> tuple[int, int]:
-        """The part of a run of elements that goes to the rank of this index along `axis`: whole units."""
+        """The part of a range of elements that goes to the rank with this index along `axis`: whole units."""
         units, size = self.rules[axis].units, self.op.dims[dim]
         unit = size // units if size % units == 0 else 1
         parts = np.array_split(np.arange((stop - start) // unit), self.counts[axis])
@@ -51,7 +51,7 @@ class Mesh:
         return start + before * unit, start + (before + len(parts[index])) * unit
 
     def lines(self, axis: int) -> Iterator[list[Rank]]:
-        """The groups of ranks that differ along `axis` alone."""
+        """The groups of ranks that differ along `axis` only."""
         for rank in self.ranks:
             if rank[axis] == 0:
                 yield [(*rank[:axis], index, *rank[axis + 1 :]) for index in range(self.counts[axis])]
@@ -63,7 +63,7 @@ class Mesh:
 
 @dataclass
 class Value:
-    """One array per rank. `back` adds to the gradients of what it was made from."""
+    """One array per rank. `back` adds to the gradients of its operands."""
 
     dims: Dims
     parts: dict[Rank, Array]
@@ -76,7 +76,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Call:
-    """A collective that ran: the elements that the rank with most of them gave or got."""
+    """A collective that ran: the most elements that a rank sent or received."""
 
     collective: str
     axis: int
@@ -85,7 +85,7 @@ class Call:
 
 
 class Spmd:
-    """Runs a program on a mesh, keeps its steps for the backward pass and logs its collectives."""
+    """Runs a program on a mesh, records its steps for the backward pass and logs its collectives."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -104,7 +104,7 @@ class Spmd:
         return made
 
     def constant(self, dims: Dims, whole: Array) -> Value:
-        """A tensor without gradient, of which each rank has the elements of its parts of the dims."""
+        """A tensor without gradient; each rank has its parts of the dims."""
         return self.value(
             dims,
             {
@@ -114,14 +114,16 @@ class Spmd:
         )
 
     def backward(self, result: Value, gradient: dict[Rank, Array]) -> None:
-        """Runs every step back from the gradient of the result; what gives nothing on has none."""
+        """Runs the steps in reverse from the gradient of the result; a value that the result does not depend
+        on has none.
+        """
         for rank, part in gradient.items():
             result.add(rank, part)
         for value in reversed(self._values):
             if value.grad:
                 value.back()
 
-    # What a rank does by itself
+    # Local steps
 
     def einsum(self, output: Dims, *operands: Value) -> Value:
         dims = [operand.dims for operand in operands]
@@ -151,7 +153,7 @@ class Spmd:
         slopes: Sequence[Callable[..., Array]],
         *operands: Value,
     ) -> Value:
-        """`function` of one element of each operand; `slopes` are its derivatives by each, of the same."""
+        """`function` applied to one element of each operand; `slopes` are its derivatives by each operand."""
 
         def spread(rank: Rank) -> list[Array]:
             sizes: dict[str, int] = {}
@@ -180,7 +182,7 @@ class Spmd:
         forward: Callable[[Rank, list[Array]], Array],
         back_of: Callable[[Rank, list[Array], Array], list[Array]],
     ) -> Value:
-        """Any step of a rank, with the gradients of its operands from that of its result."""
+        """A local step, with the gradients of its operands computed from that of its result."""
         arrays = {rank: [operand.parts[rank] for operand in operands] for rank in self.mesh.ranks}
 
         def back(made: Value) -> None:
@@ -191,7 +193,7 @@ class Spmd:
         return self.value(output, {rank: forward(rank, arrays[rank]) for rank in self.mesh.ranks}, back)
 
     def stack(self, *operands: Value) -> Value:
-        """Tensors of the same dims, one behind the other along a first dim `stacked`."""
+        """Tensors of the same dims, stacked along a new first dim `stacked`."""
         return self.each(
             ("stacked", *operands[0].dims),
             operands,
@@ -222,8 +224,9 @@ class Spmd:
         self.calls.append(Call(collective, axis, direction, elements))
 
     def all_reduce(self, axes: Sequence[int], sent: Value, *, gradients: Literal["summed", "whole"]) -> Value:
-        """The sum over the ranks along `axes`. What follows gives each rank a part of the gradient, to be
-        `summed` too, or the `whole` of it."""
+        """The sum over the ranks along `axes`. Later steps give each rank a part of the gradient, to be
+        `summed` too, or the `whole` of it.
+        """
         result = sent
         for axis in axes:
             result = self._all_reduce_along(axis, result, gradients)
@@ -261,7 +264,7 @@ class Spmd:
         return result
 
     def all_gather(self, axis: int, sent: Value, dim: str) -> Value:
-        """The whole of `dim` on every rank along `axis`; gradients are summed and scattered."""
+        """The whole `dim` on every rank along `axis`; gradients are reduce-scattered."""
         at = sent.dims.index(dim)
         parts: dict[Rank, Array] = {}
         for line in self.mesh.lines(axis):
@@ -281,7 +284,7 @@ class Spmd:
         return made
 
     def own_part(self, axis: int, whole: Value, dim: str) -> Value:
-        """The part of its own that a rank takes of what all have along `axis`; gradients are gathered."""
+        """The rank's own part of a tensor that all ranks along `axis` have; gradients are gathered."""
         at = whole.dims.index(dim)
         parts = {}
         for line in self.mesh.lines(axis):
@@ -300,11 +303,13 @@ class Spmd:
         return self.value(whole.dims, parts, back)
 
     def neighbours(self, axis: int, sent: Value, dim: str, rows: int) -> Value:
-        """`rows` more of `dim` at either end, of the neighbours along `axis`; zeros beyond the ends."""
+        """`rows` further rows of `dim` at either end, from the neighbours along `axis`; zeros beyond the
+        ends.
+        """
         at = sent.dims.index(dim)
 
-        def widths(before: int, behind: int) -> list[tuple[int, int]]:
-            return [(before, behind) if own == at else (0, 0) for own in range(len(sent.dims))]
+        def widths(before: int, after: int) -> list[tuple[int, int]]:
+            return [(before, after) if own == at else (0, 0) for own in range(len(sent.dims))]
 
         def run(array: Array, start: int, stop: int) -> Array:
             return np.take(array, range(start, stop), axis=at)
@@ -344,12 +349,12 @@ class Spmd:
 
 
 def without(dims: Sequence[str], left_out: Collection[str]) -> Dims:
-    """`dims` in their order but for those left out."""
+    """`dims` in their order without those left out."""
     return tuple(dim for dim in dims if dim not in left_out)
 
 
 def contract(operands: Sequence[Dims], output: Dims, arrays: Sequence[Array]) -> Array:
-    """einsum by names of dims."""
+    """einsum with names of dims."""
     letters: dict[str, str] = {}
     for dims in (*operands, output):
         for dim in dims:

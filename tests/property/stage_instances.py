@@ -1,4 +1,4 @@
-"""Small graphs to cut, settings to cut them in, and every pipeline that there is, evaluated."""
+"""Small graphs to cut into stages, settings for them, and every possible pipeline, evaluated."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Values = npt.NDArray[np.float64]
 
 
 def cut_graph(seed: int, middles: int, batch: int | None = None) -> OpGraph:
-    """A linear layer, `middles` runs of one or two more, and a last one with a loss, on random sizes (but a
-    `batch` that is given)."""
+    """A linear layer, `middles` runs of one or two more, and a last one with a loss, with random sizes (but
+    for a given `batch`).
+    """
     random = np.random.default_rng(seed)
     sizes = {
         "b": int(random.choice([8, 16, 64])), "e": int(random.choice([64, 512, 2048])),
@@ -53,7 +54,7 @@ def cut_graph(seed: int, middles: int, batch: int | None = None) -> OpGraph:
 
 
 def problem_of(seed: int) -> StagedProblem:
-    """Two ranks to a stage with few ways to cut, or one rank to a stage with many."""
+    """Two ranks per stage with few ways to cut, or one rank per stage with many."""
     is_wide = seed % 3 == 0
     return StagedProblem(
         graph=cut_graph(seed, 0 if is_wide else 1 + seed % 2),
@@ -87,16 +88,18 @@ def solutions(chain: Chain) -> Iterator[Solution]:
     return following(0, None)
 
 
-def price_of(problem: StagedProblem, stage: int, first: int, end: int, layout: GraphLayout) -> LayoutEstimate:
-    """The price of a stage's layout, from its names."""
+def estimate_of(
+    problem: StagedProblem, stage: int, first: int, end: int, layout: GraphLayout
+) -> LayoutEstimate:
+    """The estimate of a stage's layout, from its names."""
     return estimate_stage(
         problem.graph, problem.cluster, problem.training, problem.mesh, layout,
         first=first, end=end, counts=problem.counts(stage, first, end),
     )  # fmt: skip
 
 
-def price_of_point(point: StagedPipeline) -> PipelineEstimate:
-    """The price of a pipeline that was found, from its names."""
+def estimate_of_point(point: StagedPipeline) -> PipelineEstimate:
+    """The estimate of a pipeline of the frontier, from its names."""
     problem, layouts = point.problem, point.layouts
     layout = StagedLayout(
         ranks=problem.mesh.ranks, blocks=tuple(block for each in layouts for block in each.blocks),
@@ -114,7 +117,7 @@ def every_pipeline(problem: StagedProblem) -> Values:
         for stage, (first, end) in enumerate(problem.spans(cuts)):
             candidates = problem.candidates(first, end, problem.counts(stage, first, end))
             prices = [
-                price_of(problem, stage, first, end, candidates.layout(s))
+                estimate_of(problem, stage, first, end, candidates.layout(s))
                 for s in solutions(candidates.chain)
             ]
             rows = np.array([[p.forward_s, p.backward_s, p.end_s, p.memory_bytes] for p in prices])

@@ -1,7 +1,8 @@
-"""No bound of a block exceeds what anything in it takes: time, memory on devices and hosts, room for layers.
+"""No bound of a subproblem exceeds the cost of a strategy in it: time, memory on devices and hosts, layer
+capacity.
 
-Strategies are drawn from real and odd models on odd clusters, and moved towards the least time and the least
-memory of the blocks that hold them, where bounds are closest; of small instances all are taken.
+Random strategies come from real and odd models on odd clusters, and are moved towards the least time and the
+least memory of their subproblems, where bounds are closest. Of small instances all strategies are taken.
 """
 
 from __future__ import annotations
@@ -42,86 +43,90 @@ from shardwise.strategy import SCHEDULES, StrategyTable
 TOLERANCE = 1e-12
 ODD, FULL_ODD = 2, 400
 ONCE_WRONG = (108,)
-"""Odd problems with a bound that was too high: two exchanges hide beside the same matmuls."""
+"""Seeds of odd problems with a bound that was once too high: two collectives overlap with the same
+matmuls.
+"""
 ROWS = 240
 ROUNDS, FULL_ROUNDS = 6, 16
 OFTEN = (0, 3, 4, 7, 8, 10, 11)
-"""Places of the cases that a run without `--full` takes: dense and routed, latent attention and windows, six
-and twelve devices, mixed classes, low precision, other software, a backend without reduce-scatter."""
+"""Indices of the cases that a run without `--full` takes: dense and routed, latent attention and windows, six
+and twelve devices, mixed classes, low precision, other software, a backend without reduce-scatter.
+"""
 SMALL = (3, 29, 71, 126, 1626, 9771)
-"""Seeds of small instances: stages of one or two layers, few microbatches, layers of two kinds."""
+"""Seeds of small instances: stages of one or two layers, few micro-batches, layers of two kinds."""
 FULL_SMALL = tuple(seed for seed in range(600) if seed % RARELY != 7)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Strategies with their blocks, their evaluated times and their exact memory."""
+class Sample:
+    """Strategies with their subproblems, their evaluated times and their exact memory."""
 
     levels: Levels
     times_s: Any
     peaks: PeakBytes
 
 
-def drawn_from(problem: Problem, seed: int, rounds: int = ROUNDS) -> Drawn:
+def sample_from(problem: Problem, seed: int, rounds: int = ROUNDS) -> Sample:
     space = space_of(problem, "core" if seed % 7 == 6 else "default")
     table = sampled(problem, ROWS, seed, space)
     fast = descended(problem, space, table, lambda rows: step_times_s(problem, rows), rounds)
     some = table.take(slice(0, ROWS // 3))
     small = descended(problem, space, some, lambda rows: peaks_of(problem, rows).device_bytes, rounds)
     both = type(table).joined([fast, small])
-    return Drawn(Levels(problem, space, both), step_times_s(problem, both), peaks_of(problem, both))
+    return Sample(Levels(problem, space, both), step_times_s(problem, both), peaks_of(problem, both))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     is_full = metafunc.config.getoption("--full")
     if "seed" in metafunc.fixturenames:
         metafunc.parametrize("seed", sorted({*SMALL, *FULL_SMALL}) if is_full else SMALL)
-    if "drawn" in metafunc.fixturenames:
+    if "sample" in metafunc.fixturenames:
         odd = FULL_ODD if is_full else ODD
         cases = range(len(CASES)) if is_full else OFTEN
         odds = [*range(odd), *(seed for seed in ONCE_WRONG if seed >= odd)]
         seeds = [*(place - len(CASES) for place in cases), *odds]
-        drawn = [
+        sample = [
             pytest.param(
                 seed,
                 id=str(CASES[seed]) if seed < 0 else f"odd {seed}",
-                marks=pytest.mark.xdist_group(f"drawn {seed}"),  # by one worker, which draws once
+                marks=pytest.mark.xdist_group(f"sample {seed}"),  # by one worker, which samples once
             )
             for seed in seeds
         ]
-        metafunc.parametrize("drawn", drawn, indirect=True, scope="module")
+        metafunc.parametrize("sample", sample, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
-def drawn(request: pytest.FixtureRequest) -> Drawn:
+def sample(request: pytest.FixtureRequest) -> Sample:
     seed: int = request.param
     rounds = FULL_ROUNDS if request.config.getoption("--full") else ROUNDS
-    return drawn_from(problem_of(CASES[seed]) if seed < 0 else odd_problem(seed), abs(seed), rounds)
+    return sample_from(problem_of(CASES[seed]) if seed < 0 else odd_problem(seed), abs(seed), rounds)
 
 
 def exceeding(bounds: Bounds, values: Any, factor: float = 1.0) -> dict[str, list[int]]:
-    """Rows, by name, whose bound times a factor exceeds what they take."""
+    """Rows, by name, whose bound times a factor exceeds their cost."""
     found = {
         name: np.flatnonzero(factor * least > values * (1.0 + TOLERANCE)) for name, least in bounds.items()
     }
     return {name: rows.tolist() for name, rows in found.items() if len(rows)}
 
 
-def lacking_capacity(drawn: Drawn) -> set[tuple[str, str]]:
-    """Kinds of room, by level, that a row lacks in the memory and the time that it takes itself."""
-    limit_s, usable_bytes = (1.0 + TOLERANCE) * drawn.times_s, (1.0 + TOLERANCE) * drawn.peaks.device_bytes
+def lacking_capacity(sample: Sample) -> set[tuple[str, str]]:
+    """Kinds of layer capacity, by level, that are too small for a row in its own memory and time."""
+    limit_s, usable_bytes = (1.0 + TOLERANCE) * sample.times_s, (1.0 + TOLERANCE) * sample.peaks.device_bytes
     found = set()
-    for name, has in capacities(drawn.levels, limit_s, usable_bytes).items():
+    for name, has in capacities(sample.levels, limit_s, usable_bytes).items():
         found |= {(name, "memory")} if not has.fits.all() else set()
         found |= {(name, "both")} if not has.is_enough.all() else set()
-    for name, has in capacities(drawn.levels, limit_s, np.full(len(limit_s), 1e30)).items():
+    for name, has in capacities(sample.levels, limit_s, np.full(len(limit_s), 1e30)).items():
         found |= {(name, "time")} if not has.is_enough.all() else set()
     return found
 
 
 def with_least_end_s(levels: Levels) -> Any:
-    """What each row takes drained, and what its blocks take for the end of a step at least. Leaves take a
-    block's bound without its end for a bound of this, and add what surrounds the row: it must hold too."""
+    """The pipeline makespan of each row plus a lower bound of the end of its step. Leaves use a subproblem's
+    bound without its end as a bound of the makespan and add their own ends: that must hold too.
+    """
     rows, problem = levels.all_rows, levels.problem
     states = levels.table.replaced(optim_shard=levels.states(rows))
     block, totals, _ = levels.recomputed(rows)
@@ -129,10 +134,10 @@ def with_least_end_s(levels: Levels) -> Any:
 
 
 @pytest.mark.slow
-def test_no_subproblem_takes_less_than_its_bound(drawn: Drawn) -> None:
-    bounds = least_times_s(drawn.levels)
-    assert exceeding(bounds, drawn.times_s) == {}
-    assert exceeding(bounds, with_least_end_s(drawn.levels)) == {}
+def test_no_subproblem_takes_less_than_its_bound(sample: Sample) -> None:
+    bounds = least_times_s(sample.levels)
+    assert exceeding(bounds, sample.times_s) == {}
+    assert exceeding(bounds, with_least_end_s(sample.levels)) == {}
 
 
 def test_no_subproblem_of_a_small_instance_takes_less_than_its_bound(seed: int) -> None:
@@ -143,27 +148,27 @@ def test_no_subproblem_of_a_small_instance_takes_less_than_its_bound(seed: int) 
     assert exceeding(least_times_s(levels), with_least_end_s(levels)) == {}
 
 
-def test_no_subproblem_needs_less_memory_than_its_bound(drawn: Drawn) -> None:
-    assert exceeding(least_device_bytes(drawn.levels), drawn.peaks.device_bytes) == {}
-    assert exceeding(least_hosts_bytes(drawn.levels), drawn.peaks.host_bytes) == {}
+def test_no_subproblem_needs_less_memory_than_its_bound(sample: Sample) -> None:
+    assert exceeding(least_device_bytes(sample.levels), sample.peaks.device_bytes) == {}
+    assert exceeding(least_hosts_bytes(sample.levels), sample.peaks.host_bytes) == {}
 
 
 @pytest.mark.slow
-def test_candidates_within_the_time_have_capacity(drawn: Drawn) -> None:
-    assert lacking_capacity(drawn) == set()
+def test_candidates_within_the_time_have_capacity(sample: Sample) -> None:
+    assert lacking_capacity(sample) == set()
 
 
-def test_a_pipeline_and_its_surroundings_take_no_longer_than_the_step(drawn: Drawn) -> None:
-    problem, table = drawn.levels.problem, drawn.levels.table
-    states = table.replaced(optim_shard=drawn.levels.states(drawn.levels.all_rows))
+def test_a_pipeline_and_its_surroundings_take_no_longer_than_the_step(sample: Sample) -> None:
+    problem, table = sample.levels.problem, sample.levels.table
+    states = table.replaced(optim_shard=sample.levels.states(sample.levels.all_rows))
     least = pipeline_makespan_s(problem, states) + outside_schedule_s(problem, table)
-    assert exceeding({"leaf": least}, drawn.times_s) == {}
-    assert len(exceeding({"leaf": least}, drawn.times_s, 1.01)["leaf"]) > len(table) / 3
+    assert exceeding({"leaf": least}, sample.times_s) == {}
+    assert len(exceeding({"leaf": least}, sample.times_s, 1.01)["leaf"]) > len(table) / 3
 
 
-def test_memory_falls_with_every_recomputed_layer(drawn: Drawn) -> None:
-    """So that the fewest layers that fit are found by halving."""
-    levels, rows = drawn.levels, np.flatnonzero(drawn.levels.table.recompute == FULL)
+def test_memory_falls_with_every_recomputed_layer(sample: Sample) -> None:
+    """The search for the fewest recomputed layers that fit is a bisection, so it needs monotone memory."""
+    levels, rows = sample.levels, np.flatnonzero(sample.levels.table.recompute == FULL)
     for level in (levels.scheduled, levels.divided):
         block, totals, _ = level(rows)
         layer_counts, last = layer_counts_of(block), np.full(len(rows), np.inf)
@@ -174,9 +179,9 @@ def test_memory_falls_with_every_recomputed_layer(drawn: Drawn) -> None:
             last = now
 
 
-def test_nodes_with_options_have_the_bounds_of_each_option(drawn: Drawn) -> None:
-    """The search bounds rows (down) with splits (across) at once."""
-    levels = drawn.levels
+def test_nodes_with_options_have_the_bounds_of_each_option(sample: Sample) -> None:
+    """The search bounds nodes (rows) with splits (columns) in one call."""
+    levels = sample.levels
     for rows in list(levels.groups("pp", "vpp", "schedule"))[:12]:
         block, totals, traffic = levels.divided(rows)
         alone = lower_bound_s(levels.problem, block, layer_counts_of(block), totals, traffic)
@@ -197,74 +202,76 @@ def test_nodes_with_options_have_the_bounds_of_each_option(drawn: Drawn) -> None
         np.testing.assert_allclose(np.diagonal(together), alone, rtol=TOLERANCE)
 
 
-# Broken twins.
+# Mutants.
 
-DRAWN_ONCE = pytest.mark.xdist_group("several")
-"""By one worker, which draws once."""
+SAMPLED_ONCE = pytest.mark.xdist_group("several")
+"""By one worker, which samples once."""
 
 
 @pytest.fixture(scope="module")
-def several() -> list[Drawn]:
-    """A few of the above."""
-    real = [drawn_from(problem_of(CASES[place]), seed) for place, seed in ((0, 9), (1, 8), (6, 3))]
-    return real + [drawn_from(odd_problem(seed), seed) for seed in (0, 2, 3)]
+def several() -> list[Sample]:
+    """Some of the samples above."""
+    real = [sample_from(problem_of(CASES[place]), seed) for place, seed in ((0, 9), (1, 8), (6, 3))]
+    return real + [sample_from(odd_problem(seed), seed) for seed in (0, 2, 3)]
 
 
-LOOSE = {"any micro batch": 1.05, "computation alone": 1.5, "sharded": 1.1, "family": 1.1}
-"""How much higher bounds must be to be caught that are not close; 1.01 for the others."""
+BOUND_FACTORS = {"any micro batch": 1.05, "computation alone": 1.5, "sharded": 1.1, "family": 1.1}
+"""Factors by which bounds that are not tight are raised, so that the mutant is caught; 1.01 for the
+others.
+"""
 
 
 @pytest.mark.slow
-@DRAWN_ONCE
-def test_bounds_of_time_that_are_a_little_too_high_are_caught(several: list[Drawn]) -> None:
+@SAMPLED_ONCE
+def test_bounds_of_time_that_are_a_little_too_high_are_caught(several: list[Sample]) -> None:
     missed = set(least_times_s(several[0].levels))
-    for drawn in several:
-        for name, bound in least_times_s(drawn.levels).items():
-            factor = LOOSE[name] if name in ("any micro batch", "computation alone") else 1.01
-            missed -= set(exceeding({name: bound}, drawn.times_s, factor))
+    for sample in several:
+        for name, bound in least_times_s(sample.levels).items():
+            factor = BOUND_FACTORS[name] if name in ("any micro batch", "computation alone") else 1.01
+            missed -= set(exceeding({name: bound}, sample.times_s, factor))
     assert missed == set()
 
 
 @pytest.mark.slow
-@DRAWN_ONCE
-def test_bounds_of_memory_that_are_a_little_too_high_are_caught(several: list[Drawn]) -> None:
+@SAMPLED_ONCE
+def test_bounds_of_memory_that_are_a_little_too_high_are_caught(several: list[Sample]) -> None:
     missed = {("device", name) for name in least_device_bytes(several[0].levels)}
     missed |= {("host", name) for name in least_hosts_bytes(several[0].levels)}
-    for drawn in several:
-        for name, bound in least_device_bytes(drawn.levels).items():
-            for caught in exceeding({name: bound}, drawn.peaks.device_bytes, LOOSE.get(name, 1.01)):
+    for sample in several:
+        for name, bound in least_device_bytes(sample.levels).items():
+            for caught in exceeding({name: bound}, sample.peaks.device_bytes, BOUND_FACTORS.get(name, 1.01)):
                 missed -= {("device", caught)}
-        for caught in exceeding(least_hosts_bytes(drawn.levels), drawn.peaks.host_bytes, 1.01):
+        for caught in exceeding(least_hosts_bytes(sample.levels), sample.peaks.host_bytes, 1.01):
             missed -= {("host", caught)}
     assert missed == set()
 
 
-@DRAWN_ONCE
+@SAMPLED_ONCE
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_bounds_of_each_schedule_that_are_too_high_are_caught(several: list[Drawn], schedule: str) -> None:
-    """A tenth more on every pipeline of one schedule."""
+def test_bounds_of_each_schedule_that_are_too_high_are_caught(several: list[Sample], schedule: str) -> None:
+    """The mutant adds a tenth to every pipeline of one schedule."""
     caught = 0
-    for drawn in several:
-        table = drawn.levels.table
+    for sample in several:
+        table = sample.levels.table
         mine = np.flatnonzero((table.schedule == SCHEDULES.index(schedule)) & (table.pp > 1))
         if len(mine):
-            caught += int((1.1 * block_s(drawn.levels, mine) > drawn.times_s[mine]).sum())
+            caught += int((1.1 * block_s(sample.levels, mine) > sample.times_s[mine]).sum())
     assert caught > 0
 
 
 def block_s(levels: Levels, rows: Index) -> Any:
-    """The bounds of blocks whose splits and recomputed layers are known."""
+    """The bounds of subproblems whose splits and recomputed layers are fixed."""
     block, totals, traffic = levels.recomputed(rows)
     return lower_bound_s(levels.problem, block, layer_counts_of(block), totals, traffic)
 
 
 @pytest.mark.slow
-@DRAWN_ONCE
-def test_a_layer_less_of_capacity_is_caught(several: list[Drawn], monkeypatch: pytest.MonkeyPatch) -> None:
+@SAMPLED_ONCE
+def test_a_layer_less_of_capacity_is_caught(several: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "ROUNDING", -1.0)
     found: set[tuple[str, str]] = set()
-    for drawn in several:
-        found |= lacking_capacity(drawn)
+    for sample in several:
+        found |= lacking_capacity(sample)
     levels = ("recompute_chosen", "open family", "sharded", "family", "schedule", "schedule alone")
     expected = {(name, kind) for name in levels for kind in ("memory", "time", "both")}
     assert found >= expected | {("tight schedule", "memory")}

@@ -1,4 +1,4 @@
-"""The parts of a result are the whole: seconds sum to the step, bytes to the device, layers to the model."""
+"""The parts of a result sum to the whole: seconds to the step, bytes to the device, layers to the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One price for scalars and columns: a row alone costs what it costs in a table, wherever it stands there."""
+"""Scalars and columns have the same costs: a row alone costs the same as in a table, at any index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Prices = dict[str, NDArray[np.float64]]
 
 
 def costs_by_name(problem: Problem, table: StrategyTable) -> Prices:
-    """Everything that a table costs, by name; the last axis are its rows."""
+    """All costs of a table, by name; the last axis is its rows."""
     costs = costs_of_all_stages(problem, table)
     times, end = stage_times(problem, table, costs), step_end(problem, table, costs)
     memory, peaks = rank_bytes(problem, table, costs), peaks_of(problem, table)
@@ -49,7 +49,7 @@ def costs_by_name(problem: Problem, table: StrategyTable) -> Prices:
 def mismatches(
     problem: Problem, table: StrategyTable, rows: Any, rtol: float = 1e-12
 ) -> list[tuple[str, int]]:
-    """Names and rows of what differs between `rows` priced one by one and priced within the whole table."""
+    """Names and rows of differences between `rows` evaluated one by one and within the whole table."""
     together = costs_by_name(problem, table)
     differing = []
     for row in rows:
@@ -65,20 +65,20 @@ def mismatches(
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def drawn(request: pytest.FixtureRequest) -> tuple[Problem, StrategyTable]:
+def sample(request: pytest.FixtureRequest) -> tuple[Problem, StrategyTable]:
     case: Case = request.param
     problem = problem_of(case)
     return problem, sampled(problem, 400, seed=100 + CASES.index(case))
 
 
-def test_a_row_costs_the_same_alone_and_in_a_table(drawn: Any, full: bool) -> None:
-    problem, table = drawn
+def test_a_row_costs_the_same_alone_and_in_a_table(sample: Any, full: bool) -> None:
+    problem, table = sample
     rows = range(len(table)) if full else range(0, len(table), 46)
     assert mismatches(problem, table, rows) == []
 
 
-def test_the_comparison_sees_a_part_in_a_billion(drawn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, table = drawn
+def test_the_comparison_sees_a_part_in_a_billion(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, table = sample
     exact = step_times_s
 
     def drifting(problem: Problem, table: StrategyTable) -> NDArray[np.float64]:
@@ -88,25 +88,25 @@ def test_the_comparison_sees_a_part_in_a_billion(drawn: Any, monkeypatch: pytest
     assert mismatches(problem, table, [0]) == [("step_s", 0)]
 
 
-def test_the_order_of_rows_changes_nothing(drawn: Any) -> None:
-    problem, table = drawn
+def test_the_order_of_rows_changes_nothing(sample: Any) -> None:
+    problem, table = sample
     order = np.random.default_rng(7).permutation(len(table))
     plain, permuted = costs_by_name(problem, table), costs_by_name(problem, table.take(order))
     for name, values in plain.items():
         np.testing.assert_array_equal(permuted[name], values[..., order], err_msg=name)
 
 
-def test_rows_that_are_repeated_cost_the_same(drawn: Any) -> None:
-    problem, table = drawn
+def test_rows_that_are_repeated_cost_the_same(sample: Any) -> None:
+    problem, table = sample
     few = table.take(slice(0, 50))
     plain, doubled = costs_by_name(problem, few), costs_by_name(problem, StrategyTable.joined([few, few]))
     for name, values in plain.items():
         np.testing.assert_array_equal(doubled[name], np.concatenate([values, values], axis=-1), err_msg=name)
 
 
-def test_peaks_are_places_of_the_whole(drawn: Any) -> None:
-    """The places that decide the peak are some of all places, with the same prices."""
-    problem, table = drawn
+def test_the_stages_that_decide_the_peak_are_among_all_stages(sample: Any) -> None:
+    """The ranks that decide the peak are a subset of all ranks, with the same costs."""
+    problem, table = sample
     some, every = costs_of_peak_stages(problem, table), costs_of_all_stages(problem, table)
     few, all_ = rank_bytes(problem, table, some).device, rank_bytes(problem, table, every).device
     assert few.shape[0] <= all_.shape[0]
@@ -114,8 +114,8 @@ def test_peaks_are_places_of_the_whole(drawn: Any) -> None:
     assert equal.all()
 
 
-def test_names_of_devices_and_tiers_do_not_matter(drawn: Any) -> None:
-    problem, table = drawn
+def test_names_of_devices_and_tiers_do_not_matter(sample: Any) -> None:
+    problem, table = sample
     cluster = problem.cluster
     renamed = replace(
         cluster,

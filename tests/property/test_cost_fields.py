@@ -1,4 +1,6 @@
-"""Every field of a strategy moves the price the way physics says, on real models and clusters."""
+"""Every field of a strategy changes the estimate in the direction that physics says, on real models and
+clusters.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def strategy(p: Problem, text: str) -> Strategy:
 
 
 def results(p: Problem, *texts: str) -> list[Result]:
-    """Prices of strategies, all of which are legal."""
+    """Estimates of strategies, all of which are legal."""
     listed = [strategy(p, text) for text in texts]
     broken = first_broken(StrategyTable.of(listed), p.limits, RULES)
     assert broken.tolist() == [-1] * len(listed)
@@ -96,7 +98,8 @@ def test_more_tensor_parallelism_needs_less_memory_and_more_communication(dense:
 
 
 def test_tensor_ranks_beyond_the_key_value_heads_repeat_them() -> None:
-    # gemma-2-9b has 8 key-value heads, llama-2-70b too: 16 ranks hold each twice, so not half of what 8 hold.
+    # gemma-2-9b and llama-2-70b have 8 key-value heads: 16 ranks hold each twice, so more than half of what 8
+    # hold.
     p = problem("llama-2-70b", "2x8xH100-SXM")
     eight, sixteen = results(p, "tp=8", "tp=16")
     ratio = sixteen.memory["parameters"] / eight.memory["parameters"]
@@ -123,8 +126,8 @@ def test_more_context_parallelism_saves_fewer_activations_and_sends_keys() -> No
 
 @varies("cp_kind")
 def test_a_ring_hides_communication_that_an_all_to_all_of_heads_exposes() -> None:
-    # A long sequence: 0.9 of the ring's messages hide beside attention; the exchange sends queries and output
-    # too.
+    # A long sequence: 0.9 of the ring's messages overlap with attention; the all-to-all sends queries and
+    # output too.
     p = problem("llama-3.1-8b", "2x8xH100-SXM", batch=16, seq_len=131_072)
     ring, call = results(p, "cp=2,cp_kind=ring", "cp=2,cp_kind=all_to_all")
     assert 0.0 < ring.breakdown["context_communication"] < call.breakdown["context_communication"]
@@ -137,7 +140,7 @@ def test_more_expert_parallelism_holds_fewer_experts_and_sends_tokens(routed: Pr
     assert rising(memory_of(found, "parameters"))
     sent = parts(found, "expert_communication")
     assert sent[-1] == 0.0 and rising([-seconds for seconds in sent[1:]])
-    assert sent[0] > 1.05 * sent[1]  # between nodes, though a token goes to the other node once
+    assert sent[0] > 1.05 * sent[1]  # between nodes, though a token goes to another node once
 
 
 @varies("etp")

@@ -1,4 +1,4 @@
-"""Peak memory from few places is exactly the most of all places; and the samples reach every choice."""
+"""Peak memory from few ranks is exactly the maximum over all ranks; and the samples include every choice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_memory_is_the_maximum_over_all_ranks(case: Case, full: bool) -> None:
         np.testing.assert_allclose(found.host_bytes[rows], host_bytes(part, everywhere), rtol=1e-12)
 
 
-def test_the_samples_reach_every_choice() -> None:
+def test_the_samples_include_every_choice() -> None:
     seen: dict[str, set[int]] = {}
     names = ("schedule", "recompute", "offload", "cp_kind", "sequence_parallel", "axis_order")
     for index, case in enumerate(CASES):

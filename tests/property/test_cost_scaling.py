@@ -1,4 +1,6 @@
-"""How prices move with the cluster: twice as fast takes half the time, faster links never take longer."""
+"""Estimates scale with the cluster: twice the speed takes half the time, and faster links never
+take longer.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from shardwise.strategy import OFFLOADS, StrategyTable
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def drawn(request: pytest.FixtureRequest, full: bool) -> tuple[Problem, StrategyTable]:
+def sample(request: pytest.FixtureRequest, full: bool) -> tuple[Problem, StrategyTable]:
     case: Case = request.param
     problem = problem_of(case)
     return problem, sampled(problem, 3000 if full else 200, seed=200 + CASES.index(case))
@@ -34,8 +36,8 @@ def on(problem: Problem, cluster: Cluster) -> Problem:
     return bind(problem.model, cluster, problem.job)
 
 
-def test_twice_as_fast_takes_half_the_time(drawn: Any) -> None:
-    problem, table = drawn
+def test_twice_as_fast_takes_half_the_time(sample: Any) -> None:
+    problem, table = sample
     slow = without_fixed_costs(problem)
     fast = on(slow, with_links(with_speed(slow.cluster, 2.0), 2.0))
     np.testing.assert_allclose(step_times_s(fast, table), step_times_s(slow, table) / 2.0, rtol=1e-12)
@@ -43,28 +45,30 @@ def test_twice_as_fast_takes_half_the_time(drawn: Any) -> None:
 
 
 def hides_one_thing(table: StrategyTable) -> Any:
-    """Rows without sharded gradients or moved activations, which may hide beside what a ring hides beside."""
+    """Rows without sharded gradients or offloaded activations, which could overlap with the same computation
+    as the ring.
+    """
     return (table.grad_shard == 1) & (table.offload < OFFLOADS.index("activations"))
 
 
-def test_fixed_costs_are_not_halved(drawn: Any) -> None:
-    problem, table = drawn
+def test_fixed_costs_are_not_halved(sample: Any) -> None:
+    problem, table = sample
     rows = table.take(hides_one_thing(table))
     fast = on(problem, with_links(with_speed(problem.cluster, 2.0), 2.0))
     assert (step_times_s(fast, rows) > step_times_s(problem, rows) / 2.0 * (1 + 1e-12)).all()
 
 
 @pytest.mark.parametrize("factor", [1.01, 3.0])
-def test_faster_links_never_take_longer(drawn: Any, factor: float) -> None:
-    problem, table = drawn
+def test_faster_links_never_take_longer(sample: Any, factor: float) -> None:
+    problem, table = sample
     before = step_times_s(problem, table)
     assert (
         step_times_s(on(problem, with_links(problem.cluster, factor)), table) <= before * (1 + 1e-12)
     ).all()
 
 
-def test_improving_one_tier_makes_no_step_longer(drawn: Any) -> None:
-    problem, table = drawn
+def test_improving_one_tier_makes_no_step_longer(sample: Any) -> None:
+    problem, table = sample
     before, cluster = step_times_s(problem, table), problem.cluster
     for t, tier in enumerate(cluster.tiers):
         wider = replace(tier, bytes_per_s=2 * tier.bytes_per_s, flow_bytes_per_s=2 * tier.flow_bytes_per_s)
@@ -76,8 +80,8 @@ def test_improving_one_tier_makes_no_step_longer(drawn: Any) -> None:
             assert (after < before).any()
 
 
-def test_a_faster_host_link_helps_what_is_offloaded(drawn: Any) -> None:
-    problem, table = drawn
+def test_a_faster_host_link_helps_what_is_offloaded(sample: Any) -> None:
+    problem, table = sample
     nodes = tuple(
         replace(node, host_link_bytes_per_s=2 * node.host_link_bytes_per_s) for node in problem.cluster.nodes
     )
@@ -89,23 +93,23 @@ def test_a_faster_host_link_helps_what_is_offloaded(drawn: Any) -> None:
     assert (after[table.offload == OFFLOADS.index("optimizer")] < before[table.offload == 1]).all()
 
 
-def test_a_larger_batch_takes_longer(drawn: Any) -> None:
-    problem, table = drawn
+def test_a_larger_batch_takes_longer(sample: Any) -> None:
+    problem, table = sample
     double = replace(problem.job, global_batch_size=2 * problem.job.global_batch_size)
     after = step_times_s(bind(problem.model, problem.cluster, double), table)
     assert (after > step_times_s(problem, table)).all()
 
 
-def test_one_slow_node_slows_all(drawn: Any) -> None:
-    problem, table = drawn
+def test_one_slow_node_slows_all(sample: Any) -> None:
+    problem, table = sample
     rows = table.take(hides_one_thing(table))
     nodes = (replace(problem.cluster.nodes[0], speed=0.5), *problem.cluster.nodes[1:])
     after = step_times_s(on(problem, replace(problem.cluster, nodes=nodes)), rows)
     assert (after > step_times_s(problem, rows)).all()
 
 
-def test_without_any_overlap_nothing_is_faster(drawn: Any) -> None:
-    problem, table = drawn
+def test_without_any_overlap_nothing_is_faster(sample: Any) -> None:
+    problem, table = sample
     exposed = replace(problem.job, profile=problem.profile.without_overlap())
     shown = bind(problem.model, problem.cluster, exposed)
     assert (step_times_s(shown, table) >= step_times_s(problem, table) * (1 - 1e-12)).all()

@@ -1,4 +1,4 @@
-"""One definition for scalars and columns, and time that moves the right way with bytes and bandwidth."""
+"""Scalars and columns share one definition, and times are monotone in bytes and bandwidth."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ TRANSCENDENTAL = (
     "goodput.slowest_node_slowdown",
 )
 """Equations with a logarithm or exponential, whose last bit may differ between numpy's scalar and vector
-loops."""
+loops.
+"""
 
 TIMES = {name: equation for name, equation in EQUATIONS.items() if unit_of_name(name) == unit(s=1)}
 

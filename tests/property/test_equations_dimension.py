@@ -34,7 +34,7 @@ def test_every_module_has_checked_equations() -> None:
     assert len(EQUATIONS) >= 30
 
 
-# Broken twins: what a slip in an equation looks like, each caught above.
+# Mutants: typical slips in an equation, each caught above.
 
 
 def forgets_to_divide_s(nbytes: Any, alpha_s: Any, bw_bytes_per_s: Any) -> Any:
@@ -58,11 +58,11 @@ def sums_tiers_and_sizes_s(sizes: Sequence[Any], alphas_s: Sequence[Any]) -> Any
 
 
 @pytest.mark.parametrize(
-    "twin", [forgets_to_divide_s, floors_at_a_plain_zero_s, branches_s, sums_tiers_and_sizes_s]
+    "mutant", [forgets_to_divide_s, floors_at_a_plain_zero_s, branches_s, sums_tiers_and_sizes_s]
 )
-def test_incompatible_units_are_caught(twin: Equation) -> None:
+def test_incompatible_units_are_caught(mutant: Equation) -> None:
     with pytest.raises(UnitError):
-        result_unit(twin)
+        result_unit(mutant)
 
 
 def test_a_result_of_the_wrong_unit_is_caught() -> None:

@@ -1,9 +1,10 @@
-"""No rule is missing: of all placements of all tensors along an axis of two ranks, those that are right
-without a word between the ranks are those of the rules.
+"""No sharding rule is missing: of all placements of all tensors along an axis of two ranks, those that are
+correct without communication are those of the rules.
 
-Every candidate is carried out: dims that are divided, at most two together (those of no common tensor),
-tensors with such a dim split along it, each other tensor whole, whole with a summed gradient, or a partial
-sum. A tensor that a rule splits may also be whole with a summed gradient, as cutting it costs nothing.
+Every candidate is executed. At most two dims are divided together (no tensor has both), tensors with such a
+dim are split along it, and every other tensor is replicated, replicated with a summed gradient, or a partial
+sum. A tensor that a rule splits may also be replicated with a summed gradient, because cutting it costs
+nothing.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ KNOWN_EXTRA = {
     "averages of windows": WHOLE_ROWS,
     "adaptive averages of unequal windows": TWO_RANKS,
 }
-"""Operators with layouts that are right and not among the rules, with the reason."""
+"""Operators with correct layouts that are not among the rules, with the reason."""
 
 
 def candidates(op: OpNode) -> Iterator[ShardingRule]:
-    """Every layout whose shapes can meet, as a rule without exchanges."""
+    """Every layout with matching shapes, as a rule without collectives."""
     tensors = (*operands_of(op), op.output)
     even = [dim for dim, size in op.dims.items() if size % RANKS == 0]
     for divided in (*combinations(even, 0), *combinations(even, 1), *combinations(even, 2)):
@@ -81,7 +82,7 @@ def candidates(op: OpNode) -> Iterator[ShardingRule]:
 
 
 def layout_of(op: OpNode, rule: ShardingRule) -> Layout:
-    """A rule's placements; what has no gradient has no summed one."""
+    """The placements of a rule; a tensor without gradient has no summed gradient."""
     placements = [*rule.inputs, *rule.parameters, rule.output]
     at = without_gradient(op)
     if at is not None and placements[at] == REPLICATE_SUM_GRAD:
@@ -90,8 +91,9 @@ def layout_of(op: OpNode, rule: ShardingRule) -> Layout:
 
 
 def is_expected(op: OpNode, rule: ShardingRule, known: set[Layout]) -> bool:
-    """Indices have no partial sums; a parameter is one only where some rule has it so: where it is stored it
-    is whole, and to read it as a partial sum is to waste all ranks but one."""
+    """Indices have no partial sums. A parameter is a partial sum only where some rule has it so: parameters
+    are stored whole, and reading one as a partial sum would waste all ranks but one.
+    """
     at = without_gradient(op)
     if at is not None and rule.inputs[at] == PARTIAL:
         return False
@@ -107,8 +109,9 @@ def known_layouts(op: OpNode) -> set[Layout]:
 
 
 def right_layouts(op: OpNode) -> set[Layout]:
-    """Layouts that are carried out right. Whether the gradient of what is whole is a sum, nobody asks before
-    it is put together: layouts that differ in no more are carried out once."""
+    """Layouts whose execution is correct. Layouts that differ only in how the gradient of a replicated tensor
+    is summed are executed once: the sum matters only when the gradient is assembled.
+    """
     known, expected = known_layouts(op), whole(op)
     right: set[Layout] = set()
     ran: dict[Layout, Carried | None] = {}
@@ -127,11 +130,11 @@ def right_layouts(op: OpNode) -> set[Layout]:
 
 
 WRONG = (AssertionError, ValueError, IndexError)
-"""Copies that differ, shapes that do not meet, rows or elements that a rank has not."""
+"""Copies that differ, shapes that do not match, and rows or elements that a rank lacks."""
 
 
 def carried_right(op: OpNode, rule: ShardingRule, expected: Array) -> Carried | None:
-    """What `rule` makes of the operator, where its output is right."""
+    """The result of the operator under `rule`, where its output is correct."""
     try:
         carried = carry_out(op, [rule], [RANKS])
         output = carried.output([rule.output])
@@ -175,7 +178,7 @@ def test_a_rule_left_out_is_missed(name: str) -> None:
 
 
 def cuttings(layout: Layout) -> Iterator[Layout]:
-    """The layout, and those with some of what it reads in parts whole instead."""
+    """The layout, and variants in which some of the split operands are replicated."""
     choices = [(place, REPLICATE_SUM_GRAD) if place >= 0 else (place,) for place in layout[:-1]]
     for operands in product(*choices):
         yield (*operands, layout[-1])

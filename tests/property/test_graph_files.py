@@ -1,4 +1,6 @@
-"""Graph files bent anyhow are read or refused in one line; what is read is written and scaled by laws."""
+"""Randomly damaged graph files are read or refused in one line; graphs that are read can be written, and
+scaling follows its laws.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ VALUES = st.one_of(SCALARS, WORDS, st.lists(WORDS, max_size=4), TREES)
 
 
 def _places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to every value within `value`."""
+    """The path of every value within `value`."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [found for key, item in items for found in ((*way, key), *_places(item, (*way, key)))]
 
@@ -70,7 +72,7 @@ def test_a_mutated_file_is_read_or_refused_in_one_line(data: st.DataObject) -> N
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(sorted(SHIPPED)), st.integers(1, 10**6), st.integers(1, 10**5))
 def test_scaling_back_gives_the_same_graph(name: str, batch: int, seq_len: int) -> None:
-    """Any batch and length; back again it is the same; text and back, too."""
+    """Any batch and length can be scaled to and back, which gives the same graph; so do text and back."""
     graph = SHIPPED[name]
     length = seq_len if graph.seq_len is not None else None
     other = scaled(graph, batch, length)

@@ -1,5 +1,6 @@
-"""Every rule of every kind, carried out: ranks that hold what the rule says of inputs and of the output's
-gradient, and exchange what it says, make what it says of the output and of the inputs' gradients."""
+"""Every sharding rule of every kind is executed: ranks with the rule's placements of inputs and output
+gradient, and the rule's collectives, compute the rule's placements of the output and the input gradients.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from shardwise.graph.kinds import KINDS
 TOLERANCE = 1e-7
 
 INTEGERS = {"embedding": 0, "cross_entropy": 1}
-"""Which operand of a kind is an index, without gradient; it is below the size of the dim of its table."""
+"""The operand of a kind that is an index, without gradient; it is below the size of the dim of its table."""
 
 
 def tensors_of(op: OpNode, seed: int) -> list[Array]:
@@ -49,7 +50,7 @@ def tensors_of(op: OpNode, seed: int) -> list[Array]:
 
 
 def without_gradient(op: OpNode) -> int | None:
-    """The operand that has none: an index, a condition."""
+    """The operand without a gradient: an index or a condition."""
     masks = {"where": 0, "masked_fill": 1}
     return masks.get(str(op.attributes.get("function")), INTEGERS.get(op.kind))
 
@@ -60,7 +61,7 @@ def operands_of(op: OpNode) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Carried:
-    """What ranks hold behind an operator and its backward pass, and the collectives that ran."""
+    """Local shards after an operator and its backward pass, and the collectives that ran."""
 
     op: OpNode
     mesh: Mesh
@@ -69,11 +70,11 @@ class Carried:
     calls: list[Call]
 
     def output(self, placements: Sequence[Placement]) -> Array:
-        """The whole output, where it lies as `placements` say of each axis."""
+        """The whole output, assembled by the placements of each axis."""
         return assemble(self.mesh, self.result.parts, placements, partial=TENSOR)
 
     def gradients(self, placements: Sequence[Sequence[Placement]]) -> list[Array]:
-        """Those of inputs and parameters, which lie as `placements` say of each and each axis."""
+        """Gradients of inputs and parameters, assembled by the placements of each and each axis."""
         return [
             assemble(self.mesh, operand.grad, placements[at], partial=GRADIENT)
             for at, operand in enumerate(self.operands)
@@ -82,7 +83,9 @@ class Carried:
 
 
 def carry_out(op: OpNode, rules: Sequence[ShardingRule], counts: Sequence[int], seed: int = 1) -> Carried:
-    """The operator on random operands, and a random gradient of its output, as they lie by `rules`."""
+    """Execute the operator on random operands, and its backward pass on a random output gradient, placed by
+    `rules`.
+    """
     mesh = Mesh(op, rules, tuple(counts))
     run = Spmd(mesh)
     operands: list[Value] = []
@@ -97,7 +100,7 @@ def carry_out(op: OpNode, rules: Sequence[ShardingRule], counts: Sequence[int], 
 
 
 def placements_of(rules: Sequence[ShardingRule]) -> list[list[Placement]]:
-    """Of each input and parameter along each axis."""
+    """Placements of each input and parameter along each axis."""
     return [list(each) for each in zip(*((*rule.inputs, *rule.parameters) for rule in rules), strict=True)]
 
 
@@ -124,7 +127,7 @@ def whole_instance(name: str) -> tuple[Array, list[Array]]:
 
 
 def agree(name: str, rules: Sequence[ShardingRule], counts: Sequence[int]) -> bool:
-    """Whether ranks under `rules` make of an instance what one rank makes."""
+    """Whether ranks under `rules` compute the same as one rank."""
     try:
         output, gradients, _ = carried_out(INSTANCES[name], rules, counts)
     except AssertionError:
@@ -143,7 +146,7 @@ def ranks_for(op: OpNode, rule: ShardingRule) -> list[int]:
 
 
 def evenly(op: OpNode, rule: ShardingRule, count: int) -> bool:
-    """Rows and windows are split alike only where both divide."""
+    """Rows and windows are split equally only where both divide."""
     return rule.split is None or all(
         op.dims[dim] % count == 0
         for dim in (op.inputs[0].dims[-1], op.output[-1], *op.inputs[0].dims[2:], *op.output[2:])
@@ -189,8 +192,9 @@ def test_ranks_send_the_declared_bytes_of_the_rules(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTANCES)
 def test_rules_go_together_along_two_axes(name: str, full: bool) -> None:
-    """All pairs that are allowed on 2 x 2 ranks, without `--full` each two rules in one order alone; windows
-    are split along one dim by one axis only here."""
+    """All allowed pairs on 2 x 2 ranks; without `--full`, each pair in one order only. Windows are split
+    along one dim by one axis only here.
+    """
     op = INSTANCES[name]
     rules = rules_of(op)
     for i, outer in enumerate(rules):
@@ -210,7 +214,7 @@ def test_every_operator_kind_is_executed() -> None:
 
 
 def holds(name: str, rule: ShardingRule, count: int) -> bool:
-    """Whether a rule says the truth of an instance: what ranks hold and what they exchange."""
+    """Whether a rule is correct for an instance: local shards and collectives."""
     op = INSTANCES[name]
     try:
         output, gradients, calls = carried_out(op, [rule], [count])
@@ -223,7 +227,9 @@ def holds(name: str, rule: ShardingRule, count: int) -> bool:
 def swapped(
     op: OpNode, placements: tuple[Placement, ...], *, are_inputs: bool
 ) -> list[tuple[Placement, ...]]:
-    """The same with one that is not split wrong; what has no gradient has no wrong one."""
+    """The same rule with a wrong placement of one tensor that is not split; a tensor without gradient has no
+    wrong one.
+    """
     without = without_gradient(op)
     return [
         (*placements[:at], SWAP[placement], *placements[at + 1 :])
@@ -235,25 +241,25 @@ def swapped(
 SWAP = {REPLICATE: REPLICATE_SUM_GRAD, REPLICATE_SUM_GRAD: REPLICATE, PARTIAL: REPLICATE}
 
 
-def broken_twins(op: OpNode, rule: ShardingRule) -> list[ShardingRule]:
+def rule_mutants(op: OpNode, rule: ShardingRule) -> list[ShardingRule]:
     """The same rule with the placement of one tensor wrong, or with other exchanges.
 
     Halos are the most of any number of ranks: half of them may do for two, where rows and windows shift.
     """
-    twins = [replace(rule, output=SWAP[rule.output])] if rule.output in SWAP else []
-    twins += [replace(rule, inputs=inputs) for inputs in swapped(op, rule.inputs, are_inputs=True)]
-    twins += [
+    mutants = [replace(rule, output=SWAP[rule.output])] if rule.output in SWAP else []
+    mutants += [replace(rule, inputs=inputs) for inputs in swapped(op, rule.inputs, are_inputs=True)]
+    mutants += [
         replace(rule, parameters=parameters) for parameters in swapped(op, rule.parameters, are_inputs=False)
     ]
     for call in rule.collectives:
         calls = call.backward_calls + 1
-        twins += [
+        mutants += [
             replace(rule, collectives=()),
             replace(rule, collectives=(replace(call, backward_calls=calls),)),
         ]
         if call.collective != "neighbours" or op.dims[op.inputs[0].dims[-1]] % op.dims[op.output[-1]] == 0:
-            twins.append(replace(rule, collectives=(replace(call, copies=call.copies / 2),)))
-    return twins
+            mutants.append(replace(rule, collectives=(replace(call, copies=call.copies / 2),)))
+    return mutants
 
 
 @pytest.mark.parametrize("name", INSTANCES)
@@ -263,5 +269,5 @@ def test_broken_rules_are_caught(name: str) -> None:
         for count in ranks_for(op, rule)[-1:]:
             if op.kind in SPATIAL and not evenly(op, rule, count):
                 continue
-            for twin in broken_twins(op, rule):
-                assert not holds(name, twin, count), (rule.name, twin)
+            for mutant in rule_mutants(op, rule):
+                assert not holds(name, mutant, count), (rule.name, mutant)

@@ -1,5 +1,6 @@
 """Every kind of operator with each key emptied, shortened, lengthened or renamed: it is refused by name, or
-accepted, and then it has rules, work and a price."""
+accepted, and then it has rules, work and an estimate.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ Dims = tuple[str, ...]
 
 
 def changed_dims(dims: Dims, known: Dims) -> Iterator[Dims]:
-    """Other dims in place of `dims`: none, fewer, more, one by another name, another order, one twice."""
+    """Other dims in place of `dims`: none, fewer, more, one renamed, another order, one twice."""
     yield ()
     yield known
     yield dims[::-1]
@@ -85,7 +86,7 @@ def values_of(attribute: Attribute, known: Dims) -> list[int | float | bool | st
 
 
 def outcome(op: OpNode, *, price: bool) -> str:
-    """`refused` or `accepted`; what is accepted has rules, work and, where wanted, a price."""
+    """`refused` or `accepted`; an accepted operator has rules, work and, where requested, an estimate."""
     refusal = refusal_of(op)
     if refusal is not None:
         assert "'op'" in refusal.message and refusal.allowed
@@ -108,7 +109,7 @@ def refusal_of(op: OpNode) -> ConfigError | None:
 
 
 def graph_with(op: OpNode) -> OpGraph:
-    """A graph of `op` and the sum of what it makes."""
+    """A graph of `op` and the sum of its output."""
     total = OpNode(
         name="total",
         kind="reduce",
@@ -132,7 +133,7 @@ def test_a_changed_operator_is_refused_by_name_or_accepted(name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_accepted_operator_has_a_cost(kind: str) -> None:
-    """Of one operator of each kind."""
+    """One operator of each kind."""
     op = next(each for each in EVEN_INSTANCES.values() if each.kind == kind)
     assert outcome(op, price=True) == "accepted"
     for changed in (*changed_tensors(op), *changed_values(op)):
@@ -173,8 +174,8 @@ def test_an_operator_kind_names_the_dim_that_it_needs(op: OpNode, message: str, 
 @pytest.mark.parametrize(
     "read", [lambda op: op.output[0], lambda op: op.output[1:2][0], lambda op: op.output[-1]]
 )
-def test_a_broken_twin_is_noticed(monkeypatch: pytest.MonkeyPatch, read: Callable[[OpNode], str]) -> None:
-    """A kind that reads a dim of its output without asking whether there is one."""
+def test_a_mutant_is_noticed(monkeypatch: pytest.MonkeyPatch, read: Callable[[OpNode], str]) -> None:
+    """The mutant reads a dim of its output without a check that it exists."""
 
     def check(op: OpNode) -> None:
         if read(op) not in op.dims:

@@ -1,4 +1,4 @@
-"""Whatever the input: a mapping of plain values, or one ConfigError of one line."""
+"""Any input gives a mapping of plain values, or one ConfigError of one line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def only_plain(value: Any) -> bool:
 
 
 def outcome(call: Callable[[], T]) -> T | ConfigError:
-    """What `call` returns, or its ConfigError, which must be one short line; anything else is a failure."""
+    """The result of `call`, or its ConfigError, which must be one short line; any other exception is a
+    failure.
+    """
     try:
         return call()
     except ConfigError as error:
@@ -123,7 +125,7 @@ def test_a_changed_cluster_file_is_a_cluster_or_a_config_error(path: Path, data:
 
 @pytest.mark.parametrize("name", ["\n", "", "x" * 300])
 def test_a_class_name_that_is_no_text_is_refused_in_one_line(name: str) -> None:
-    """It was named among what is allowed where a node has no device."""
+    """Formerly the class was named among the allowed values even for a node without a device."""
     tree = read_mapping(str(next(path for path in EXAMPLES if path.name == "mixed.yaml")))
     classes = tree["classes"]
     assert isinstance(classes, dict)

@@ -1,5 +1,4 @@
-"""Written YAML comes back equal through the strict reader, and through PyYAML where YAML 1.1 means the
-same."""
+"""Written YAML is read back equal by the strict reader, and by PyYAML where YAML 1.1 has the same meaning."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ def test_a_general_yaml_reader_agrees(document: dict[str, Any]) -> None:
 
 
 def _typed(value: object) -> str:
-    """A text that tells 1 from 1.0 and from true, and -0.0 from 0.0."""
+    """A text that distinguishes 1 from 1.0 and from true, and -0.0 from 0.0."""
     return json.dumps(value, sort_keys=True)
 
 

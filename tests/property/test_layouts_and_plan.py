@@ -25,7 +25,7 @@ def test_llama_has_the_cost_that_plan_reports(stored: str, zero_stage: int, is_r
         named(variable): {"rules": "split b/split b", "tensors": "S(0)/S(0)"}.get(variable.role, "")
         or next(
             text
-            for text in (stored, "S(2)/S(2)")  # of 32 heads no 64 ranks have a part
+            for text in (stored, "S(2)/S(2)")  # 64 ranks cannot divide 32 heads
             if text in [option_text(option) for option in variable.options]
         )
         for variables in laid.variables
@@ -40,7 +40,7 @@ def test_llama_has_the_cost_that_plan_reports(stored: str, zero_stage: int, is_r
     strategy = complete(fields, devices=64, layers=32, experts=None, global_batch_size=256)
     job = Job(seq_len=2048, global_batch_size=256, dtype="bf16")
     result = evaluate(load_model("llama-3.1-8b"), cluster, job, strategy)
-    # docs/concepts/pareto-search.md tells the differences by name.
+    # docs/concepts/pareto-search.md lists the differences by name.
     assert price.time_s == pytest.approx(result.step_time_s, rel=0.03)
     logits_bytes = 4 * 2048 * 128256 * 4.0
     head_bytes = 4096 * 128256 * (2 * 2.0 + 4.0)

@@ -1,4 +1,4 @@
-"""Chains of layouts: hand-computed layouts of a two-layer network, and properties of all of them."""
+"""Chains of layouts: hand-computed layouts of a two-layer network, and properties of all layouts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def seconds(training: Training, names: Names, *ranks: int) -> float:
 
 
 def computed_s(training: Training, names: Names) -> float:
-    """The step on 8 ranks without any communication between them, and without the optimizer's part."""
+    """The step on 8 ranks without communication between them and without the optimizer step."""
     out = space(training, 8)
     [choice] = solution_of(out, names)
     part = out.chain[0].modes[0][1]
@@ -62,9 +62,10 @@ def computed_s(training: Training, names: Names) -> float:
 
 
 def updated_s(owned: float) -> float:
-    """16-bit weights, fp32 gradients, master copies and two moments. The update reads the gradient (4) and
-    reads and writes master copy (8) and moments (16), writes the weight (2): 30 bytes; the norm reads the
-    gradient twice and writes it: 12."""
+    """The optimizer step with 16-bit weights, fp32 gradients, master copies and two moments. The update reads
+    the gradient (4), reads and writes the master copy (8) and the moments (16), and writes the weight (2):
+    30 bytes. The norm reads the gradient twice and writes it: 12.
+    """
     return owned * 42.0 / (MACHINE.memory_bytes_per_s * MACHINE.efficiency.memory.fraction)
 
 
@@ -96,15 +97,15 @@ def test_split_states_are_a_reduce_scatter_and_a_gather() -> None:
 
 
 def test_megatrons_pair_is_one_all_reduce_forward() -> None:
-    # The input is data, so that nothing is summed on the way back: columns then rows, one all-reduce of the
-    # result in 16 bits.
+    # The input is data, so its gradient is not reduced: column-parallel, then row-parallel, one all-reduce of
+    # the result in 16 bits.
     summed_s = float(FABRIC.all_reduce_s(2.0 * BATCH * CLASSES, NODE))
     expected = computed_s(BLOCKING, MEGATRON) + updated_s(sum(WEIGHTS) / 8) + summed_s
     assert seconds(BLOCKING, MEGATRON, 8) == pytest.approx(expected, rel=1e-12)
 
 
 def test_gradients_are_hidden_by_backward_computation() -> None:
-    # T = a + c + g - min(g, c): the chain's two times are a + c (all hidden) and a + g (computation ended).
+    # T = a + c + g - min(g, c): the chain's two times are a + c (all hidden) and a + g (computation is over).
     out = space(HIDING, 8)
     costs = solution_costs(out.chain, solution_of(out, DATA_PARALLEL))
     summed_s = float(FABRIC.all_reduce_s(4.0 * sum(WEIGHTS), NODE))
@@ -117,9 +118,10 @@ def test_gradients_are_hidden_by_backward_computation() -> None:
 
 
 def test_memory_of_data_parallelism() -> None:
-    # 16 bytes per weight: weight 2, gradient 4, master copy 4, moments 8, less what fp32 has no copy of.
-    # Kept in 16 bits: the input of `up`, what relu puts out (which is what `down` reads), the logits in fp32
-    # and the targets. Largest while it works: relu, its input and output; or `up`, or `down`.
+    # 16 bytes per weight: weight 2, gradient 4, master copy 4, moments 8; weights in fp32 need no master
+    # copy.
+    # Saved in 16 bits: the input of `up`, the output of relu (which `down` reads), the logits in fp32
+    # and the targets. Largest working memory: relu with its input and output; or `up`, or `down`.
     rows = BATCH / 8
     saved = rows * (2.0 * WIDTH + 2.0 * INNER + 4.0 * CLASSES + 2.0)
     working = rows * 2.0 * max(2 * INNER, INNER + CLASSES)
@@ -143,7 +145,7 @@ def test_more_ranks_hold_no_more(names: Names) -> None:
 def test_a_single_rank_has_one_layout_and_no_communication() -> None:
     out = space(BLOCKING, 1)
     assert set(out.layouts_per_operator.values()) == {1}
-    # All that is to choose is whether its one block is recomputed.
+    # The only choice is whether its one block is recomputed.
     assert [mode for mode, _ in out.chain[0].modes] == ["kept", "recomputed"]
     assert len(pareto_search([out.chain]).points) == 2
     assert all(
@@ -171,7 +173,7 @@ def test_a_solution_names_its_layout() -> None:
 
 
 def test_an_omitted_redistribution_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken twin: conversions that cost nothing are not what Megatron's pair costs."""
+    """In the mutant, redistribution is free: the costs of Megatron's pair are then wrong."""
     right = seconds(BLOCKING, MEGATRON, 8)
     monkeypatch.setattr(
         "shardwise.cost.layouts.context.redistributions_of",
@@ -197,7 +199,7 @@ def test_recomputed_blocks_save_their_entry_alone() -> None:
     }
     solutions = [solution_of(out, names, mode) for mode in ("kept", "recomputed")]
     saved, recomputed = (solution_costs(out.chain, solution) for solution in solutions)
-    # Of 2 layers in 16 bits: the entry stays; all else is made again, of one layer at a time.
+    # Of 2 layers in 16 bits: the entry is saved; everything else is recomputed, one layer at a time.
     assert recomputed[2] < saved[2]
     assert recomputed[0] > saved[0]
     assert recomputed[2] + recomputed[3] < saved[2] + saved[3]

@@ -1,4 +1,6 @@
-"""A layout priced from its names alone costs what the chain of all layouts says: two programs, one page."""
+"""A layout evaluated from its names alone has the costs of the chain of all layouts: two independent programs
+for one page of definitions.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ CLUSTERS = (
 
 
 def random_solution(random: np.random.Generator, chain: Chain) -> Solution:
-    """Any choice of each variable; borders and hubs agree."""
+    """A random choice of each variable; borders and shared variables agree."""
     chosen: list[SegmentChoice] = []
     shared = {name: int(random.integers(size)) for name, size in shared_sizes(chain).items()}
     links = [link for link in chain for _ in range(link.repeat)]
@@ -77,17 +79,17 @@ def random_solution(random: np.random.Generator, chain: Chain) -> Solution:
 
 
 def _entry_of(link: Segment) -> str:
-    """The name of a link's entry."""
+    """The name of a segment's entry."""
     _, part = link.modes[0]
     return "" if part.entry is None else part.names[part.entry]
 
 
 Both = tuple[tuple[float, float], LayoutEstimate]
-"""Seconds and bytes by the chain, and a price by the walk."""
+"""Seconds and bytes by the chain, and an estimate by the layout alone."""
 
 
 def both(graph: OpGraph, cluster: str, ranks: tuple[int, ...], training: Training, seed: int) -> Both:
-    """A random layout by the chain and by its names."""
+    """A random layout, evaluated by the chain and from its names."""
     (found,) = all_both(graph, cluster, ranks, training, [seed])
     return found
 
@@ -95,14 +97,16 @@ def both(graph: OpGraph, cluster: str, ranks: tuple[int, ...], training: Trainin
 def all_both(
     graph: OpGraph, cluster: str, ranks: tuple[int, ...], training: Training, seeds: Iterable[int]
 ) -> list[Both]:
-    """The same of several layouts of one chain, which takes longer to make than a layout to price."""
+    """The same for several layouts of one chain, as building the chain takes longer than evaluating
+    a layout.
+    """
     machines = load_cluster(cluster)
     mesh: Mesh = mesh_of(machines, ranks)
     laid = layout_chain(graph, machines, training, mesh)
     found = []
     for seed in seeds:
         solution = random_solution(np.random.default_rng(seed), laid.chain)
-        # As a plan would hold it: names alone.
+        # As in a plan file: names alone.
         record = json.loads(json.dumps(layout_record(laid.layout(solution))))
         layout = layout_from_record(record, graph, ranks)
         price = estimate_layout(graph, machines, training, mesh, layout)
@@ -134,7 +138,7 @@ def test_chain_and_walk_agree_on_skip_tensors(seed: int) -> None:
 
 
 def test_skip_tensors_are_entries_results_and_inner_tensors() -> None:
-    """What the test above draws, of each at least so many."""
+    """Kinds of skip tensors in the graphs of the test above, with a least number of each."""
     entries = results = inner = into_repeated = 0
     for graph in map(skip_graph, range(20)):
         skips = skip_tensors_of(graph)
@@ -171,17 +175,20 @@ def _without_gradients(*given: Any, skip_inputs: Mapping[str, bool], **named: An
     return structure_of(*given, skip_inputs=dict.fromkeys(skip_inputs, False), **named)
 
 
-SKIP_TWINS = {
-    "loans that nobody holds": ("block._Builder._is_saved_in_place", _saved_by_nobody),
-    "loans that readers hold too": ("block._Builder._is_saved_in_place", _saved_by_readers),
-    "loans that the next block holds as its entry": ("block._Builder._is_saved_in_place", _saved_twice),
-    "loans without gradients": ("chain.structure_of", _without_gradients),
+SKIP_MUTANTS = {
+    "skip tensors that no block saves": ("block._Builder._is_saved_in_place", _saved_by_nobody),
+    "skip tensors that readers save too": ("block._Builder._is_saved_in_place", _saved_by_readers),
+    "skip tensors that the next block saves as its entry": (
+        "block._Builder._is_saved_in_place",
+        _saved_twice,
+    ),
+    "skip tensors without gradients": ("chain.structure_of", _without_gradients),
 }
 
 
-@pytest.mark.parametrize("twin", SKIP_TWINS)
-def test_a_wrong_cost_of_a_skip_tensor_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, replacement = SKIP_TWINS[twin]
+@pytest.mark.parametrize("mutant", SKIP_MUTANTS)
+def test_a_wrong_cost_of_a_skip_tensor_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, replacement = SKIP_MUTANTS[mutant]
     monkeypatch.setattr(f"shardwise.cost.layouts.{target}", replacement)
     assert any(
         price.time_s != pytest.approx(time_s, rel=1e-9)
@@ -197,7 +204,7 @@ AT_ONCE = StepLedger.at_once_bytes
 
 
 def by_definition(ledger: StepLedger) -> float:
-    """At each moment all that waits for its end, looked for anew."""
+    """For each instant, the bytes of all tensors that are live, computed from scratch."""
     saved = [each for each in ledger.saved_tensors if not each.is_recomputed]
     always = sum(ledger.resident.values()) - sum(each.nbytes for each in saved)
     moments = [
@@ -215,7 +222,7 @@ def by_definition(ledger: StepLedger) -> float:
 
 @pytest.mark.slow
 def test_peak_memory_is_the_maximum_over_all_instants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of random graphs; most of them have less at any moment than is counted in all."""
+    """Random graphs; in most of them the peak is less than the sum of all tensors."""
     fewer = []
 
     def noted(ledger: StepLedger) -> float:
@@ -333,27 +340,27 @@ def _never(*given: object, **named: object) -> bool:
     return False
 
 
-TWINS = {
-    "gradients that hide beside nothing": ("columns.CostColumns.summed_gradients", _blocked),
-    "backward computation beside which nothing hides": (
+MUTANTS = {
+    "gradients that never overlap": ("columns.CostColumns.summed_gradients", _blocked),
+    "backward computation without overlap": (
         "columns.CostColumns.computed_backward",
         CostColumns.blocked,
     ),
-    "nothing kept": ("block._save", _nothing),
-    "conversions that a recomputation leaves out": ("structure.Structure.is_needed_for_recompute", _never),
-    "optimizer states that are never split": ("forms.REPLICATE_SHARD_STATES", 99),
-    "gradients that lie as the tensor does": ("edges.gradient_placements", value_placements),
-    "exchanges that all axes do alone": ("exchanges.group_sizes", lambda mesh, is_in: mesh.axes[0].sizes),
-    "parameters that travel alone": (
+    "nothing saved": ("block._save", _nothing),
+    "redistribution left out of recomputation": ("structure.Structure.is_needed_for_recompute", _never),
+    "optimizer states that are never sharded": ("forms.REPLICATE_SHARD_STATES", 99),
+    "gradients with the placements of the tensor": ("edges.gradient_placements", value_placements),
+    "collectives of a single axis": ("exchanges.group_sizes", lambda mesh, is_in: mesh.axes[0].sizes),
+    "parameters gathered one by one": (
         "block.parameter_traffic",
         lambda context, options, uses, _: parameter_traffic(context, options, uses, 1.0),
     ),
 }
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, replacement = TWINS[twin]
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, replacement = MUTANTS[mutant]
     monkeypatch.setattr(f"shardwise.cost.layouts.{target}", replacement)
     graph = llama(layers=2, batch=16, seq_len=64)
     found = all_both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[0], range(4))
@@ -365,7 +372,7 @@ def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_recomputed_first_block_saves_the_data_that_it_reads() -> None:
-    """All that it makes is made again; x and target wait."""
+    """All its results are recomputed; x and target stay saved."""
     graph, machines = mlp(512, 64, 256, 40), load_cluster("8x8xH100-SXM")
     mesh = mesh_of(machines, (1,))
     laid = layout_chain(graph, machines, SOFTWARE[0], mesh)

@@ -64,7 +64,7 @@ def operators_of(model: Model) -> list[Operator]:
 
 
 def model_or_line(config: dict[str, Any]) -> Model | str:
-    """The model, or the error's text where the config is refused; any other exception escapes."""
+    """The model, or the error's text where the config is refused; any other exception propagates."""
     try:
         return model_from_config(config)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The laws of the algebra of Pareto sets, against a quadratic definition of dominance."""
+"""The laws of the algebra of Pareto sets, compared with a quadratic definition of dominance."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def sets_of_rows(number: int, *, most: int = 14) -> st.SearchStrategy[tuple[npt.
 
 
 def slow_reduce(points: npt.NDArray[np.float64]) -> list[int]:
-    """The definition: row i goes when some row is nowhere larger, and smaller somewhere or equal and
-    earlier."""
+    """The definition: row i is dropped if some row is nowhere larger, and smaller somewhere or equal and
+    earlier.
+    """
     rows = [tuple(row) for row in points.tolist()]
     remaining = [
         i
@@ -65,8 +66,8 @@ def test_reduce_is_its_definition(sets: Sequence[npt.NDArray[np.float64]]) -> No
 
 
 @given(st.integers(1, 5).flatmap(lambda k: st.tuples(st.just(k), rows_of(k, largest=4, most=40))), st.data())
-def test_reduce_of_many_cells_is_that_of_each(drawn: tuple[int, Rows], data: st.DataObject) -> None:
-    objectives, rows = drawn
+def test_reduce_of_many_cells_is_that_of_each(sample: tuple[int, Rows], data: st.DataObject) -> None:
+    objectives, rows = sample
     points = np.array(rows, dtype=np.float64).reshape(-1, objectives)
     own = st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))
     cells = np.array(data.draw(own), dtype=np.intp)
@@ -79,7 +80,7 @@ def test_reduce_of_many_cells_is_that_of_each(drawn: tuple[int, Rows], data: st.
 
 @pytest.mark.parametrize("objectives", [2, 3, 4, 5])
 def test_reduce_is_its_definition_on_large_sets(objectives: int) -> None:
-    """Sets of 300 points: scattered, on a coarse grid (ties), and on a shell where all stay."""
+    """Sets of 300 points: scattered, on a coarse grid (ties), and on a shell where all points stay."""
     random_ = np.random.default_rng(objectives)
     scattered = random_.random((300, objectives))
     shell = scattered / np.linalg.norm(scattered, axis=1)[:, None]
@@ -89,11 +90,12 @@ def test_reduce_is_its_definition_on_large_sets(objectives: int) -> None:
 
 
 def differs_in_large_cells(seed: int) -> bool:
-    """Whether reduce leaves something else of cells of about 300 points of 4 objectives than its definition:
-    more than are compared at once, in a cell and in all."""
+    """Whether reduce differs from its definition on cells of about 300 points of 4 objectives: more than are
+    compared at once, in a cell and in total.
+    """
     random_ = np.random.default_rng(seed)
     points = random_.random((600, 4))
-    points[:, 3] = 3.0 + 0.2 * points[:, 3] - points[:, :3].sum(axis=1)  # about as good as each other
+    points[:, 3] = 3.0 + 0.2 * points[:, 3] - points[:, :3].sum(axis=1)  # about equally good
     points = np.floor(points * 50.0)
     cells = random_.integers(0, 2, 600)
     by_cell: list[int] = []
@@ -119,8 +121,9 @@ def test_a_comparison_across_cells_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_more_values_than_16_bits_count_are_distinguished() -> None:
-    """40,000 points on a line above one that matches them all, and in front of that four that are best in
-    one objective and settle none: ranks of 32,768 and more are compared."""
+    """40,000 points on a line above one point that matches them all, preceded by four that are best in one
+    objective and dominate none: ranks of 32,768 and more are compared.
+    """
     line = np.repeat(np.arange(20_000.0, 60_001.0)[:, None], 4, axis=1)
     best_in_one = 70_000.0 * (1.0 - np.eye(4))
     best_in_one[1:, 0] = 10.0
@@ -128,7 +131,7 @@ def test_more_values_than_16_bits_count_are_distinguished() -> None:
 
 
 def test_the_definition_catches_a_reduce_that_forgets_ties() -> None:
-    """A twin without the rule for equal rows differs from the definition."""
+    """The mutant without the rule for equal rows differs from the definition."""
     points = np.array([[1.0, 2.0], [1.0, 2.0]])
     forgetful = [i for i, row in enumerate(points) if not (points < row).all(axis=1).any()]
     assert forgetful != slow_reduce(points)
@@ -167,7 +170,7 @@ def test_product_distributes_over_union(sets: Sequence[npt.NDArray[np.float64]])
 @pytest.mark.slow
 @given(sets_of_rows(2))
 def test_union_and_product_are_their_definitions(sets: Sequence[npt.NDArray[np.float64]]) -> None:
-    """Reducing before or after makes no difference: the whole sets give the same points."""
+    """Reducing before or after makes no difference: the unreduced sets give the same points."""
     first, second = sets
     a, b = frontier_of(first), frontier_of(second)
     both = np.concatenate([first, second])
@@ -194,7 +197,7 @@ def test_back_pointers_lead_to_points_that_sum_to_the_point(sets: Sequence[npt.N
 def test_epsilon_keeps_a_point_within_its_factor(
     sets: Sequence[npt.NDArray[np.float64]], epsilon: float
 ) -> None:
-    """Once for a reduce or union, squared for a product whose first operand was reduced with it too."""
+    """Once for a reduce or union, squared for a product whose first operand was reduced with epsilon too."""
     exact_a, exact_b = map(frontier_of, sets)
     near_a = frontier_of(sets[0], epsilon=epsilon)
     assert _covers(near_a, exact_a, 1.0 + epsilon)
@@ -206,7 +209,7 @@ def test_epsilon_keeps_a_point_within_its_factor(
 
 
 def test_epsilon_covers_a_dense_frontier_with_few_points() -> None:
-    """10,000 points over a factor of e in time: a grid of 1 % has about ln(e) / ln(1.01) = 100 columns."""
+    """10,000 points over a factor of e in time: a 1 % grid has about ln(e) / ln(1.01) = 100 columns."""
     times = np.exp(np.linspace(0.0, 1.0, 10_000))
     exact = frontier_of(np.column_stack([times, 1.0 / times]))
     near = frontier_of(exact.points, epsilon=0.01)

@@ -1,10 +1,9 @@
-"""The validator refuses every mutated table that no longer does the same work, and no other.
+"""The validator refuses every mutated table that no longer does the same work, and no other table.
 
-Whether a mutation changed the meaning is decided by running the table as a program, with numbers: stage s
-multiplies by a weight that only its rank holds, and the gradients of all weights are summed up by B or by I
-and W. Numbers are integers modulo a prime, so that equal means equal. A mutant keeps its meaning if it runs
-to its end, leaves nothing stored and gives the same gradients: two independent actions of a rank may well
-change places.
+A mutation is judged by running the table as a program on numbers: stage s multiplies by a weight that only
+its rank has, and B, or I and W, sum up the gradients of all weights. Numbers are integers modulo a prime, so
+equality is exact. A mutant keeps its meaning if it runs to its end, leaves nothing stored and gives the same
+gradients: two independent actions of a rank may change places.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ Mutation = Callable[[Table, random.Random], None]
 
 
 class BrokenProgramError(Exception):
-    """The table asks for something that is not there, or leaves something behind."""
+    """The table reads something that is not there, or leaves something stored."""
 
 
 def gradients(schedule: Schedule) -> list[int]:
     """The gradient of each stage's weight, where input i of m is 7 i + 3 and the loss is the mean output.
 
-    Raises BrokenProgramError where the table cannot be run as it stands.
+    Raises BrokenProgramError where the table cannot be run.
     """
     m, stage_rank = schedule.microbatches, schedule.stage_rank
     if m < 1 or not all(0 <= rank < len(schedule.ranks) for rank in stage_rank):
@@ -53,7 +52,7 @@ def gradients(schedule: Schedule) -> list[int]:
 
 
 class Program:
-    """The state of a run: messages between stages, what each stage has stored, and the gradients so far."""
+    """The state of a run: messages between stages, stored tensors of each stage, and the gradients so far."""
 
     def __init__(self, m: int, stage_rank: tuple[int, ...]) -> None:
         self.m, self.stage_rank, self.last = m, stage_rank, len(stage_rank) - 1
@@ -180,7 +179,7 @@ def reverse_stretch(table: Table, rng: random.Random) -> None:
 
 
 def split_backward(table: Table, rng: random.Random) -> None:
-    """B becomes I here and W somewhere later: the same work, unless the W comes too early."""
+    """B becomes I at the same place and W at some later one: the same work, unless W comes too early."""
     row, at = place(table, rng)
     stage, kind, mb = row[at]
     if kind is ActionKind.BACKWARD:

@@ -1,5 +1,6 @@
-"""Re-routed tables: all work once, in memory as before, in no less time than it can take; broken ones are
-found."""
+"""Re-routed tables do all work once, within the same memory, in no less time than a lower bound; invalid
+tables are detected.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ from shardwise.sim import Durations, makespan_s, rerouted_s
 SCHEDULES = ("1f1b", "gpipe", "zb_h1", "zb_h2")
 
 
-class Drawn:
-    """Pipelines at random, some of their cells lost, and times."""
+class Sampled:
+    """Random pipelines with some lost ranks, and action times."""
 
     def __init__(self, rng: random.Random) -> None:
         self.schedule = rng.choice(SCHEDULES)
@@ -76,16 +77,16 @@ class Drawn:
         return [self.max_in_flight[stage] for _, stage in table.rank_stages]
 
 
-def drawn(pytestconfig: pytest.Config, few: int = 80) -> list[Drawn]:
+def sampled(pytestconfig: pytest.Config, few: int = 80) -> list[Sampled]:
     rng = random.Random(17)
-    return [Drawn(rng) for _ in range(3000 if pytestconfig.getoption("--full") else few)]
+    return [Sampled(rng) for _ in range(3000 if pytestconfig.getoption("--full") else few)]
 
 
 def test_every_microbatch_runs_once_on_every_stage_within_the_old_memory(
     pytestconfig: pytest.Config,
 ) -> None:
     rerouted = 0
-    for case in drawn(pytestconfig):
+    for case in sampled(pytestconfig):
         table = case.table()
         assert violations(table, case.limits(table)) == []
         done = Counter(
@@ -107,14 +108,14 @@ def test_every_microbatch_runs_once_on_every_stage_within_the_old_memory(
 
 
 def test_peers_share_rerouted_micro_batches_evenly(pytestconfig: pytest.Config) -> None:
-    for case in drawn(pytestconfig):
+    for case in sampled(pytestconfig):
         table = case.table()
         for stage in {stage for _, stage in case.lost}:
             load = Counter(table.rank_of[stage].tolist())
             own = Counter(table.pipeline_of.tolist())
             more = [load[rank] - own[one] for rank, (one, at) in enumerate(table.rank_stages) if at == stage]
             assert sum(more) == sum(own[one] for one, at in case.lost if at == stage)
-            # Nobody does two more than another who could have taken one of them.
+            # No peer does two micro-batches more than another peer that could have taken one of them.
             takers = [
                 load[rank]
                 for rank, (one, at) in enumerate(table.rank_stages)
@@ -125,7 +126,7 @@ def test_peers_share_rerouted_micro_batches_evenly(pytestconfig: pytest.Config) 
 
 
 def test_no_step_is_shorter_than_its_work_or_its_longest_path(pytestconfig: pytest.Config) -> None:
-    for case in drawn(pytestconfig):
+    for case in sampled(pytestconfig):
         table = case.table()
         times = case.durations
         took_s = rerouted_s(table, times, case.across_s)
@@ -142,8 +143,9 @@ def test_no_step_is_shorter_than_its_work_or_its_longest_path(pytestconfig: pyte
 
 
 def test_with_nothing_lost_the_step_is_that_of_1f1b(pytestconfig: pytest.Config) -> None:
-    """Equal stages without hops: (m + p - 1) (f + b), and the table's own evaluator agrees with max-plus on
-    the order that 1F1B has."""
+    """Equal stages without hops take (m + p - 1) (f + b); the table's own evaluator agrees with max-plus on
+    the 1F1B order.
+    """
     for pipelines, stages, microbatches in ((1, 4, 8), (3, 4, 8), (2, 3, 3), (2, 5, 2)):
         times = Durations.of(stages=stages, batch=pipelines, forward_s=1.0, backward_s=2.0)
         relative_durations = RelativeDurations(
@@ -164,9 +166,10 @@ def test_with_nothing_lost_the_step_is_that_of_1f1b(pytestconfig: pytest.Config)
 
 
 def test_one_of_two_pipelines_without_a_stage_by_hand() -> None:
-    """Two pipelines of two stages, one microbatch each, F = 1, B = 2; (1, 1) is lost. Rank (0, 1) does F0
-    from 1 to 2, B0 to 4, F1 (there at 2, after a hop of 1) to 5, B1 to 7 of its stage; after the hop back B1
-    of stage 0 goes from 8 to 10."""
+    """Two pipelines of two stages, one micro-batch each, F = 1, B = 2; (1, 1) is lost. Rank (0, 1) runs F0
+    from 1 to 2, B0 to 4, F1 (which arrives at 2, after a hop of 1) to 5, and B1 to 7 of its stage. After
+    the hop back, B1 of stage 0 runs from 8 to 10.
+    """
     table = reroute(
         [1, 1], 2, [(1, 1)], max_in_flight=[2, 1],
         relative_durations=RelativeDurations(forward=[1.0, 1.0], backward=[2.0, 2.0], weight=[0.0, 0.0],
@@ -181,7 +184,7 @@ Rows = list[list[Action]]
 
 
 def _moved_to_a_peer(rows: Rows, table: Rerouted, rng: random.Random) -> None:
-    """One action on another rank of its stage."""
+    """The mutant moves one action to another rank of its stage."""
     rank = rng.choice([r for r, (_, at) in enumerate(table.rank_stages) if len(table.ranks_for(at)) > 1])
     others = [r for r in table.ranks_for(table.rank_stages[rank][1]) if r != rank]
     rows[rng.choice(others)].append(rows[rank].pop())
@@ -197,7 +200,7 @@ def _done_twice(rows: Rows, table: Rerouted, rng: random.Random) -> None:
 
 
 def _done_by_two_peers(rows: Rows, table: Rerouted, rng: random.Random) -> None:
-    """The whole of one microbatch at one stage on a peer too: its gradient would count twice."""
+    """The mutant repeats all of one micro-batch at one stage on a peer: its gradient would count twice."""
     rank = rng.choice([r for r, (_, at) in enumerate(table.rank_stages) if len(table.ranks_for(at)) > 1])
     other = next(r for r in table.ranks_for(table.rank_stages[rank][1]) if r != rank)
     rows[other] += [action for action in rows[rank] if action.microbatch == rows[rank][0].microbatch]
@@ -224,18 +227,18 @@ def test_a_broken_table_is_found(
     broken: Callable[[Rows, Rerouted, random.Random], None], pytestconfig: pytest.Config
 ) -> None:
     rng = random.Random(3)
-    for case in drawn(pytestconfig, 25):
+    for case in sampled(pytestconfig, 25):
         table = case.table()
         if len(case.lost) == 0 or all(len(table.ranks_for(stage)) == 1 for stage in range(case.stages)):
             continue
         rows = [list(row) for row in table.ranks]
         broken(rows, table, rng)
-        twin = Rerouted(table.rank_stages, table.rank_of, table.pipeline_of, columns_of(rows))
-        assert findings(twin), broken.__name__
+        mutant = Rerouted(table.rank_stages, table.rank_of, table.pipeline_of, columns_of(rows))
+        assert findings(mutant), broken.__name__
 
 
 def test_a_rank_that_holds_too_much_is_found() -> None:
-    case = Drawn(random.Random(2))
+    case = Sampled(random.Random(2))
     table = case.table()
     limits = case.limits(table)
     busiest = int(np.argmax(peak_in_flight(table)))
@@ -244,7 +247,7 @@ def test_a_rank_that_holds_too_much_is_found() -> None:
 
 
 def test_a_rank_that_does_not_exist_is_found() -> None:
-    case = Drawn(random.Random(2))
+    case = Sampled(random.Random(2))
     table = case.table()
     rank_of = table.rank_of.copy()
     rank_of[0, 0] = table.pp

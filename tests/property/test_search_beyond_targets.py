@@ -1,5 +1,6 @@
-"""Limits of a target that the search judges: what is rejected, what is found and what the checker counts are
-those of listing every candidate."""
+"""Limits of a target in the search: the rejected candidates, the answer and the checker's counts equal those
+of listing every candidate.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +37,11 @@ from shardwise.verification.space import NO_TARGET_LIMITS, SpaceDefinition, Targ
 
 SEEDS = [seed for seed in range(60) if seed % 40 != 7]
 MOST = 20_000
-"""Candidates of an instance that are listed here, at most."""
+"""Most candidates of an instance that is listed here."""
 
 
-def drawn_record(rng: random.Random) -> Mapping[str, Any]:
-    """A limit that one level judges: of a grid, of the order of its axes, or of its shards."""
+def random_record(rng: random.Random) -> Mapping[str, Any]:
+    """A limit that one level checks: of a grid, of the order of its axes, or of its sharding degrees."""
     above = {"above": 1}
     degree, other = rng.sample(["tp", "cp", "dp", "pp", "ep", "etp"], 2)
     where: Mapping[str, Any] = rng.choice(
@@ -60,12 +61,12 @@ def drawn_record(rng: random.Random) -> Mapping[str, Any]:
     return {"field": "tp", "where": where, "allowed": "less", "models": rng.choice(["all", "all", "experts"])}
 
 
-def drawn_target(rng: random.Random) -> Target:
+def random_target(rng: random.Random) -> Target:
     """One to three such limits."""
     return target_from_record(
         {"target": "some", "version": 1, "command": "some", "devices": [], "dtypes": [], "optimizers": [],
          "families": [], "software": {}, "axes": {},
-         "limits": [drawn_record(rng) for _ in range(rng.randint(1, 3))]}
+         "limits": [random_record(rng) for _ in range(rng.randint(1, 3))]}
     )  # fmt: skip
 
 
@@ -73,8 +74,8 @@ class Case:
     """A small space with the limits of a target, and every candidate of it."""
 
     def __init__(self, one: Instance) -> None:
-        self.given = drawn_target(random.Random(one.seed)).limits
-        target = drawn_target(random.Random(one.seed)).for_job(one.question.model, one.question.job)
+        self.given = random_target(random.Random(one.seed)).limits
+        target = random_target(random.Random(one.seed)).for_job(one.question.model, one.question.job)
         self.limits: tuple[Limit, ...] = target.limits
         self.question = replace(one.question, limits=self.limits)
         self.problem = self.question.problem()
@@ -90,7 +91,9 @@ class Case:
 
     @property
     def reasons(self) -> list[str]:
-        """Why each candidate is rejected: a rule on grids, then the target, then a rule on schedules."""
+        """The reason why each candidate is rejected: a rule on grids, then the target, then a rule on
+        schedules.
+        """
         broken = first_broken(self.table, self.problem.limits, RULES)
         grids = (broken >= 0) & (broken < len(GRID_RULES))
         codes = [RULES[code].code if code >= 0 else "" for code in broken.tolist()]
@@ -105,7 +108,9 @@ class Case:
 
     @property
     def best_s(self) -> float:
-        """The least step time of what is within, legal and fits; infinity where there is none."""
+        """The least step time of the candidates that the target allows, and that are legal and fit; infinity
+        without any.
+        """
         table = self.table.take(np.array([not reason for reason in self.reasons]))
         if not len(table):
             return np.inf
@@ -119,8 +124,8 @@ class Case:
 
 
 def cases() -> list[Case]:
-    drawn = [instance(seed) for seed in SEEDS]
-    return [Case(one) for one in drawn if one.count <= MOST]
+    instances = [instance(seed) for seed in SEEDS]
+    return [Case(one) for one in instances if one.count <= MOST]
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +182,9 @@ def proven(case: Case, target_limits: TargetLimits, cutoff_s: float) -> Any:
 
 @pytest.mark.slow
 def test_a_search_without_limits_is_noticed(every: list[Case]) -> None:
-    """Without its limits the search finds what the target cannot say, and the checker proves it."""
+    """Without its limits the search finds a plan that the target cannot express, and the checker
+    accepts it.
+    """
     faster, counted = 0, 0
     for case in every:
         goal = Fastest(1)

@@ -1,6 +1,7 @@
-"""What is found is exact: pruned search, exhaustive search and a plain enumeration give the same answers.
+"""The search is exact: pruned search, exhaustive search and a plain enumeration give the same answers.
 
-The best of each kind, the least memory, and the frontier of time against memory; and a ledger that adds up.
+Compared are the best strategy of each kind, the least memory, and the frontier of time against memory; and
+the ledger adds up.
 """
 
 from __future__ import annotations
@@ -44,23 +45,27 @@ from shardwise.strategy import (
 
 CHUNK, INSTANCES = 100, 1_000
 FULL_CHUNK, FULL_INSTANCES = 400, 20_000
-"""Of so many chunks some reach no `zb_v` by chance where they are as small as the default ones."""
+"""Chunks and instances of a run with `--full`. With as few chunks as the default, some do not include `zb_v`
+by chance.
+"""
 
 ONCE_WRONG = (1626, 9771)
-"""Seeds that had no exact answer once: a family was bounded as its schedule with fewest in flight."""
+"""Seeds whose answer was once not exact: a family was bounded as its schedule with the fewest in-flight
+micro-batches.
+"""
 
 LARGE_EVERY = 12
-"""Of so many spaces one is searched as a large one is."""
+"""One in this many spaces is searched as a large space."""
 
 KIND = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
 ROUNDING = 1e-12
 FOUND_TOLERANCE = 0.25 * INCUMBENT_SLACK
-"""What is found was met by the search itself: it no longer stands as slow as a first look remembers it."""
+"""The search itself evaluated its answer: it no longer counts as slow as an incumbent of a heuristic."""
 
 
 @dataclass
 class Coverage:
-    """What some instances reached: reasons that rejected, and values that were evaluated."""
+    """Coverage of some instances: reasons that rejected candidates, and values that were evaluated."""
 
     reasons: Counter[str] = field(default_factory=Counter)
     schedules: Counter[str] = field(default_factory=Counter)
@@ -73,8 +78,9 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Expected:
-    """What became of candidates that were judged outside the search: a reason for each that is rejected; the
-    others with their times and memory."""
+    """Outcomes of candidates outside the search: a reason for each rejected one, times and memory of the
+    others.
+    """
 
     reasons: Counter[str]
     fitting: list[Strategy]
@@ -83,7 +89,7 @@ class Expected:
 
     @cached_property
     def rows(self) -> dict[Strategy, int]:
-        """Where each of those that fit is among them."""
+        """Indices of the given rows among those that fit."""
         return {strategy: row for row, strategy in enumerate(self.fitting)}
 
 
@@ -97,7 +103,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.slow
 def test_pruned_search_is_exact(seeds: range) -> None:
-    """Many instances, which together reach every schedule, recomputation and offload."""
+    """Many instances, which together include every schedule, recomputation and offload."""
     coverage = Coverage()
     for seed in seeds:
         try:
@@ -125,7 +131,7 @@ def test_uneven_pipelines() -> None:
 
 
 class Everything:
-    """A goal to which everything matters: keeps what it is offered."""
+    """A goal for which everything matters: it saves all candidates that it is offered."""
 
     weighs_memory = True
 
@@ -156,10 +162,11 @@ class Everything:
 
 
 def check_exact(case: Instance, coverage: Coverage) -> None:
-    """One instance: what a search finds, and what became of every candidate. Of the other searches (of all
-    candidates; for the least memory; for the frontier), four in seven instances take one; in two others it
-    begins near candidates drawn at random. One in `LARGE_EVERY` spaces counts as large: searches look
-    first."""
+    """One instance: the answer of the search and the outcomes of all candidates. Of the other searches
+    (exhaustive, for the least memory, for the frontier) four in seven instances take one; in two others
+    the search has a warm start of random candidates. One in `LARGE_EVERY` spaces counts as large: there
+    primal heuristics run first.
+    """
     problem, pool_size, turn = case.question.problem(), case.question.top + 1, case.seed % 7
     is_listed = case.count <= LARGEST_LISTED
     expected = judged(problem, case.candidates()) if is_listed else evaluated(case, problem)
@@ -187,7 +194,9 @@ def check_exact(case: Instance, coverage: Coverage) -> None:
 
 
 def evaluated(case: Instance, problem: Problem) -> Expected:
-    """What becomes of the candidates of a space too large to be listed: the exhaustive search itself says."""
+    """Outcomes of the candidates of a space that is too large to be listed, by the exhaustive
+    search itself.
+    """
     goal = Everything()
     ledger = searched(case, problem, goal, exhaustive=True).ledger
     tables, times_s, device_bytes = zip(*goal.offered, strict=True) if goal.offered else ((), (), ())
@@ -212,9 +221,10 @@ def searched(case: Instance, problem: Problem, goal: Goal, **options: Any) -> Se
 
 
 def check_ledger(case: Instance, outcome: SearchResult, expected: Expected) -> None:
-    """Every candidate is counted once. Rules reject as many in every search; memory rejects in the pruned
-    ones no more than all, since what is cut is not looked at. What is found is a candidate that fits, and
-    takes what was said of it outside the search."""
+    """Every candidate is counted once. Rules reject equally many in every search. In a pruned search memory
+    rejects no more than in the exhaustive one, since pruned candidates are not evaluated. The answer is a
+    candidate that fits, with the costs computed outside the search.
+    """
     ledger, memory = outcome.ledger, (MEMORY, HOST_MEMORY)
     assert outcome.unexplored == 0
     assert ledger.total == sum(ledger.rejected.values()) + ledger.pruned + ledger.simulated == case.count
@@ -232,7 +242,9 @@ def check_ledger(case: Instance, outcome: SearchResult, expected: Expected) -> N
 
 
 def judged(problem: Problem, strategies: list[Strategy]) -> Expected:
-    """The reason that each strategy falls to, or its price: rules one by one, memory on all stages."""
+    """The reason for which each strategy is rejected, or its estimate: rules one by one, memory on all
+    stages.
+    """
     assert len(strategies) == len(set(strategies))
     reasons = [first_reason(strategy, problem.limits) for strategy in strategies]
     legal = [strategy for strategy, reason in zip(strategies, reasons, strict=True) if reason is None]
@@ -261,7 +273,7 @@ def best_of_kinds(expected: Expected) -> list[float]:
 
 
 def check_smallest(expected: Expected, outcome: SearchResult) -> None:
-    """The least memory, and the least time among what takes no more."""
+    """The least memory, and the least time among candidates with no more memory."""
     if not expected.fitting:
         assert outcome.found == []
         return
@@ -273,8 +285,9 @@ def check_smallest(expected: Expected, outcome: SearchResult) -> None:
 
 
 def check_frontier(expected: Expected, outcome: SearchResult) -> None:
-    """Each found point is some candidate's, and no candidate is better in one and no worse in the other; no
-    candidate is better in any than all that was found. Equal is what differs by rounding."""
+    """Each point is that of some candidate, and no candidate dominates it; no candidate has a better time or
+    memory than all points. Differences within rounding count as equal.
+    """
     times, nbytes = expected.times_s, expected.device_bytes
     found_times = np.array([point.time_s for point in outcome.found])
     found_bytes = np.array([point.device_bytes for point in outcome.found])
@@ -292,8 +305,10 @@ def check_frontier(expected: Expected, outcome: SearchResult) -> None:
 
 
 def note(coverage: Coverage, case: Instance, expected: Expected) -> None:
-    """Adds what an instance reached; awkward is one with a dimension that is no power of two whose evaluated
-    candidates include a pipeline of unequal stages (all hops cost time there: the links have a latency)."""
+    """Records the coverage of an instance. An instance is awkward if it has a dimension that is not a power
+    of two and its evaluated candidates include a pipeline of unequal stages (all hops cost time: the links
+    have a latency).
+    """
     coverage.reasons.update(+expected.reasons)
     coverage.infeasible += not expected.fitting
     coverage.schedules.update(s.schedule for s in expected.fitting)
@@ -311,7 +326,7 @@ def stages_of(case: Instance, s: Strategy) -> tuple[int, ...]:
     return layer_counts(case.question.model.layers, s.pp * s.vpp, s.first_stage_layers, s.last_stage_layers)
 
 
-# Broken twins.
+# Mutants.
 
 
 def check_all(cases: Iterable[Instance]) -> None:
@@ -322,8 +337,9 @@ def check_all(cases: Iterable[Instance]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", ["more", "textbook"])
 def test_an_invalid_bound_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same check, which passes on these instances, fails where leaves are cut by what is not a bound: in
-    small spaces, and in those that count as large."""
+    """The same check, which passes on these instances, fails where leaves are pruned by an invalid bound: in
+    small spaces, and in those that count as large.
+    """
     cases = [
         case for one in uneven_pipelines() for case in (one, replace(one, seed=LARGE_EVERY * one.seed - 1))
     ]
@@ -366,7 +382,7 @@ def test_a_bound_of_nodes_that_is_too_high_is_caught(
 
 
 def test_invalid_frontiers_are_caught() -> None:
-    """One point less; and one more that is beaten in one and equal in the other."""
+    """One point less; and one more that is dominated: worse in one objective and equal in the other."""
     case = next(found for found in map(instance, range(100)) if found.seed % 3 == 0)
     problem = case.question.problem()
     expected, outcome = judged(problem, case.candidates()), searched(case, problem, Tradeoff())

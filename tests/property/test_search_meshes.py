@@ -1,4 +1,4 @@
-"""The frontier over all meshes against every layout on every mesh, one by one."""
+"""The frontier over all meshes, compared with every layout on every mesh, one by one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def found_on(graph: OpGraph, cluster_text: str, choice: str) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", sample_of(range(20), range(8)))
 def test_all_meshes_find_the_enumerated_frontier(seed: int) -> None:
-    # Two operators on 2x2x2 have more layouts than can be gone through here.
+    # Two operators on 2x2x2 have too many layouts to enumerate here.
     text = CLUSTERS[seed // 2 % 2] if seed % 2 else CLUSTERS[seed // 2 % 4]
     graph = small_graph(seed)
     found, expected = found_on(graph, text, "all"), by_definition(graph, text)
@@ -83,15 +83,16 @@ def test_a_mesh_left_out_is_noticed() -> None:
 
 @pytest.mark.slow
 def test_axes_in_another_order_are_another_mesh() -> None:
-    """The same words, in the order of the axes: what a dim's parts shift where an outer axis begins to split
-    it depends on which axis is the outer one."""
-    apart = [price_in_other_order(seed) for seed in range(12)]
+    """The same rules, in the order of the axes: the order decides how the parts of a dim shift where an outer
+    axis begins to split it.
+    """
+    apart = [time_ratio_in_other_order(seed) for seed in range(12)]
     assert sum(abs(ratio - 1.0) > 1e-6 for ratio in apart) >= 3
     assert sum(abs(ratio - 1.0) < 1e-9 for ratio in apart) >= 1
 
 
-def price_in_other_order(seed: int) -> float:
-    """The step time of a random layout with the words of two axes exchanged, over what it was before."""
+def time_ratio_in_other_order(seed: int) -> float:
+    """The step time of a random layout with the rules of two axes exchanged, over its original step time."""
     cluster = load_cluster(("1x8xV100-32G", "4x8xH100-SXM")[seed % 2])
     training = Training(dtype=("fp16", "bf16")[seed % 2])
     shape, order = (((2, 4), (1, 0)), ((4, 2, 4), (0, 2, 1)))[seed % 2]
@@ -104,7 +105,7 @@ def price_in_other_order(seed: int) -> float:
 
 
 def reordered(layout: GraphLayout, order: tuple[int, ...]) -> GraphLayout:
-    """The words of a layout for each axis, in another order of the axes."""
+    """The rules of a layout for each axis, in another order of the axes."""
 
     def words(named: Mapping[str, tuple[T, ...]]) -> dict[str, tuple[T, ...]]:
         return {name: tuple(each[axis] for axis in order) for name, each in named.items()}

@@ -1,4 +1,6 @@
-"""Stages that split the rows of a microbatch over two pools, against a twin that lists all plans."""
+"""Mixed-pool stages, which split the rows of a micro-batch over two pools, compared with a twin that lists
+all plans.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_bounds import hold_bounds
+from tests.property.uneven_bounds import assert_bounds_hold
 from tests.property.uneven_twin import (
     BY_NODE_SLOT,
-    drawn_with_mixed_stages,
     every_layout,
     least_s,
+    random_with_mixed_stages,
     with_mixed_stages,
 )
 from tests.sampling import sample_of
@@ -30,7 +32,7 @@ from shardwise.search.hetero.stage_costs import StageCostModel
 INSTANCES, FULL_INSTANCES = 6, 1_200
 CHUNK = 6
 WITH_MIXED_STAGES = (46, 71, 88, 92, 126, 127)
-"""Problems the best plan of which has such stages."""
+"""Problems whose best plan has mixed-pool stages."""
 
 FIGURES = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
 
@@ -48,11 +50,13 @@ def without_mixed_stages(space: UnevenSpace) -> UnevenSpace:
 @cache
 def expected(seed: int) -> float:
     """The twin's answer."""
-    return least_s(drawn_with_mixed_stages(seed))
+    return least_s(random_with_mixed_stages(seed))
 
 
-def is_the_twins(space: UnevenSpace, expected_s: float) -> bool:
-    """Whether the search finds the least time of all plans, proves it, and prices the plan alike again."""
+def equals_the_twin(space: UnevenSpace, expected_s: float) -> bool:
+    """Whether the search finds the least time of all plans, proves it, and predicts the plan's record
+    equally.
+    """
     outcome = search_uneven(space)
     if outcome.plan is None:
         return expected_s == float("inf")
@@ -67,14 +71,14 @@ def is_the_twins(space: UnevenSpace, expected_s: float) -> bool:
 @pytest.mark.slow
 def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + CHUNK):
-        assert is_the_twins(drawn_with_mixed_stages(seed), expected(seed)), seed
+        assert equals_the_twin(random_with_mixed_stages(seed), expected(seed)), seed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(WITH_MIXED_STAGES, WITH_MIXED_STAGES[:3]))
 def test_the_best_plan_has_such_stages_and_is_found(seed: int) -> None:
-    space = drawn_with_mixed_stages(seed)
-    assert is_the_twins(space, expected(seed))
+    space = random_with_mixed_stages(seed)
+    assert equals_the_twin(space, expected(seed))
     best, plain = search_uneven(space).plan, search_uneven(without_mixed_stages(space)).plan
     assert best is not None and plain is not None and best.time_s < plain.time_s * (1 - 1e-3)
     result = uneven_result(space, best)
@@ -87,9 +91,9 @@ def test_the_best_plan_has_such_stages_and_is_found(seed: int) -> None:
 
 @pytest.mark.slow
 def test_a_mixed_pool_stage_costs_as_its_slower_part() -> None:
-    """The twin takes every braid by itself, part by part, from the prices of single stages."""
+    """The twin estimates both parts of every mixed-pool stage separately, from the costs of single stages."""
     for seed in range(0, 40, 8):
-        space = drawn_with_mixed_stages(seed)
+        space = random_with_mixed_stages(seed)
         for subproblem in (subproblem for subproblem in space.subproblems() if space.pairs(subproblem)):
             one = replace(subproblem, least=subproblem.most)
             mine = StageCostModel(space).options(one)
@@ -112,7 +116,7 @@ def test_a_mixed_pool_stage_costs_as_its_slower_part() -> None:
 def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     held = 0
     for seed in range(40 if full else 12):
-        space, rng = drawn_with_mixed_stages(seed), random.Random(seed)
+        space, rng = random_with_mixed_stages(seed), random.Random(seed)
         subproblem = rng.choice(
             [subproblem for subproblem in space.subproblems() if space.pairs(subproblem)]
             or space.subproblems()
@@ -122,7 +126,7 @@ def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
         for every in every_layout(of):
             mixed = np.flatnonzero((every.pools >= len(of.pools)).any(axis=1)).tolist()
             some = every.take(np.array(rng.sample(mixed, min(len(mixed), 5)), dtype=int))
-            hold_bounds(of, some, numbers, seed)
+            assert_bounds_hold(of, some, numbers, seed)
             held += len(some.pools)
     assert held > 50
 
@@ -131,7 +135,7 @@ SOUND = [(StageCostModel, "_part", StageCostModel._part)] + [
     (stage_costs, name, getattr(stage_costs, name))
     for name in ("mixed_pool_cost", "devices_by_pool", "mixed_pool_hops")
 ]
-"""What twins are put in the place of: the twin of the search is asked with these."""
+"""The original functions that mutants replace: the twin of the search is computed with these."""
 
 
 def _of_the_first_part(one: stage_costs.PoolPart, other: stage_costs.PoolPart) -> Any:
@@ -164,11 +168,11 @@ def test_omissions_in_mixed_pool_stages_are_noticed(
     name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage_costs, name, broken)
-    assert any(_is_too_soon(seed) for seed in WITH_MIXED_STAGES)
+    assert any(_is_faster_than_every_plan(seed) for seed in WITH_MIXED_STAGES)
 
 
-def _is_too_soon(seed: int) -> bool:
-    found = search_uneven(drawn_with_mixed_stages(seed)).plan
+def _is_faster_than_every_plan(seed: int) -> bool:
+    found = search_uneven(random_with_mixed_stages(seed)).plan
     with pytest.MonkeyPatch.context() as sound:
         for owner, name, own in SOUND:
             sound.setattr(owner, name, own)
@@ -177,11 +181,11 @@ def _is_too_soon(seed: int) -> bool:
 
 
 def test_rows_that_no_part_computes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row is priced by nobody: what comes out is sooner done than any plan."""
+    """The mutant leaves out one row of a stage: its answer is faster than any plan."""
     own = StageCostModel._part
 
     def without_a_row(self: StageCostModel, subproblem: Any, pool: int, rows: int, shape: Any) -> Any:
         return own(self, subproblem, pool, max(rows - 1, 1), shape)
 
     monkeypatch.setattr(StageCostModel, "_part", without_a_row)
-    assert any(_is_too_soon(seed) for seed in WITH_MIXED_STAGES)
+    assert any(_is_faster_than_every_plan(seed) for seed in WITH_MIXED_STAGES)

@@ -1,5 +1,6 @@
-"""Frontier tracking is exact: by dynamic programming, by elimination alone, and by bounds first, it finds
-what enumeration finds; up to an epsilon, nothing that is further from it."""
+"""The Pareto search is exact: dynamic programming, elimination alone and the two-phase method find the
+enumerated frontier. Within an epsilon, they match every point of it.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +48,15 @@ from shardwise.search.pareto.weighted_sums import FactorSums
 pytestmark = pytest.mark.usefixtures("by_two_phases")
 
 LONG = (0, 2, 4, 17, 33, 39, 52, 67, 73, 83, 93, 99)
-"""Seeds of long chains that have solutions and repeat a link at least four times."""
+"""Seeds of long chains that have solutions and repeat a segment at least four times."""
 
 SOME_LONG = (2, 33, 83)
-"""Of these what a run without `--full` takes where each is tracked several times: thinned by an epsilon, and
-stopped where joins may look at few pairs; and one that is neither."""
+"""Some of these, for a run without `--full` where each is searched several times: one thinned by an epsilon,
+one stopped by a limit on pairs, and one without either.
+"""
 
 OPERATORS = 9
-"""Of which a chain has one fewer at most, as `chain_of` draws them: eight."""
+"""Limit of `chain_of`, which makes chains with fewer operators: eight at most."""
 
 INSTANCES, CHUNK = 600, 60
 FULL_INSTANCES, FULL_CHUNK = 20_000, 400
@@ -76,7 +78,7 @@ def orders_of(chain: Chain) -> list[list[EliminationOrder]]:
 def by_labels(
     chain: Chain, solve_chain: Callable[..., chain_labels.ChainFrontier]
 ) -> tuple[Points, list[Solution]]:
-    """The frontier without any bound."""
+    """The frontier by dynamic programming without any bound."""
     orders = orders_of(chain)
     found = solve_chain(
         chain, [chain_labels.segment_labels(chain, orders, place) for place in range(len(chain))]
@@ -90,7 +92,7 @@ def as_points(values: Any) -> Points:
 
 @pytest.mark.slow
 def test_all_search_methods_find_the_enumerated_frontier(first_seed: int, seeds: int) -> None:
-    """Small chains are eliminated at once; of these one in six is tracked by bounds too."""
+    """Small chains are eliminated whole; one in six of them is also searched with bounds."""
     solvable = small = 0
     for seed in range(first_seed, first_seed + seeds):
         chain = chain_of(seed, operators=OPERATORS)
@@ -112,12 +114,12 @@ def test_all_search_methods_find_the_enumerated_frontier(first_seed: int, seeds:
         for way, (points, solutions) in ways.items():
             assert points == expected, f"seed {seed}, {way}"
             assert [measure_of(chain, plain(each)) for each in solutions] == points, f"seed {seed}, {way}"
-    # Of 600 chains at least 500 are compared, in each part as many of its own.
+    # Of 600 chains at least 500 are compared, and in each part of the seeds the same share.
     assert solvable >= -(-seeds * 5 // 6) and small >= seeds * 3 // 4
 
 
 def test_chains_of_up_to_eight_operators_are_compared() -> None:
-    """Of those that have solutions; operators of a link, besides what it takes in and hands on."""
+    """Chains with solutions; operators of a segment, without its entry and exit."""
     largest = 0
     for seed in range(INSTANCES):
         for segment in chain_of(seed, operators=OPERATORS):
@@ -151,7 +153,7 @@ def test_every_point_is_matched_within_epsilon(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("few", [1, tuning.TUNING.bins_from_rows])
-def test_long_chains_are_searched_by_runs_of_equal_links(
+def test_long_chains_are_searched_by_runs_of_equal_segments(
     monkeypatch: pytest.MonkeyPatch, few: int, full: bool
 ) -> None:
     tune(monkeypatch, bins_from_rows=few)
@@ -175,14 +177,14 @@ def matches(points: Any, expected: Points, epsilon: float) -> bool:
 
 
 def test_a_tolerance_that_is_spent_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grids of a hundred times what may be lost leave points out that nothing matches."""
+    """With tolerances a hundred times their share, some points are no longer matched."""
     for share in ("segments_share", "runs_share", "extension_share"):
         tune(monkeypatch, **{share: 100.0 * getattr(tuning.TUNING, share)})
     assert not epsilon_holds(0.05)
 
 
 def epsilon_holds(epsilon: float) -> bool:
-    """Whether every point of long chains is matched up to the epsilon."""
+    """Whether every point of long chains is matched within the epsilon."""
     chains = [long_chain(seed) for seed in LONG]
     expected = [by_labels(chain, chain_labels.merged)[0] for chain in chains]
     return all(
@@ -208,7 +210,9 @@ def test_bins_keep_non_dominated_rows() -> None:
 
 @pytest.mark.slow
 def test_shared_variables_make_one_choice_along_a_chain(full: bool) -> None:
-    """By elimination alone, and up to an epsilon too; solutions choose what they say, everywhere alike."""
+    """By elimination alone, and within an epsilon; each shared variable has one choice in all segments of a
+    solution.
+    """
     seeds = range(80 if full else 20)
     assert agrees(seeds, chain_with_shared)
     shared = 0
@@ -234,7 +238,7 @@ def test_shared_variables_make_one_choice_along_a_chain(full: bool) -> None:
 
 
 def at_the_first(sums: Any, axes: list[int]) -> Any:
-    """What hubs come to at their first choice, instead of at the best one."""
+    """The mutant takes the first choice of a shared variable instead of the best one."""
     for axis in axes:
         sums = sums.take([0], axis=axis)
     return sums
@@ -246,9 +250,10 @@ def test_shared_variables_fixed_too_early_are_noticed(monkeypatch: pytest.Monkey
 
 
 def stopped(most_pairs: int, epsilon: float, seeds: Iterable[int]) -> tuple[int, bool]:
-    """How many long chains were tracked less closely than asked where joins may look at so few pairs, and
-    whether each solution of all of them is matched as closely as it says."""
-    looser, are_matched = 0, True
+    """Number of long chains that were searched with a larger epsilon than requested under a limit on pairs of
+    labels, and whether every solution is matched within the reported epsilon.
+    """
+    relaxed, are_matched = 0, True
     for seed in seeds:
         chain = long_chain(seed)
         expected = by_labels(chain, chain_labels.merged)[0]
@@ -256,8 +261,8 @@ def stopped(most_pairs: int, epsilon: float, seeds: Iterable[int]) -> tuple[int,
             tune(patched, most_pairs_with_tolerance=most_pairs, most_pairs_if_exact=most_pairs)
             found = pareto_search([chain], epsilon=epsilon)
         are_matched &= matches(found.points, expected, found.epsilon)
-        looser += found.epsilon > epsilon
-    return looser, are_matched
+        relaxed += found.epsilon > epsilon
+    return relaxed, are_matched
 
 
 @pytest.mark.slow
@@ -265,13 +270,13 @@ def stopped(most_pairs: int, epsilon: float, seeds: Iterable[int]) -> tuple[int,
 def test_a_search_over_its_limit_reports_its_proven_epsilon(
     most_pairs: int, epsilon: float, full: bool
 ) -> None:
-    """With an epsilon by looks that lose more, as long as that helps."""
-    looser, are_matched = stopped(most_pairs, epsilon, LONG if full else SOME_LONG)
-    assert looser > (2 if full else 1) and are_matched
+    """Above the limit, enumerations use a relaxed tolerance as long as that helps."""
+    relaxed, are_matched = stopped(most_pairs, epsilon, LONG if full else SOME_LONG)
+    assert relaxed > (2 if full else 1) and are_matched
 
 
 def relaxed_silently(own: state.State, tolerances: gap_enumeration.Tolerances) -> gap_enumeration.Tolerances:
-    """Looks that lose more from now on, as if they did not."""
+    """The mutant relaxes tolerances of later enumerations without a report."""
     return TIMES(tolerances, 64.0) if 0.0 < own.working_epsilon < 0.1 else tolerances
 
 
@@ -299,8 +304,9 @@ TIMES = gap_enumeration.Tolerances.times
 def test_tolerances_are_relaxed_no_more_than_helps(
     working_epsilon: float, after: float, if_wide: float
 ) -> None:
-    """8 times as much, but no more than 1.5 %, or 0.75 where no look was tried; nothing more where that is
-    less than 1.5 times as much."""
+    """Tolerances grow to 8 times, but at most to 1.5 %, or 0.75 % where no enumeration was tried. They stay
+    where they would grow less than 1.5 times.
+    """
     chain = long_chain(0)
     for enough, expected in (
         (tuning.TUNING.relaxed_epsilon, after),
@@ -333,8 +339,9 @@ def test_cases_of_one_question_have_one_frontier(full: bool) -> None:
 
 
 def fitting(seed: int, epsilon: float) -> bool:
-    """Whether what is found below some limit of memory matches all of the frontier that fits, and is the
-    smallest where nothing does."""
+    """Whether the points below a memory limit match the part of the frontier that fits, or are the smallest
+    point where nothing fits.
+    """
     chain = chain_of(seed)
     expected = frontier_by_definition(chain)
     for _, most in {*expected[:1], *expected[len(expected) // 2 :][:1], *expected[-1:]}:
@@ -360,18 +367,20 @@ def test_only_points_within_the_limit_are_found(epsilon: float, full: bool) -> N
 NADIR_POINTS = bound_sets.IncumbentSet.nadir_points
 
 
-def lower(own: bound_sets.IncumbentSet, epsilon: float) -> Any:
-    """Corners of what fits that are taken for lower than they are."""
+def nadir_points_too_low(own: bound_sets.IncumbentSet, epsilon: float) -> Any:
+    """The mutant places local nadir points too low."""
     return NADIR_POINTS(own, epsilon) * np.where(np.isfinite(own.most_bytes), 0.8, 1.0)
 
 
 def test_a_limit_that_is_taken_for_less_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bound_sets.IncumbentSet, "nadir_points", lower)
+    monkeypatch.setattr(bound_sets.IncumbentSet, "nadir_points", nadir_points_too_low)
     assert not all(fitting(seed, 0.0) for seed in range(60))
 
 
-def test_modes_of_the_largest_part_of_a_chain_are_cases() -> None:
-    """Each has one mode of one link, and all choices besides; chains without such a link are one case."""
+def test_modes_of_the_dominant_segment_are_cases() -> None:
+    """Each case has one mode of the dominant segment, and all other choices; chains without such a segment
+    are one case.
+    """
     counts = []
     for seed in range(60):
         chain = chain_of(seed)
@@ -390,7 +399,7 @@ def test_modes_of_the_largest_part_of_a_chain_are_cases() -> None:
 
 
 def agrees(seeds: Iterable[int], make_chain: Callable[[int], Chain] = chain_of) -> bool:
-    """Whether tracking with bounds and without agrees with enumeration on all seeds."""
+    """Whether the search with bounds and without agrees with enumeration on all seeds."""
     for seed in seeds:
         chain = make_chain(seed)
         expected = frontier_by_definition(chain)
@@ -404,13 +413,13 @@ def agrees(seeds: Iterable[int], make_chain: Callable[[int], Chain] = chain_of) 
     return True
 
 
-def broken_edge(joint: labels._Joint, rows_a: Any, rows_b: Any) -> Any:
-    """Parallel tables whose peaks add instead of the larger counting."""
+def adding_peaks(joint: labels._Joint, rows_a: Any, rows_b: Any) -> Any:
+    """The mutant adds up the peaks of parallel tables instead of taking the larger one."""
     return joint.a.points[rows_a] + joint.b.points[rows_b]
 
 
-def broken_reduce(points: Any, groups: Any = None, epsilon: float = 0.0) -> Any:
-    """A reduction that forgets the last column."""
+def ignoring_the_last_column(points: Any, groups: Any = None, epsilon: float = 0.0) -> Any:
+    """The mutant ignores the last column in dominance."""
     from shardwise.pareto import non_dominated
 
     return non_dominated(points[:, :-1], groups=groups, epsilon=epsilon)
@@ -419,13 +428,13 @@ def broken_reduce(points: Any, groups: Any = None, epsilon: float = 0.0) -> Any:
 MAY_MATTER = presolve.may_matter
 
 
-def cut_too_much(bounds: Any, nadir_sums: Any) -> Any:
-    """Bounds that are taken for a tenth more than they are."""
+def bounds_too_high(bounds: Any, nadir_sums: Any) -> Any:
+    """The mutant takes bounds for a tenth more than they are."""
     return MAY_MATTER(bounds * 1.1, nadir_sums)
 
 
 def without_exposed(chain: Chain) -> Chain:
-    """A simplification that leaves out the exposed time whether it decides or not."""
+    """The mutant leaves out the exposed time even where it decides."""
     return without_columns(chain, 1)
 
 
@@ -435,7 +444,7 @@ MEASURES = measures
 
 
 def without_peak(points: Any) -> Any:
-    """Measures that forget the largest temporary."""
+    """The mutant ignores the largest temporary."""
     return MEASURES(points * [1.0, 1.0, 1.0, 0.0])
 
 
@@ -446,10 +455,10 @@ LEAST, WITHIN, OUTSIDE = (
 )
 
 
-def nearer(
+def completion_bounds_too_high(
     own: completion_bounds.CompletionBounds, spans: tuple[range, range], outside: Any, least: Any
 ) -> labels.LabelPruning:
-    """What is still to come taken for a tenth more than it is."""
+    """The mutant takes completion bounds for a tenth more than they are."""
     return WITHIN(own, spans, 1.1 * outside, least)
 
 
@@ -458,17 +467,17 @@ WITH_OTHERS, OF = gap_enumeration.MultiplierSet.with_others, labels.LabelPruning
 BELOW = gap_enumeration.MultiplierSet.below
 
 
-def in_smaller_boxes(
+def smaller_boxes(
     own: gap_enumeration.MultiplierSet, weights: Any, share: float, parts: Any, cutoff: float
 ) -> gap_enumeration.MultiplierSet:
-    """Boxes, and all other forms, that are taken for a tenth smaller than they are."""
+    """The mutant makes explored boxes, and all other multipliers, a tenth smaller."""
     return BELOW(own, weights, share, parts, 0.9 * cutoff)
 
 
 def with_more_peak(
     own: gap_enumeration.MultiplierSet, near: Any, offsets: Any
 ) -> gap_enumeration.MultiplierSet:
-    """Forms that weigh a peak that is in one link alone more than the largest peak weighs."""
+    """The mutant weighs the peak of a single segment more than the largest peak."""
     found = WITH_OTHERS(own, near, offsets)
     more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)[:, None]
     return replace(found, peaks=more * found.peaks)
@@ -477,14 +486,16 @@ def with_more_peak(
 def with_both_times(
     own: gap_enumeration.MultiplierSet, near: Any, offsets: Any
 ) -> gap_enumeration.MultiplierSet:
-    """Forms that count half of the exposed time besides all of the hidden time."""
+    """The mutant counts half of the exposed time in addition to all of the hidden time."""
     found = WITH_OTHERS(own, near, offsets)
     more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)
     return replace(found, shares=more * found.shares)
 
 
-def by_one_form_too_much(pruning: labels.LabelPruning, cells: Any, points: Any) -> Any:
-    """All forms but the first with what is still to come taken for a tenth more than it is."""
+def one_multiplier_too_high(pruning: labels.LabelPruning, cells: Any, points: Any) -> Any:
+    """The mutant takes the completion bounds of all multipliers but the first for a tenth more than
+    they are.
+    """
     outside = pruning.outside * np.where(np.arange(pruning.outside.shape[-1]) > 0, 1.1, 1.0)
     return OF(replace(pruning, outside=outside), cells, points)
 
@@ -494,14 +505,14 @@ def by_one_form_too_much(pruning: labels.LabelPruning, cells: Any, points: Any) 
     [
         (gap_enumeration.MultiplierSet, "with_others", with_more_peak, 0),
         (gap_enumeration.MultiplierSet, "with_others", with_both_times, 137),
-        (gap_enumeration.MultiplierSet, "below", in_smaller_boxes, 0),
-        (labels.LabelPruning, "of", by_one_form_too_much, 4),
-        (labels._Joint, "points", broken_edge, 0),
+        (gap_enumeration.MultiplierSet, "below", smaller_boxes, 0),
+        (labels.LabelPruning, "of", one_multiplier_too_high, 4),
+        (labels._Joint, "points", adding_peaks, 0),
         (labels, "measures", without_peak, 0),
-        (dominance, "non_dominated", broken_reduce, 0),
-        (presolve, "may_matter", cut_too_much, 0),
-        (elimination.EqualTables, "least", lambda likes, sums, table: 1.1 * LEAST(likes, sums, table), 0),
-        (completion_bounds.CompletionBounds, "_pruning", nearer, 4),
+        (dominance, "non_dominated", ignoring_the_last_column, 0),
+        (presolve, "may_matter", bounds_too_high, 0),
+        (elimination.EqualTables, "least", lambda tables, sums, table: 1.1 * LEAST(tables, sums, table), 0),
+        (completion_bounds.CompletionBounds, "_pruning", completion_bounds_too_high, 4),
         (completion_bounds.LeastPeaks, "outside", lambda least, spans: 1.1 * OUTSIDE(least, spans), 0),
         (state, "without_idle_columns", without_exposed, 0),
         (two_phase, "cases_of", lambda chain: cases_of(chain)[:1], 21),
@@ -515,7 +526,9 @@ def test_a_broken_rule_is_noticed(
 
 
 def test_every_multiplier_gives_a_lower_bound() -> None:
-    """Of long chains, in which links repeat; the largest of all forms is often another than the first."""
+    """Long chains with repeated segments; the largest bound often belongs to another multiplier than the
+    first.
+    """
     others = 0
     for seed in LONG:
         chain = long_chain(seed)
@@ -539,8 +552,9 @@ def test_every_multiplier_gives_a_lower_bound() -> None:
 
 
 def test_an_explored_box_closes_no_nadir_point_outside() -> None:
-    """By t + m, of a line at 4 that was looked at up to 10 where t is below 4: (3, 6) weighs 9; (3, 8) weighs
-    11, and at (6, 3), of weight 9, only what is below 4 was seen."""
+    """A bound t + m >= 4 was explored up to 10 for t < 4: (3, 6) sums to 9; (3, 8) sums to 11; at (6, 3),
+    whose sum is 9, only t < 4 was explored.
+    """
     own = bound_sets.LagrangianBounds()
     own.add(np.array([[1.0, 1.0]]), np.ones(1), np.zeros((1, 1)), np.array([4.0]))
     nadir_points = np.array([[3.0, 6.0], [3.0, 8.0], [6.0, 3.0], [2.0, 1.0]])
@@ -556,7 +570,7 @@ def test_an_explored_box_closes_no_nadir_point_outside() -> None:
 def test_reduced_cost_fixing_drops_only_choices_below_no_nadir_point(
     monkeypatch: pytest.MonkeyPatch, lowered: float, full: bool
 ) -> None:
-    """From the first lines on; corners that are taken for a fifth lower leave out too many."""
+    """Presolve from the first bounds on; nadir points that are a fifth too low drop too many choices."""
     tune(monkeypatch, first_scalarisation_rounds=0)
     monkeypatch.setattr(
         state, "weighted", lambda weights, nadir_points: lowered * WEIGHTED(weights, nadir_points)
@@ -595,7 +609,9 @@ def test_the_order_of_elimination_takes_leaves_before_nodes_and_nodes_before_bra
 
 
 def test_a_variable_with_many_neighbours_is_eliminated_last_where_nothing_is_chosen() -> None:
-    """On one device all tables are one number: a tensor with more readers than an array may have axes."""
+    """On one device every table is a single number: a tensor may have more readers than an array may have
+    axes.
+    """
     costs = np.ones((1, 1, 5))
     spokes = tuple(Factor((0, spoke), spoke * costs) for spoke in range(1, 81))
     part = FactorGraph(tuple(map(str, range(81))), (1,) * 81, spokes)
@@ -605,8 +621,9 @@ def test_a_variable_with_many_neighbours_is_eliminated_last_where_nothing_is_cho
 
 
 def test_equal_tables_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers that all read one tensor: of each thing that they have in common there is one table; layers that
-    differ in one number share what lies before it."""
+    """Layers that all read one tensor share one table for each equal part; layers that differ in one number
+    share the parts before it.
+    """
     random = np.random.default_rng(3)
     pair, other = random.random((2, 3, 3, 5))
     sums: list[int] = []
@@ -637,8 +654,8 @@ def test_equal_tables_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_repetitions_are_solved_once_and_counted_each() -> None:
-    # Two like links of one operator each between a first and a last; the second costs (2, 0, 3, 0, 1) or
-    # (1, 0, 5, 0, 1) wherever: 2 links reach (4, 6), (3, 8), (2, 10), plus the larger peak 1.
+    # Two equal segments of one operator each between a first and a last; the second costs (2, 0, 3, 0, 1) or
+    # (1, 0, 5, 0, 1) in each: 2 segments reach (4, 6), (3, 8), (2, 10), plus the larger peak 1.
     from shardwise.pareto import FactorGraph, Segment
 
     nothing = np.zeros((1, 5))
@@ -657,7 +674,7 @@ def test_repetitions_are_solved_once_and_counted_each() -> None:
 def test_choices_of_a_part_used_for_the_whole_chain_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By another frontier, or by a choice that the whole chain does not have."""
+    """The mutant gives another frontier, or a choice that the whole chain does not have."""
     monkeypatch.setattr(presolve.PresolvedChain, "_original", lambda self, place, choice: choice)
     try:
         is_noticed = not agrees(starting_with(2, range(60)))
@@ -667,6 +684,6 @@ def test_choices_of_a_part_used_for_the_whole_chain_are_noticed(
 
 
 @pytest.mark.slow
-def test_peaks_of_links_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_of_segments_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "joined_all", lambda summands: summands.sum(axis=0))
     assert not agrees(range(150))

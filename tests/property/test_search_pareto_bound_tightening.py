@@ -1,5 +1,6 @@
-"""Lines raised by how large the largest peak is: up to the least weighted sum, and no higher; what is found
-where looks are taken to be too much from the start."""
+"""Bound tightening by the largest peak raises Lagrangian bounds up to the least weighted sum, and no higher;
+and the search of wide chains, where enumerations count as too expensive from the start.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from shardwise.search.pareto.supported_points import recombine_neighbours, scala
 pytestmark = pytest.mark.usefixtures("by_two_phases")
 
 CHUNKS = tuple(range(0, 300, 25))
-"""Of which a run without `--full` takes the first."""
+"""Seeds by chunk; a run without `--full` takes the first chunk."""
 
 PART_BELOW, LARGEST, LEAST_RECOMPUTED = (
     bound_tightening._part_below,
@@ -44,7 +45,7 @@ OWN_PRESOLVE = State.presolve
 
 
 def with_bounds(chain: Chain, working_epsilon: float = 0.0) -> State:
-    """A chain with some lines and solutions on them."""
+    """A chain with some Lagrangian bounds and the supported points that reach them."""
     own = State.of(0, chain, PresolvedChain.of(chain), IncumbentSet(), working_epsilon)
     scalarise_extremes(own)
     if not own.is_exhausted:
@@ -53,8 +54,9 @@ def with_bounds(chain: Chain, working_epsilon: float = 0.0) -> State:
 
 
 def tightened(chains: Iterable[Chain], working_epsilon: float = 0.0) -> tuple[int, int, bool]:
-    """How many lines lay below all solutions, how many of these rose at least half of the way, and whether
-    none rose above all solutions, or above those that are found."""
+    """Number of bounds below all solutions, number of these that rose at least half of the way, and whether
+    no bound rose above the least solution or the least incumbent.
+    """
     low = higher = 0
     is_below = True
     for chain in chains:
@@ -80,7 +82,9 @@ def tightened(chains: Iterable[Chain], working_epsilon: float = 0.0) -> tuple[in
 @pytest.mark.slow
 @pytest.mark.parametrize("first", sample_of(CHUNKS, CHUNKS[:1]))
 def test_lower_bounds_rise_and_stay_valid(first: int) -> None:
-    """Some of those that lie lower: not those that count a mean of both times, or of what is made again."""
+    """Only some of the bounds rise: the method does not raise those that are low for their mean of both
+    times, or for recomputation.
+    """
     chains = [chain_of(seed) for seed in range(first, first + CHUNKS[1] // 2)]
     chains += [chain_with_shared(seed) for seed in range(first // 5, first // 5 + 3)]
     for working_epsilon in (0.0, 0.02):
@@ -96,7 +100,7 @@ def test_lower_bounds_rise_and_stay_valid(first: int) -> None:
         ("_part_below", lambda part, order, peak_limit: PART_BELOW(part, order, 0.6 * peak_limit)),
         ("_largest_peak", lambda chain: 0.3 * LARGEST(chain)),
         ("_least_recomputed", lambda part, order: [4.0 * own + 4.0 for own in LEAST_RECOMPUTED(part, order)]),
-        ("tie_share", -2.0),  # the least of a case counts three times
+        ("tie_share", -2.0),  # the mutant counts the least of a case three times
     ],
 )
 def test_lower_bounds_that_rise_too_high_are_noticed(
@@ -110,9 +114,11 @@ def test_lower_bounds_that_rise_too_high_are_noticed(
 
 
 def test_a_bound_with_a_mean_of_peaks_rises_to_the_largest() -> None:
-    """The first link peaks at 10, or holds 3 and peaks at nothing; the second peaks at 8: the least memory is
-    10, as 3 + 8 is more. With w of the peak's weight on the first a line is min(10 w, 3) + 8 (1 - w), 8.6 at
-    most (w = 0.3). Below level 10 what peaks at it is left out, and 11 is what is left."""
+    """The first segment has a peak of 10, or 3 resident bytes and no peak; the second has a peak of 8. The
+    least memory is 10, as 3 + 8 is more. With the share w of the peak's weight in the first segment, a
+    bound is min(10 w, 3) + 8 (1 - w), at most 8.6 (w = 0.3). Below a peak of 10, choices with that peak
+    are excluded and 11 remains.
+    """
     one, two = np.zeros((2, 5)), np.zeros((1, 5))
     one[:, 2], one[:, 4], two[:, 4] = [0.0, 3.0], [10.0, 0.0], 8.0
     first = FactorGraph(("a", "b"), (2, 1), (Factor((0,), one),), exit=1)
@@ -127,7 +133,7 @@ def test_a_bound_with_a_mean_of_peaks_rises_to_the_largest() -> None:
 
 
 def agrees(chains: Iterable[Chain], epsilon: float = 0.0) -> bool:
-    """Whether every solution of all of them is matched as closely as is told, by solutions that there are."""
+    """Whether every solution of all chains is matched within the reported epsilon, by valid solutions."""
     for chain in chains:
         found = pareto_search([chain], epsilon=epsilon)
         points = found.points.tolist()
@@ -143,7 +149,7 @@ def agrees(chains: Iterable[Chain], epsilon: float = 0.0) -> bool:
 
 @pytest.fixture
 def all_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are taken to be too much at any chain."""
+    """Every chain counts as wide, so enumerations count as too expensive."""
     tune(monkeypatch, wide_separator_choices=-1)
 
 
@@ -157,7 +163,7 @@ def test_wide_chains_are_matched_within_the_reported_epsilon(epsilon: float, ful
 
 
 def proven(seeds: Iterable[int]) -> list[float]:
-    """What is proven of long chains at which no look does, where 0.1 % was asked for."""
+    """Proven epsilons of long chains on which every enumeration fails, where 0.1 % was requested."""
 
     def too_much(*_: object) -> None:
         raise TooManyLabels
@@ -181,9 +187,10 @@ def test_bounds_tightened_by_peak_prove_more(monkeypatch: pytest.MonkeyPatch) ->
     ("holds_from", "reported"), [(0.0, 0.001), (0.0005, 0.001), (0.005, 0.0051005), (0.015, 0.0151015)]
 )
 def test_the_reported_epsilon_covers_all_omitted_choices(holds_from: float, reported: float) -> None:
-    """Of a chain of one solution nothing is open, whatever is matched: what is told is what was asked for, or
-    what was lost by then and a tenth of the epsilon for points, 1.005 x 1.0001 - 1; not the 1.5 % that might
-    have been lost."""
+    """A chain of one solution leaves no nadir point open, whatever the working epsilon. The reported epsilon
+    is the requested one, or what earlier omissions may cost with a tenth of the epsilon for points, 1.005
+    x 1.0001 - 1; it is not the present working epsilon of 1.5 %.
+    """
     costs = np.array([[1.0, 1.0, 4.0, 0.0, 2.0]])
     chain = (Segment("one", (("kept", FactorGraph(("a",), (1,), (Factor((0,), costs),))),)),)
     own = with_bounds(chain, 0.001 / 1.0001)
@@ -192,7 +199,9 @@ def test_the_reported_epsilon_covers_all_omitted_choices(holds_from: float, repo
 
 
 def test_omitted_choices_hold_from_the_epsilon_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choices that are left out, and labels that looks went through: from the most that was lost at one."""
+    """Dropped choices, and labels of enumerations: the reported epsilon includes the largest working epsilon
+    at the time.
+    """
     own = with_bounds(long_chain(0), 0.02)
     assert own.holds_from == 0.0 and len(own.open_nadir_points())
     OWN_PRESOLVE(own)
@@ -218,7 +227,9 @@ def test_omitted_choices_hold_from_the_epsilon_at_that_time(monkeypatch: pytest.
 def test_neighbours_are_recombined_before_tolerances_are_relaxed(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
 ) -> None:
-    """What is matched by then is what was wanted: later fewer corners are open. The twin loses more first."""
+    """At that time the working epsilon is the requested one; with a larger one fewer nadir points are open.
+    The mutant relaxes the tolerance first.
+    """
     working_epsilon: list[bool] = []
 
     def recorded(state: State) -> None:
@@ -247,18 +258,21 @@ def test_neighbours_are_recombined_before_tolerances_are_relaxed(
 
 
 def test_the_choices_of_all_separator_variables_are_multiplied() -> None:
-    """Of a link with an entry of 3, an exit of 4 and a hub of 5, 60; of one with an entry of 4 alone, 4."""
+    """A segment with an entry of 3, an exit of 4 and a shared variable of 5 choices has 60; one with an entry
+    of 4 alone has 4.
+    """
     one = FactorGraph(("a", "b", "c", "d"), (3, 4, 5, 7), (), entry=0, exit=1, shared=(("h", 2),))
     other = FactorGraph(("a",), (4,), (), entry=0)
     assert separator_choices((Segment("one", (("kept", one),)), Segment("other", (("kept", other),)))) == 60
     assert separator_choices((Segment("other", (("kept", other),)),)) == 4
-    # lstm-2x2048 on three axes, which looks settle, and transformer-big on two, which they do not.
+    # lstm-2x2048 on three axes, where enumeration succeeds, and transformer-big on two, where it fails.
     assert 216 * 216 < tuning.TUNING.wide_separator_choices < 36**3 * 16
 
 
 def in_time(costs: list[tuple[float, float, float, float]], share: float) -> list[int]:
-    """Which of the lines of weights 1 and 1 and this share is taken to be low for its mean of both times, of
-    choices of these hidden and exposed seconds, held bytes and peaks."""
+    """Whether the bound of weights 1 and 1 and this share is judged low because of its mean of both times.
+    Each choice is given by hidden and exposed seconds, resident bytes and peak.
+    """
     every = np.zeros((len(costs), 5))
     every[:, [0, 1, 2, 4]] = costs
     chain = (Segment("one", (("kept", FactorGraph(("a",), (len(costs),), (Factor((0,), every),))),)),)
@@ -271,9 +285,11 @@ def in_time(costs: list[tuple[float, float, float, float]], share: float) -> lis
 
 
 def test_a_bound_is_low_for_its_mean_of_both_times_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choices of 4 and 0, 0 and 4, 3 and 3 seconds that hold 1: with half of each 2 + 1 = 3, one below the
-    3 + 1 of the last, and the solution on it takes 4, two more than 2. Where all take 3 in both, hold 0 and
-    have a peak of 5, of which the line counts nothing, it is five below and no time is."""
+    """Choices of 4 and 0, 0 and 4, 3 and 3 seconds with 1 resident byte. With half of each time the bound is
+    2 + 1 = 3, one below the 3 + 1 of the last choice; the solution on it takes 4 seconds, two more than 2.
+    Where all choices take 3 seconds in both, with no resident bytes and a peak of 5 that the bound leaves
+    out, the bound is five too low for the peak, not for its times.
+    """
     monkeypatch.setattr(bound_tightening, "dominant_segment", lambda chain: None)
     assert in_time([(4.0, 0.0, 1.0, 0.0), (0.0, 4.0, 1.0, 0.0), (3.0, 3.0, 1.0, 0.0)], 0.5) == [0]
     assert in_time([(3.0, 3.0, 0.0, 5.0), (4.0, 4.0, 0.0, 5.0)], 0.5) == []
@@ -284,9 +300,10 @@ def test_a_bound_is_low_for_its_mean_of_both_times_or_not(monkeypatch: pytest.Mo
 def test_a_wide_chain_relaxes_only_where_tightened_bounds_leave_nadir_points_open(
     monkeypatch: pytest.MonkeyPatch, epsilon: float, is_wide: bool
 ) -> None:
-    """A tenth of the epsilon is for points: of 0.1 % 0.09 is matched, 8 times that where looks are taken to
-    be too much, and 1.5 % once lines are raised. Of 1 % 0.9 is, with nothing more to lose at first. Where the
-    chain is not wide looks follow at once."""
+    """A tenth of the epsilon is for points, so 0.1 % leaves a working epsilon of 0.09 %. A wide chain starts
+    at 8 times that and goes to 1.5 % once bounds are tightened. With 1 % it starts at 0.9 % unrelaxed. A
+    chain that is not wide is enumerated at once.
+    """
     search_epsilon = (1.0 + epsilon) / (1.0 + 0.1 * epsilon) - 1.0
     working_epsilon: list[float] = []
 
@@ -313,7 +330,9 @@ def test_a_wide_chain_relaxes_only_where_tightened_bounds_leave_nadir_points_ope
 def test_the_memory_bound_is_tightened_before_gaps_are_enumerated(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
 ) -> None:
-    """Few looks at the end of memory are left then. In the twin nothing is raised there."""
+    """Tightening leaves few enumerations at the extreme of least memory. The mutant skips the tightening
+    there.
+    """
     extremes = 0
 
     def counted(state: State, lower_bound: int, *given: Any) -> None:
@@ -326,4 +345,4 @@ def test_the_memory_bound_is_tightened_before_gaps_are_enumerated(
         monkeypatch.setattr(two_phase, "_tighten_memory_bound", lambda state: None)
     for seed in range(10):
         pareto_search([long_chain(seed)], epsilon=0.001)
-    assert (extremes > 9) == is_broken  # 3 of 10 chains, and 17
+    assert (extremes > 9) == is_broken  # 9 separates 3 with tightening from 17 without, for 10 chains

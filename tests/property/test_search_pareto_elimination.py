@@ -1,5 +1,6 @@
-"""The labels of a part that machine code makes in one go are those that are made step by step, and lose no
-more; what is known to be alike is."""
+"""Labels of a segment from compiled code in one call equal those made step by step, within the same
+tolerance; and equal factors are recognised correctly.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.pareto_instances import chain_of, chain_with_shared, equal_layers, knot
+from tests.property.pareto_instances import chain_of, chain_with_shared, complete_graph, equal_layers
 from tests.property.test_search_pareto_epsilon import spent_in_a_part, spent_in_equal_layers
 from tests.tuned import tune
 
@@ -26,23 +27,23 @@ NEVER = 1 << 60
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machine code for every part."""
+    """Compiled code for every part."""
     assert numba_dispatch.is_installed(), "pip install 'shardwise[fast]'"
     tune(monkeypatch, numba_from_pairs=0, numba_from_costs=0)
 
 
 def some_parts(seeds: range) -> Iterator[tuple[int, FactorGraph]]:
-    """Parts of all shapes, some with layers that are alike."""
+    """Parts of all shapes, some with equal layers."""
     for seed in seeds:
         chain = chain_of(seed, operators=8, layouts=4) if seed % 2 else chain_with_shared(seed)
         every = [part for segment in chain for _, part in segment.modes]
-        for part in [*every, equal_layers(seed), knot(seed)]:
+        for part in [*every, equal_layers(seed), complete_graph(seed)]:
             if part.factors:
                 yield seed, part
 
 
-def two_ways(seed: int, part: FactorGraph, monkeypatch: pytest.MonkeyPatch) -> list[Labels]:
-    """The labels of a part near its least sums, in one go and step by step."""
+def labels_both_ways(seed: int, part: FactorGraph, monkeypatch: pytest.MonkeyPatch) -> list[Labels]:
+    """The labels of a part near its least sums, in one compiled call and step by step."""
     random = np.random.default_rng(seed)
     weights = random.uniform(0.0, 1.0, (int(random.integers(1, 4)), 5)).round(2)
     peak_shares = ((int(random.integers(len(part.factors))), 1.0),)
@@ -60,7 +61,7 @@ def two_ways(seed: int, part: FactorGraph, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 def contents(found: Labels) -> list[tuple[float, ...]]:
-    """Cells with what is in them, the cells by their variables in ascending order."""
+    """Cells with their labels, the cells by their variables in ascending order."""
     order = np.argsort(found.variables)
     at = found.coordinates()
     cells = [at[found.variables[place]].tolist() for place in order]
@@ -71,7 +72,9 @@ def contents(found: Labels) -> list[tuple[float, ...]]:
 def agree(seeds: range, monkeypatch: pytest.MonkeyPatch) -> bool:
     return all(
         contents(at_once) == contents(by_steps)
-        for at_once, by_steps in (two_ways(seed, part, monkeypatch) for seed, part in some_parts(seeds))
+        for at_once, by_steps in (
+            labels_both_ways(seed, part, monkeypatch) for seed, part in some_parts(seeds)
+        )
     )
 
 
@@ -86,7 +89,7 @@ def test_labels_made_at_once_equal_those_made_step_by_step(
 def test_the_choices_of_each_label_have_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = 0
     for seed, part in some_parts(range(20)):
-        found, _ = two_ways(seed, part, monkeypatch)
+        found, _ = labels_both_ways(seed, part, monkeypatch)
         for row in range(0, len(found), max(len(found) // 20, 1)):
             chosen = labels.chosen(found, np.array([row]))
             own = part_costs(part, tuple(int(chosen[variable][0]) for variable in range(len(part.sizes))))
@@ -96,24 +99,24 @@ def test_the_choices_of_each_label_have_its_cost(monkeypatch: pytest.MonkeyPatch
 
 
 def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps, and what they call that is put in their place."""
+    """Run the steps in Python, so that they call the patched functions."""
     for function in ("eliminated_labels", "_sides", "_pruning", "_dominance_arrays", "_smallest_first"):
         monkeypatch.setattr(elimination_numba, function, getattr(elimination_numba, function).py_func)
 
 
-def within_less(given: Any, *rest: Any) -> Any:
-    """Of what is like a table only its own outside counts."""
+def own_outside_only(given: Any, *rest: Any) -> Any:
+    """The mutant uses only the table's own outside sums, not those of equal tables."""
     own = np.arange(len(given.first))
     return WITHIN(given._replace(first=own), *rest)
 
 
-def nearer(given: Any, *rest: Any) -> Any:
-    """The peak weighs all it has in every table."""
+def whole_peak_everywhere(given: Any, *rest: Any) -> Any:
+    """The mutant weighs the whole peak in every table."""
     return WITHIN(given._replace(shares=np.ones(len(given.shares))), *rest)
 
 
-def of_one(given: Any, outside_sums: Any, tables: Any, buffer: Any, made: int, which: int) -> Any:
-    """A table meets itself."""
+def joined_with_itself(given: Any, outside_sums: Any, tables: Any, buffer: Any, made: int, which: int) -> Any:
+    """The mutant joins a table with itself."""
     return SIDE(given, outside_sums, tables, buffer, made, 0)
 
 
@@ -125,7 +128,8 @@ WITHIN, SIDE, DOMINANCE = (
 
 
 @pytest.mark.parametrize(
-    ("name", "broken"), [("_pruning", within_less), ("_pruning", nearer), ("_side", of_one)]
+    ("name", "broken"),
+    [("_pruning", own_outside_only), ("_pruning", whole_peak_everywhere), ("_side", joined_with_itself)],
 )
 def test_a_broken_step_is_noticed(
     monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]
@@ -147,20 +151,22 @@ def test_elimination_by_numba_stays_within_its_tolerance(monkeypatch: pytest.Mon
         assert all(is_matched for _, is_matched in found)
 
 
-def all_each_time(given: Any, outside_sums: Any, tolerance: Any, made: int, part: float, *rest: Any) -> Any:
-    """Each step loses all, whatever was lost before."""
+def whole_tolerance_each_step(
+    given: Any, outside_sums: Any, tolerance: Any, made: int, part: float, *rest: Any
+) -> Any:
+    """The mutant spends the whole tolerance in each step, whatever was spent before."""
     return DOMINANCE(given, outside_sums, tolerance, made, 1.0, *rest)
 
 
 def no_potential(given: Any, outside_sums: Any, tolerance: Any, *rest: Any) -> Any:
-    """Excesses leave out what else there is."""
+    """The mutant leaves the potential out of excesses."""
     return DOMINANCE(
         given, outside_sums, tolerance._replace(potentials=np.zeros_like(tolerance.potentials)), *rest
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", [all_each_time, no_potential])
+@pytest.mark.parametrize("broken", [whole_tolerance_each_step, no_potential])
 def test_tolerances_by_numba_that_add_up_to_too_much_are_noticed(
     monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Any]
 ) -> None:
@@ -175,7 +181,7 @@ def test_tolerances_by_numba_that_add_up_to_too_much_are_noticed(
 def test_too_many_labels_raise(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     tune(monkeypatch, **{limit: 1}, labels_per_cell=0)
     with pytest.raises(TooManyLabels):
-        two_ways(0, knot(0), monkeypatch)
+        labels_both_ways(0, complete_graph(0), monkeypatch)
 
 
 def test_a_table_without_a_plain_order_is_eliminated_step_by_step() -> None:
@@ -185,7 +191,7 @@ def test_a_table_without_a_plain_order_is_eliminated_step_by_step() -> None:
     factor_sums = FactorSums.of(part, order_of(part), np.ones((1, 5)))
     assert elimination.is_plain(order_of(equal_layers(0)))
     factor_sums.distribute(np.zeros_like(factor_sums.last))
-    # Of the exit, which nothing is on, either choice is as good.
+    # The exit has no costs, so both of its choices stay.
     assert sorted(eliminated(part, order_of(part), EliminationLimits(factor_sums, 1.0)).cells.tolist()) == [
         0,
         1,
@@ -194,12 +200,13 @@ def test_a_table_without_a_plain_order_is_eliminated_step_by_step() -> None:
     ]
 
 
-# What is known of costs that are equal
+# Equal costs
 
 
 def equal_factors_hold(seeds: range) -> tuple[int, bool]:
-    """How many factors are said to be like earlier ones in parts and in what is left of them, and whether all
-    of these are."""
+    """Number of factors marked equal to earlier ones in parts, before and after presolve, and whether all of
+    them are equal.
+    """
     alike, is_right = 0, True
     for seed in seeds:
         random, part = np.random.default_rng(seed), equal_layers(seed)

@@ -1,4 +1,6 @@
-"""What labels may lose in proportion to their excess: never more, and never more in all than its share."""
+"""Tolerances of dropped labels grow with their excess: no label exceeds its own, and together they stay
+within their share.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ BASE, RATE = np.array([0.5, 0.5, 2.0, 1.0]), np.array([0.2, 0.2, 0.8, 0.4])
 
 
 def exceeds_tolerance(seed: int) -> bool:
-    """Whether a label that is left out costs more than it may less than every label that is kept."""
+    """Whether some dropped label is beyond its tolerance of every label that stays."""
     random = np.random.default_rng(seed)
     points = random.uniform(0.0, 40.0, (400, 4))
     cells = np.sort(random.integers(0, 3, 400))
@@ -47,7 +49,9 @@ def test_steps_that_grow_too_fast_are_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_label_dropped_in_two_steps_stays_within_its_tolerance() -> None:
-    """Reduced in two pieces and then together, as joins are: steps of coarse grids are steps of fine ones."""
+    """Labels are reduced in two halves and then together, as in joins: steps of coarse grids are steps of
+    fine ones.
+    """
     for seed in range(40):
         random = np.random.default_rng(seed)
         points = random.uniform(0.0, 40.0, (400, 4))
@@ -65,7 +69,9 @@ def test_a_label_dropped_in_two_steps_stays_within_its_tolerance() -> None:
 
 
 def excesses(seed: int) -> tuple[float, float]:
-    """What the excesses of a solution's labels come to, and how much more it weighs than the least does."""
+    """The sum of the excesses of a solution's labels, and the difference of its weighted sum from the least
+    one.
+    """
     chain = long_chain(seed)
     weights = np.array([[1.0, 0.0, 0.5, 0.0, 0.0], [0.3, 0.0, 1.0, 0.0, 0.0]])
     both = chain_sums(chain, orders_of(chain), ChainWeights.without_peaks(chain, weights))
@@ -93,8 +99,9 @@ def test_excesses_of_a_solution_are_no_more_than_its_own(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_tolerances_add_up_to_their_shares(seed: int) -> None:
-    """Of elimination and the walk together 0.35, of links 0.05: a large link only moves what either has.
-    Walks from both ends that meet at any border lose it together."""
+    """Elimination and extensions together spend 0.35, segments 0.05: a large segment only shifts the split
+    between the two. Extensions from both ends spend the same in total at any border where they meet.
+    """
     chain = long_chain(seed)
     own = chain_sums(
         chain, orders_of(chain), ChainWeights.without_peaks(chain, np.array([[1.0, 0.0, 0.5, 0.0, 0.0]]))
@@ -127,8 +134,9 @@ def test_tolerances_add_up_to_their_shares(seed: int) -> None:
 
 
 def spent_in_a_part(seed: int) -> tuple[int, bool]:
-    """How many labels elimination left out of a random part, and whether each is matched by one that costs no
-    more than its excess allows."""
+    """Number of labels that elimination dropped from a random part, and whether each is matched by a label
+    within the tolerance of its excess.
+    """
     chain = chain_of(seed, operators=10, layouts=6)
     orders = orders_of(chain)
     left_out, is_matched = 0, True
@@ -151,7 +159,7 @@ def spent_in_a_part(seed: int) -> tuple[int, bool]:
 def spent(
     part: FactorGraph, order: EliminationOrder, factor_sums: FactorSums, potential: Any
 ) -> tuple[int, bool]:
-    """How many labels elimination leaves out, and whether each is matched."""
+    """Number of labels that elimination drops, and whether each is matched."""
     weights = factor_sums.weights[0]
     own = dominance.EpsilonDominance(0.1 * BASE, 5.0 * RATE, weights[[0, 1, 2, 4]], potential)
     exact = elimination.eliminated(part, order)
@@ -167,7 +175,7 @@ def spent(
 
 
 def spent_in_equal_layers(seed: int) -> tuple[int, bool]:
-    """The same of a part with layers that are alike."""
+    """The same for a part with equal layers."""
     part = equal_layers(seed)
     order = order_of(part)
     weights = np.array([[1.0, 0.0, 0.5, 0.0, 0.0]])
@@ -196,7 +204,7 @@ def test_equal_tables_are_made_once_and_spend_for_each(monkeypatch: pytest.Monke
         plain = elimination.eliminated(part, order)
         apart = len(made)
         found = elimination.eliminated(part, order, elimination.EliminationLimits(factor_sums, 1e9))
-        # Of three layers each has two tables that hang on it, of which two layers' are made already.
+        # Each of three layers has two dependent tables; those of two layers are copies.
         assert len(made) - apart == apart - 4
         assert (found.cells == plain.cells).all() and found.points == pytest.approx(plain.points)
         for row in range(0, len(found), max(len(found) // 200, 1)):
@@ -214,7 +222,7 @@ def test_equal_tables_are_made_once_and_spend_for_each(monkeypatch: pytest.Monke
 def test_tolerances_in_a_part_that_add_up_to_too_much_are_noticed(
     monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    """Excesses that leave out what else there is; steps that each lose all, whatever was lost before."""
+    """One mutant leaves the potential out of excesses; the other spends the whole tolerance in each step."""
     tune(monkeypatch, tolerance_from_pairs=0)
     if broken == "potentials":
         monkeypatch.setattr(

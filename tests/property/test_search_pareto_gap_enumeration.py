@@ -1,5 +1,6 @@
-"""Lines raised to the least sum that there is, and labels left out that nothing completes: what is found is
-what enumeration finds."""
+"""Bounds tightened to the least existing sum, and labels dropped that no completion makes useful: the search
+finds the enumerated frontier.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("by_two_phases")
 
 CHUNKS = tuple(range(0, 300, 25))
 OFTEN = CHUNKS[:1]
-"""What a run without `--full` takes of them."""
+"""Chunks of seeds that a run without `--full` takes."""
 
 WORTH_IT = bound_tightening._are_worth_it
 COMPLETED, DUALISED, RAISE_TO = (
@@ -52,13 +53,13 @@ COMPLETED, DUALISED, RAISE_TO = (
 
 @pytest.fixture(autouse=True)
 def all_are_tightened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the lines tell that are tried, and whatever the share of hidden_s in a line."""
+    """Tighten all bounds, whatever the gains of the first ones and the share of hidden_s."""
     monkeypatch.setattr(bound_tightening, "_are_worth_it", lambda gains, working_epsilon: True)
     monkeypatch.setattr(gap_enumeration, "_counts_both_times", lambda share: True)
 
 
 def agrees(chains: Iterable[Chain]) -> bool:
-    """Whether the frontiers of all of them are found."""
+    """Whether the frontiers of all chains are found."""
     for chain in chains:
         expected = frontier_by_definition(chain)
         exact = pareto_search([chain])
@@ -73,7 +74,7 @@ def agrees(chains: Iterable[Chain]) -> bool:
 def test_long_chains_and_shared_variables_are_found_too(
     monkeypatch: pytest.MonkeyPatch, is_fast: bool, full: bool
 ) -> None:
-    """With loops in machine code, if there is any, and without."""
+    """With compiled loops where numba is installed, and without."""
     if is_fast:
         tune(monkeypatch, numba_from_pairs=0)
     else:
@@ -102,7 +103,7 @@ def test_every_point_is_matched_within_epsilon(epsilon: float, full: bool) -> No
 
 @pytest.mark.parametrize("first", sample_of(CHUNKS, OFTEN))
 def test_tightened_bounds_find_the_enumerated_frontier(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    """Labels are left out and lines rise in the chains of every run: what they show is about these."""
+    """Labels are dropped and bounds rise in the chains of every run, so the comparison covers both."""
     left_out = bounds_that_rose = 0
 
     def completed(
@@ -121,13 +122,13 @@ def test_tightened_bounds_find_the_enumerated_frontier(monkeypatch: pytest.Monke
     monkeypatch.setattr(completion_bounds.Completions, "completed", completed)
     monkeypatch.setattr(bound_sets.LagrangianBounds, "raise_to", raise_to)
     assert agrees(chain_of(seed) for seed in range(first, first + CHUNKS[1]))
-    if first in OFTEN:  # few chains leave most of the labels out: of others none may
+    if first in OFTEN:  # only these seeds surely drop many labels
         assert left_out > 30
         assert bounds_that_rose > 30
 
 
 def test_dualised_memory_counts_as_time(full: bool) -> None:
-    """Of every point the larger time and the price of its memory come to the same."""
+    """For every point, time and dualised memory have the same weighted sum as before."""
     for seed in range(40 if full else 8):
         chain = chain_of(seed)
         for _, solution in pareto_search([chain]).solutions:
@@ -138,7 +139,7 @@ def test_dualised_memory_counts_as_time(full: bool) -> None:
 
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_label_stays_where_some_completion_exists(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
-    """Against all pairs, and all triples, one by one."""
+    """Compared with all pairs, and all triples, one by one."""
     is_fast = is_fast and numba_dispatch.is_installed()
     tune(monkeypatch, numba_from_pairs=0 if is_fast else 10**9)
     random = np.random.default_rng(5)
@@ -187,8 +188,10 @@ def total(*summands: tuple[float, float, float]) -> float:
     )
 
 
-def lower(own: completion_bounds.Completions, table: Labels, border: int, *, is_prefix: bool) -> Labels:
-    """Labels that come to nearly as much as may be are left out too."""
+def cutoff_too_low(
+    own: completion_bounds.Completions, table: Labels, border: int, *, is_prefix: bool
+) -> Labels:
+    """The mutant also drops labels that come near the cutoff."""
     nearer = completion_bounds.Completions(own.prefix, own.suffix, own.rate, own.share, 0.9 * own.cutoff)
     return COMPLETED(nearer, table, border, is_prefix=is_prefix)
 
@@ -197,13 +200,13 @@ def lower(own: completion_bounds.Completions, table: Labels, border: int, *, is_
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
-        (completion_bounds.Completions, "completed", lower),
+        (completion_bounds.Completions, "completed", cutoff_too_low),
         (completion_bounds, "dualised_points", lambda points, rate: DUALISED(points, 1.2 * rate)),
         (bound_sets.LagrangianBounds, "raise_to", lambda own, lower_bound, least: RAISE_TO(
             own, lower_bound, 1.05 * least)),
         (gap_enumeration, "memory_dualised", lambda chain, rate: memory_dualised(chain, 1.2 * rate)),
         (completion_bounds.Completions, "completed", lambda own, table, border, is_prefix: (
-            table if is_prefix else lower(own, table, border, is_prefix=is_prefix))),
+            table if is_prefix else cutoff_too_low(own, table, border, is_prefix=is_prefix))),
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_noticed(
@@ -218,8 +221,9 @@ def test_a_broken_rule_is_noticed(
 def test_a_round_stops_at_the_second_bound_that_fails(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
 ) -> None:
-    """Lines are raised by ascending weight of memory; here they are too much from the second of a round on.
-    In the twin that is taken for lines that did not rise."""
+    """Bounds are tightened by ascending weight of memory; here the second of a round fails, and every later
+    one. The mutant treats a failure as a bound that did not rise.
+    """
     own_tightened = bound_tightening._tightened
     rounds: list[list[float]] = []
 
@@ -235,9 +239,7 @@ def test_a_round_stops_at_the_second_bound_that_fails(
 
     monkeypatch.setattr(bound_tightening, "scalarise_round", counted)
     monkeypatch.setattr(bound_tightening, "tighten", too_much_from_the_second)
-    monkeypatch.setattr(
-        two_phase, "_recombine", lambda state: None
-    )  # a question of its own, with lines of its own
+    monkeypatch.setattr(two_phase, "_recombine", lambda state: None)  # a nested search with its own bounds
     if is_broken:
         monkeypatch.setattr(bound_tightening, "_tightened", lambda *given: own_tightened(*given) or 0.0)
     lengths = []
@@ -254,7 +256,7 @@ def test_a_round_stops_at_the_second_bound_that_fails(
     [
         ([], []),
         ([3.0], [0]),
-        # 1.04 and 1.0 are one, as are 1.06 and 1.09; 1.06 is more than 5 % above the first.
+        # 1.04 and 1.0 count as equal, as do 1.06 and 1.09; 1.06 is more than 5 % above the first.
         ([1.06, 1.04, 1.0, 1.09], [0, 2]),
         ([1.0, 1.0, 2e-12, 2.2e-12, 2.09e-12], [0, 2, 3]),
     ],
@@ -284,7 +286,7 @@ def test_bounds_that_rise_far_are_worth_it(
 
 @pytest.mark.slow
 def test_gains_are_compared_with_the_requested_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not against what solutions match by then, where looks had to be looser."""
+    """Gains are not compared with the working epsilon, which is larger where tolerances were relaxed."""
     own = bound_tightening._tightened
     requested_epsilon: list[float] = []
 
@@ -303,5 +305,5 @@ def test_gains_are_compared_with_the_requested_epsilon(monkeypatch: pytest.Monke
 
     for seed in range(6):
         pareto_search([long_chain(seed)], epsilon=0.01)
-    search_epsilon = 1.01 / 1.001 - 1.0  # a tenth of the epsilon is for points that are left out
+    search_epsilon = 1.01 / 1.001 - 1.0  # a tenth of the epsilon is for dropped points
     assert requested_epsilon and all(far == pytest.approx(search_epsilon) for far in requested_epsilon)

@@ -1,4 +1,4 @@
-"""What machine code finds is what numpy finds; with a loss, nothing that costs more than it may."""
+"""Compiled code finds what numpy finds; with a tolerance, no label is dropped beyond it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from tests.property.pareto_instances import (
     chain_of,
     chain_with_shared,
+    complete_graph,
     equal_layers,
-    knot,
     long_chain,
     starting_with,
 )
@@ -47,7 +47,7 @@ NEVER = 1 << 60
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machine code for every join and every part."""
+    """Compiled code for every join and every part."""
     assert numba_dispatch.is_installed(), "pip install 'shardwise[fast]'"
     tune(monkeypatch, numba_from_pairs=0, numba_from_costs=0)
 
@@ -62,8 +62,9 @@ def table(
 
 
 def random_join(seed: int) -> tuple[Labels, Labels, int | None, LabelPruning | None]:
-    """Two tables with some variables in common, one of which may be taken out; half of them within a reach in
-    one to three forms."""
+    """Two tables with some common variables, one of which may be eliminated; half of the pairs have a cutoff
+    under one to three multipliers.
+    """
     random = np.random.default_rng(seed)
     size_of = dict(enumerate(random.integers(1, 4, 4).tolist()))
     columns = int(random.integers(4, 6))
@@ -110,7 +111,7 @@ def test_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def miscounted(seed: int) -> bool:
-    """Whether the pairs are not as many as agree in all common variables and weigh less than the limit."""
+    """Whether the count differs from the pairs that agree in all common variables within the limit."""
     a, b, without, _ = random_join(seed)
     sizes = labels._left(a, b, without)[1]
     weights = np.zeros((a.points.shape[1], 1))
@@ -129,7 +130,7 @@ def test_pairs_are_counted() -> None:
 
 
 def test_terminal_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By seconds and bytes alone: what is best of all cells."""
+    """By seconds and bytes alone: the non-dominated labels over all cells."""
     many = fewer = 0
     for seed in range(400):
         a, b, without, pruning = random_join(seed)
@@ -152,9 +153,10 @@ def test_terminal_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> N
     assert many > 10 and fewer > 10
 
 
-def with_alike(found: Labels, columns: int, peak_values: int = 0) -> Labels:
-    """The labels with nothing in the first of so many columns, and in others from the third on; with so many
-    levels of peaks, if any."""
+def with_zero_columns(found: Labels, columns: int, peak_values: int = 0) -> Labels:
+    """The labels with zeros in their first columns (in the order 0, 2, 1, 3), and with a limited number of
+    distinct peaks, if given.
+    """
     points = found.points.copy()
     points[:, [0, 2, 1, 3][:columns]] = 0.0
     if peak_values:
@@ -163,29 +165,29 @@ def with_alike(found: Labels, columns: int, peak_values: int = 0) -> Labels:
 
 
 @pytest.mark.parametrize(
-    ("alike", "peak_values"),
+    ("zero_columns", "peak_values"),
     [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 3), (1, 2), (1, 5), (1, 20), (2, 4)],
 )
 def test_joins_with_equal_columns_are_those_of_numpy(
-    monkeypatch: pytest.MonkeyPatch, alike: int, peak_values: int
+    monkeypatch: pytest.MonkeyPatch, zero_columns: int, peak_values: int
 ) -> None:
-    """Also of more pairs than are held against the labels that stay at a time."""
+    """Also with more pairs than are compared with the remaining labels at a time."""
     most = 0
     for seed in range(40):
         random = np.random.default_rng(seed)
         a, b = (
-            with_alike(
+            with_zero_columns(
                 Labels(
                     (0, variable), (3, 2), np.sort(random.integers(0, 6, 150)), random.uniform(0, 9, (150, 4))
                 ),
-                alike,
+                zero_columns,
                 peak_values,
             )
             for variable in (1, 2)
         )
         weights = random.uniform(0.0, 1.0, (4, 2))
         limit = float(random.uniform(0.0, 2.0)) * float(weights.sum()) * 4.0
-        other = weights * np.array([[1.0], [1.0], [1.0], [0.0]])  # of two peaks one counts
+        other = weights * np.array([[1.0], [1.0], [1.0], [0.0]])  # the larger of two peaks counts
         pruning = LabelPruning(weights, other, weights, random.uniform(0.0, 9.0, (2, 2, 2)), limit)
         found = joined(a, b, without=0, pruning=pruning)
         tune(monkeypatch, numba_from_pairs=NEVER)
@@ -198,14 +200,15 @@ def test_joins_with_equal_columns_are_those_of_numpy(
     assert most > 4 * 1024
 
 
-def exceeds_tolerance(seed: int, alike: int = 0, peak_values: int = 0) -> bool:
-    """Whether a pair that is left out costs more than it may less than every pair that stays; so many columns
-    alike, and so many levels of peaks."""
+def exceeds_tolerance(seed: int, zero_columns: int = 0, peak_values: int = 0) -> bool:
+    """Whether some dropped pair is beyond its tolerance of every pair that stays; with some columns zero and
+    a limited number of distinct peaks.
+    """
     random = np.random.default_rng(seed)
     a, b = (
-        with_alike(
+        with_zero_columns(
             Labels((v,), (3,), np.sort(random.integers(0, 3, 40)), random.uniform(0.0, 20.0, (40, 4))),
-            alike,
+            zero_columns,
             peak_values,
         )
         for v in (0, 0)
@@ -223,21 +226,25 @@ def exceeds_tolerance(seed: int, alike: int = 0, peak_values: int = 0) -> bool:
     return not (undominated.points[:, None] <= may_cost[None]).all(axis=2).any(axis=0).all()
 
 
-@pytest.mark.parametrize(("alike", "peak_values"), [(0, 0), (1, 0), (2, 0), (3, 0), (1, 2), (1, 6), (1, 40)])
-def test_no_pair_is_dropped_beyond_its_tolerance(alike: int, peak_values: int) -> None:
-    assert not any(exceeds_tolerance(seed, alike, peak_values) for seed in range(40))
+@pytest.mark.parametrize(
+    ("zero_columns", "peak_values"), [(0, 0), (1, 0), (2, 0), (3, 0), (1, 2), (1, 6), (1, 40)]
+)
+def test_no_pair_is_dropped_beyond_its_tolerance(zero_columns: int, peak_values: int) -> None:
+    assert not any(exceeds_tolerance(seed, zero_columns, peak_values) for seed in range(40))
 
 
-@pytest.mark.parametrize(("alike", "peak_values"), [(0, 0), (1, 0), (2, 0), (1, 6)])
+@pytest.mark.parametrize(("zero_columns", "peak_values"), [(0, 0), (1, 0), (2, 0), (1, 6)])
 def test_a_tolerance_that_grows_too_fast_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, alike: int, peak_values: int
+    monkeypatch: pytest.MonkeyPatch, zero_columns: int, peak_values: int
 ) -> None:
     monkeypatch.setattr(dominance.EpsilonDominance, "growth", 8.0)
-    assert any(exceeds_tolerance(seed, alike, peak_values) for seed in range(40))
+    assert any(exceeds_tolerance(seed, zero_columns, peak_values) for seed in range(40))
 
 
 def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for those that are alike one of a finer range of the grid, and of less rank: numpy keeps both."""
+    """Except where a label is matched by another one with a finer grid range and a lower rank: numpy keeps
+    both.
+    """
     fewer = 0
     for seed in range(60):
         random = np.random.default_rng(seed)
@@ -263,12 +270,13 @@ def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -
 
 
 def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Tables, what is outside of them and through their variables, of chains' parts, of layers alike, and of
-    a part with many choices."""
+    """Whether tables, outside sums and min-marginals agree, for parts of random chains, equal layers, and a
+    part with many choices.
+    """
     random = np.random.default_rng(seed)
     parts = [
         equal_layers(seed),
-        knot(seed),
+        complete_graph(seed),
         *(part for segment in chain_of(seed) for _, part in segment.modes),
     ]
     for part in parts:
@@ -293,9 +301,9 @@ def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
                 return False
             if not np.allclose(own.outside[table][finite], other.outside[table][finite]):
                 return False
-        alike = own.potentials(outside[..., :1]), other.potentials(outside[..., :1])
+        potentials = own.potentials(outside[..., :1]), other.potentials(outside[..., :1])
         for table in other.made:
-            one, two = alike[0][table][..., 0], alike[1][table][..., 0]
+            one, two = potentials[0][table][..., 0], potentials[1][table][..., 0]
             finite = np.isfinite(two)
             if not np.array_equal(np.isfinite(one), finite) or not np.allclose(one[finite], two[finite]):
                 return False
@@ -313,14 +321,14 @@ def test_weighted_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(factor_sums_agree(seed, monkeypatch) for seed in range(60))
 
 
-def weighted_alike(costs: Any, weights: Any, sums: Any) -> None:
-    """The peak weighed wherever there is one."""
+def every_peak_weighed(costs: Any, weights: Any, sums: Any) -> None:
+    """The mutant weighs the peak of every choice."""
     SUMS["weighted_costs"](costs, weights, sums)
     sums[:, : costs.shape[1]] += weights[:, 4:] * costs[4]
 
 
-def with_less(name: str) -> Callable[..., Any]:
-    """All that a function fills in, its last argument, a tenth less."""
+def values_too_low(name: str) -> Callable[..., Any]:
+    """A mutant that fills its last argument with values a tenth too low."""
 
     def broken(*arguments: Any) -> None:
         SUMS[name](*arguments)
@@ -329,14 +337,14 @@ def with_less(name: str) -> Callable[..., Any]:
     return broken
 
 
-def too_low(*arguments: Any) -> Any:
-    """What leads through a choice told a tenth too low."""
+def min_marginals_too_low(*arguments: Any) -> Any:
+    """The mutant makes min-marginals a tenth too low."""
     start, found = SUMS["min_marginal_sums"](*arguments)
     return start, 0.9 * found
 
 
-def another_choice(program: Any, sizes: Any, offsets: Any, sums: Any, chosen: Any) -> None:
-    """The first choice of all that is taken out."""
+def first_choice(program: Any, sizes: Any, offsets: Any, sums: Any, chosen: Any) -> None:
+    """The mutant takes the first choice of every eliminated variable."""
     others = set(range(len(sizes))) - set(program.taken.tolist())
     chosen[[variable for variable in range(len(sizes)) if variable not in others]] = 0
 
@@ -346,10 +354,10 @@ SUMS = {name: getattr(weighted_sums_numba, name) for name in (
 )}  # fmt: skip
 
 BROKEN_SUMS = {
-    "weighted_costs": weighted_alike,
-    "min_marginal_sums": too_low,
-    "least_choices": another_choice,
-    **{name: with_less(name) for name in ("least_sums", "sums_outside", "potential_sums")},
+    "weighted_costs": every_peak_weighed,
+    "min_marginal_sums": min_marginals_too_low,
+    "least_choices": first_choice,
+    **{name: values_too_low(name) for name in ("least_sums", "sums_outside", "potential_sums")},
 }
 
 
@@ -362,20 +370,20 @@ def test_broken_sums_are_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> 
 LOWER = weighted_sums_numba._lower
 
 
-def without_the_rest(target: Any, constants: Any, *rest: Any) -> None:
-    """Rows beyond the last four are left out."""
+def without_last_rows(target: Any, constants: Any, *rest: Any) -> None:
+    """The mutant leaves out the rows after the last multiple of four."""
     LOWER(target, constants[: len(constants) // 4 * 4], *rest)
 
 
 def adds_nothing(row: Any, packed: Any, start: int) -> None:
-    """A table that is the same for all that is summed over is not added."""
+    """The mutant does not add a table that is constant along the eliminated variable."""
 
 
-@pytest.mark.parametrize(("name", "broken"), [("_lower", without_the_rest), ("_add", adds_nothing)])
+@pytest.mark.parametrize(("name", "broken"), [("_lower", without_last_rows), ("_add", adds_nothing)])
 def test_rows_that_are_left_out_are_noticed(
     monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., None]
 ) -> None:
-    """The loops in Python, which call what is put in their module."""
+    """The loops run in Python, so that they call the patched functions."""
     for outer in ("least_sums", "sums_outside", "_fill"):
         monkeypatch.setattr(weighted_sums_numba, outer, getattr(weighted_sums_numba, outer).py_func)
     assert factor_sums_agree(0, monkeypatch)
@@ -409,25 +417,25 @@ IN_EXTENSION, IN_FINAL_JOIN = (
 )
 
 
-def from_the_end_too_near(own: completion_bounds.CompletionBounds, border: int, after: int, end: int) -> Any:
-    """What is still to come of walks from the end taken for a tenth more than it is."""
+def suffix_bounds_too_high(own: completion_bounds.CompletionBounds, border: int, after: int, end: int) -> Any:
+    """The mutant takes completion bounds of extensions from the end for a tenth more than they are."""
     pruning, tolerance = IN_EXTENSION(own, border, after, end)
     return (replace(pruning, outside=(1.1 if end else 1.0) * pruning.outside), tolerance)
 
 
 def test_suffix_extensions_that_prune_too_much_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion_bounds.CompletionBounds, "in_extension", from_the_end_too_near)
+    monkeypatch.setattr(completion_bounds.CompletionBounds, "in_extension", suffix_bounds_too_high)
     assert not agrees(starting_with(26, range(150)))
 
 
-def with_slack(own: completion_bounds.CompletionBounds, border: int) -> Any:
-    """A hundred times what may be lost where walks meet."""
+def slack_too_large(own: completion_bounds.CompletionBounds, border: int) -> Any:
+    """The mutant allows a hundred times the tolerance in the final join."""
     pruning, slack = IN_FINAL_JOIN(own, border)
     return pruning, None if slack is None else 100.0 * slack
 
 
 def test_a_final_join_beyond_its_tolerance_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion_bounds.CompletionBounds, "in_final_join", with_slack)
+    monkeypatch.setattr(completion_bounds.CompletionBounds, "in_final_join", slack_too_large)
     chains = (long_chain(seed) for seed in LONG)
     assert not all(
         matches(pareto_search([chain], epsilon=0.05).points, by_labels(chain, chain_labels.merged)[0], 0.05)
@@ -436,7 +444,9 @@ def test_a_final_join_beyond_its_tolerance_is_noticed(monkeypatch: pytest.Monkey
 
 
 def test_compiled_functions_older_than_a_module_are_discarded(tmp_path: Path) -> None:
-    """Also where the module of the function itself did not change; what is newer than all modules stays."""
+    """Caches older than any module are discarded, even if the module of the function did not change; newer
+    ones stay.
+    """
     cache = tmp_path / "__pycache__"
     cache.mkdir()
     for name, time_s in (("a.py", 100), ("b.py", 300)):
@@ -488,29 +498,29 @@ def test_a_search_over_its_limit_reports_its_proven_epsilon(
 PAIRS, TERMINAL, SIDE = labels_numba.labels_of_pairs, joins_numba.terminal_pairs, joins_numba.side_of
 
 
-def nearer(a: Any, b: Any, choices: int, pruning_arrays: Any, *rest: Any) -> Any:
-    """Limits that are taken for a fifth less than they are."""
+def limits_too_low(a: Any, b: Any, choices: int, pruning_arrays: Any, *rest: Any) -> Any:
+    """The mutant lowers limits by a fifth."""
     return PAIRS(a, b, choices, pruning_arrays._replace(limit=0.8 * pruning_arrays.limit), *rest)
 
 
-def without_last(a: Any, b: Any, choices: int, *rest: Any) -> Any:
-    """The last choice of what is taken out is forgotten."""
+def without_last_choice(a: Any, b: Any, choices: int, *rest: Any) -> Any:
+    """The mutant forgets the last choice of the eliminated variable."""
     return PAIRS(a, b, max(choices - 1, 1), *rest)
 
 
-def fewer_columns(
+def without_last_column(
     a: Any, b: Any, choices: int, pruning_arrays: Any, dominance_arrays: Any, columns: Any, *rest: Any
 ) -> Any:
-    """The last column that differs is not compared."""
+    """The mutant does not compare the last column that differs."""
     return PAIRS(a, b, choices, pruning_arrays, dominance_arrays, columns[:-1], *rest)
 
 
-def terminal_nearer(a: Any, b: Any, choices: int, pruning_arrays: Any, slack: Any, most: int) -> Any:
+def terminal_limits_too_low(a: Any, b: Any, choices: int, pruning_arrays: Any, slack: Any, most: int) -> Any:
     return TERMINAL(a, b, choices, pruning_arrays._replace(limit=0.8 * pruning_arrays.limit), slack, most)
 
 
-def unsorted(*arguments: Any) -> Any:
-    """Rows by descending sums, of which the first that is too much ends a cell."""
+def rows_by_descending_sums(*arguments: Any) -> Any:
+    """The mutant sorts rows by descending sums, so the first row above the limit ends a cell too early."""
     points, cells, weights, *rest = arguments
     side, *others = SIDE(points, cells, -weights, *rest)
     return side._replace(sums=-side.sums), *others
@@ -520,17 +530,17 @@ def unsorted(*arguments: Any) -> Any:
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
-        (labels_numba, "labels_of_pairs", nearer),
-        (labels_numba, "labels_of_pairs", without_last),
-        (labels_numba, "labels_of_pairs", fewer_columns),
-        (joins_numba, "terminal_pairs", terminal_nearer),
-        (joins_numba, "side_of", unsorted),
+        (labels_numba, "labels_of_pairs", limits_too_low),
+        (labels_numba, "labels_of_pairs", without_last_choice),
+        (labels_numba, "labels_of_pairs", without_last_column),
+        (joins_numba, "terminal_pairs", terminal_limits_too_low),
+        (joins_numba, "side_of", rows_by_descending_sums),
     ],
 )
 def test_a_broken_loop_is_noticed(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
 ) -> None:
-    # In Python, which calls what is put in its module.
+    # The loops run in Python, so that they call the patched functions.
     joining: Any = labels_numba.joined_sides
     for caller in (labels_numba, elimination_numba):
         monkeypatch.setattr(caller, "joined_sides", joining.py_func)

@@ -1,5 +1,4 @@
-"""Solutions between two others: each link does what it does in one of them, and all that are so made are
-found."""
+"""Recombination of two solutions: each segment is as in one of them, and all such solutions are found."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ Pair = tuple[Solution, Solution]
 
 
 def pairs_of(chains: Iterable[Chain]) -> list[tuple[Chain, Pair]]:
-    """Those of the chains that have solutions, with the fastest and the smallest."""
+    """The chains that have solutions, with the fastest and the smallest of each."""
     found = [(chain, pareto_search([chain]).solutions) for chain in chains]
     return [(chain, (own[0][1], own[-1][1])) for chain, own in found if own]
 
@@ -47,7 +46,7 @@ def part_of(segment: Segment, choice: SegmentChoice) -> FactorGraph:
 
 
 def fits(chain: Chain, solution: Solution) -> bool:
-    """Whether links agree in what lies between them, and in the hubs."""
+    """Whether segments agree in their borders and in the shared variables."""
     shared: dict[str, int] = {}
     border: int | None = None
     for segment, choice in zip(segments_of(chain), solution, strict=True):
@@ -62,8 +61,9 @@ def fits(chain: Chain, solution: Solution) -> bool:
 
 
 def between(chain: Chain, pair: Pair) -> list[Point]:
-    """The frontier of all that is made of a pair, by its definition: each link as at some place of it in one
-    of them, with any border and all hubs as in one of them."""
+    """The frontier of all recombinations of a pair, by definition: each segment as at some occurrence of it
+    in one of the two, with any of their borders, and all shared variables as in one of the two.
+    """
     segments = segments_of(chain)
     places = list(occurrences(chain))
     among = [
@@ -97,8 +97,9 @@ def _shared_of_pair(chain: Chain, solution: Solution) -> dict[str, int]:
 
 
 def _borders(chain: Chain, pair: Pair, border: int) -> list[int]:
-    """What lies at a border in one of a pair; of all within a repeated link, and at its ends, one as at the
-    others."""
+    """The choices at a border in one of a pair; within a repeated segment and at its ends, those of all its
+    borders.
+    """
     places = list(occurrences(chain))
     before, after = places[border - 1], places[border]
     found: dict[int, None] = {}
@@ -116,7 +117,7 @@ def _borders(chain: Chain, pair: Pair, border: int) -> list[int]:
 
 
 def short(seed: int) -> Chain:
-    """A chain whose links are there three times at most, which can be gone through."""
+    """A chain whose segments occur at most twice, short enough to enumerate."""
     chain = chain_with_shared(seed)
     return tuple(Segment(segment.name, segment.modes, min(segment.repeat, 2)) for segment in chain)
 
@@ -129,12 +130,12 @@ def test_recombination_finds_all_combinations(first: int) -> None:
         found = recombined(chain, pair)
         assert all(fits(chain, solution) for solution in found)
         points = frontier_of([measure_of(chain, plain(solution)) for solution in found])
-        # Costs are whole numbers up to some hundreds: far apart beside the steps.
+        # Costs are whole numbers up to some hundreds, far apart compared with the steps.
         assert points == between(chain, pair)
 
 
-def test_equal_links_are_recombined_one_by_one() -> None:
-    """Of seven links that do one of two things, as many as one likes do either."""
+def test_equal_segments_are_recombined_one_by_one() -> None:
+    """Of seven equal segments with two choices each, any number can make either choice."""
     more = 0
     pairs = pairs_of(long_chain(seed) for seed in range(10))
     for chain, pair in pairs:
@@ -142,7 +143,7 @@ def test_equal_links_are_recombined_one_by_one() -> None:
         assert all(fits(chain, solution) for solution in found)
         points = frontier_of([measure_of(chain, plain(solution)) for solution in found])
         exact = pareto_search([chain]).points
-        for time_s, memory_bytes in points:  # nothing is below the frontier
+        for time_s, memory_bytes in points:  # nothing dominates the frontier
             matching = exact[exact[:, 0] <= time_s * (1.0 + 1e-9)]
             assert len(matching) and matching[:, 1].min() <= memory_bytes * (1.0 + 1e-9)
         more += len(points) > 2
@@ -150,7 +151,7 @@ def test_equal_links_are_recombined_one_by_one() -> None:
 
 
 def test_options_beyond_the_limit_are_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer solutions then, all of which fit; the pair's own measures are matched by a step or so."""
+    """Fewer solutions, all of which fit; the costs of the pair itself are matched to about a step."""
     pairs = pairs_of(long_chain(seed) for seed in range(10))
     whole = [recombined(chain, pair) for chain, pair in pairs]
     tune(monkeypatch, most_options=4)
@@ -163,8 +164,9 @@ def test_options_beyond_the_limit_are_omitted(monkeypatch: pytest.MonkeyPatch) -
 def test_an_extreme_whose_bound_is_zero_is_found_at_once(
     by_two_phases: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of two temporaries is there whatever is chosen, and a line weighs one of them: it is 0, of which no
-    multiple is as far as what is found."""
+    """One of two temporaries exists whatever the choice, and the Lagrangian bound weighs one of them: it is
+    0, and no factor of 0 reaches the incumbent.
+    """
     calls: list[object] = []
 
     def counted(*given: Any) -> None:
@@ -187,7 +189,7 @@ def test_mutants_that_skip_the_comparison_of_borders_are_noticed(monkeypatch: py
     assert not all(fits(chain, solution) for chain, pair in pairs for solution in recombined(chain, pair))
 
 
-def test_shared_variables_that_differ_between_links_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_variables_that_differ_between_segments_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = pairs_of(short(seed) for seed in range(20))
     assert any(shared_sizes(chain) for chain, _ in pairs)
     variants = mixing._variants
@@ -203,7 +205,7 @@ def test_shared_variables_that_differ_between_links_are_noticed(monkeypatch: pyt
 
 @pytest.mark.slow
 def test_where_enumeration_fails_recombined_solutions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is proven then holds, and is more than without."""
+    """The proven epsilon holds, and is smaller than without recombination."""
 
     def too_much(*_: object) -> None:
         raise TooManyLabels

@@ -1,4 +1,4 @@
-"""What is put together of pieces of solutions: all that is made of them, at what it costs."""
+"""Solution pools: every solution recombined from a pool is found, with its correct costs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ from shardwise.search.pareto.solution import SegmentChoice, Solution, occurrence
 from shardwise.search.pareto.state import State
 
 MANY = 3_000_000
-"""Choices of all links together, of a chain that is gone through."""
+"""Most combinations of choices of all segments of a chain that is enumerated."""
 
 
 def seen_at_borders(chain: Chain, solutions: list[Solution]) -> list[set[int]]:
-    """What lies at the borders of links in any of some solutions; links that are there twice have one and the
-    same at both of their ends."""
+    """The choices at each border in any of some solutions; both ends of a repeated segment share theirs."""
     seen: list[set[int]] = [set() for _ in range(len(chain) + 1)]
     for solution in solutions:
         for place, choice in zip(occurrences(chain), solution, strict=True):
@@ -46,13 +45,14 @@ def seen_at_borders(chain: Chain, solutions: list[Solution]) -> list[set[int]]:
 
 
 def inner_of(part: FactorGraph, choices: tuple[int, ...]) -> tuple[int, ...]:
-    """What the variables chose that no others see."""
+    """The choices of the variables that are not in the separator."""
     return tuple(choice for variable, choice in enumerate(choices) if variable not in part.separator)
 
 
-def made_of(chain: Chain, solutions: list[Solution]) -> Iterator[Solution]:
-    """All solutions of a chain whose links do what they did somewhere, by its definition: each choice of all
-    variables is gone through."""
+def recombinations_of(chain: Chain, solutions: list[Solution]) -> Iterator[Solution]:
+    """All solutions of a chain whose segments are as somewhere in the pool, by definition: enumerates all
+    choices of all variables.
+    """
     seen = seen_at_borders(chain, solutions)
     shared: dict[str, set[int]] = {}
     inner_choices: list[set[tuple[int, tuple[int, ...]]]] = [set() for _ in chain]
@@ -89,7 +89,7 @@ def made_of(chain: Chain, solutions: list[Solution]) -> Iterator[Solution]:
 
 
 def instances(seeds: Iterable[int]) -> list[tuple[Chain, list[Solution]]]:
-    """Chains that have solutions and are not too large, with the fastest, the smallest and one between."""
+    """Chains that have solutions and are not too large, with their fastest, smallest and middle solution."""
     found = []
     for seed in seeds:
         chain = short(seed)
@@ -100,11 +100,12 @@ def instances(seeds: Iterable[int]) -> list[tuple[Chain, list[Solution]]]:
     return found
 
 
-def is_all_that_is_made(chain: Chain, solutions: list[Solution]) -> bool:
-    """Whether the pooled chain has the frontier of all that is made of solutions, and its solutions are those
-    of the whole that cost so much."""
+def has_all_recombinations(chain: Chain, solutions: list[Solution]) -> bool:
+    """Whether the chain of the pool has the frontier of all recombined solutions, and its solutions map to
+    solutions of the whole chain with these costs.
+    """
     pool = solution_pool(chain, solutions)
-    points = [measure_of(chain, plain(solution)) for solution in made_of(chain, solutions)]
+    points = [measure_of(chain, plain(solution)) for solution in recombinations_of(chain, solutions)]
     expected = frontier_of([point for point in points if np.isfinite(point).all()])
     if frontier_by_definition(pool.chain) != expected:
         return False
@@ -116,14 +117,14 @@ def is_all_that_is_made(chain: Chain, solutions: list[Solution]) -> bool:
 
 @pytest.mark.parametrize("first", sample_of(range(0, 80, 10), (0, 10)))
 def test_all_solutions_of_the_pool_are_found(first: int) -> None:
-    """Small whole numbers, so that costs are equal whatever is added up first."""
+    """Small whole numbers, so that costs do not depend on the order of summation."""
     own = instances(range(first, first + 10))
     assert len(own) >= 3
-    assert all(is_all_that_is_made(chain, solutions) for chain, solutions in own)
+    assert all(has_all_recombinations(chain, solutions) for chain, solutions in own)
 
 
 def test_the_pool_has_fewer_choices_than_the_space_and_more_than_the_solutions() -> None:
-    """Of a long chain the pieces of its ends make others too, all of which are its own."""
+    """In a long chain the segments of its extreme solutions combine into further ones, all valid."""
     more = 0
     for seed in range(10):
         chain = long_chain(seed)
@@ -144,8 +145,8 @@ def test_the_pool_has_fewer_choices_than_the_space_and_more_than_the_solutions()
 Values = npt.NDArray[np.float64]
 
 
-def added(one: Values, other: Values) -> Values:
-    """Temporaries too, of which the largest counts."""
+def peaks_added(one: Values, other: Values) -> Values:
+    """The mutant adds up temporaries, of which only the largest counts."""
     return one + other
 
 
@@ -156,16 +157,19 @@ def first_alone(one: Values, _: Values) -> Values:
 BORDERS = pooling._borders
 
 
-def apart(chain: Chain, among: Any) -> list[Any]:
-    """As if nothing but the first had been seen at borders."""
+def first_border_choice_only(chain: Chain, among: Any) -> list[Any]:
+    """The mutant sees only the first choice at every border."""
     return [seen[:1] for seen in BORDERS(chain, among)]
 
 
-@pytest.mark.parametrize(("name", "broken"), [("_both", added), ("_both", first_alone), ("_borders", apart)])
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [("_both", peaks_added), ("_both", first_alone), ("_borders", first_border_choice_only)],
+)
 def test_broken_pools_are_noticed(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own = instances(range(20))
     monkeypatch.setattr(pooling, name, broken)
-    assert not all(is_all_that_is_made(chain, solutions) for chain, solutions in own)
+    assert not all(has_all_recombinations(chain, solutions) for chain, solutions in own)
 
 
 def too_much(*_: object) -> None:
@@ -177,8 +181,9 @@ def too_much(*_: object) -> None:
 def test_where_enumeration_fails_the_pool_is_searched(
     few_choices: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is proven then holds, and is more than without; where pieces have nearly as many choices as the
-    chain, by what lies between two solutions."""
+    """The proven epsilon holds, and is smaller than without. Where the pool has nearly as many choices as the
+    chain, pairs of solutions are recombined instead.
+    """
     chains = [long_chain(seed) for seed in range(12)]
     exact = [pareto_search([chain]).points for chain in chains]
     monkeypatch.setattr(two_phase, "enumerate_gap", too_much)
@@ -203,7 +208,7 @@ def test_where_enumeration_fails_the_pool_is_searched(
 def test_an_extreme_whose_enumeration_fails_is_not_tried_again(
     is_relaxed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each end once at most, whether or not labels may lose more from then on."""
+    """At most once per extreme, whether or not tolerances are relaxed afterwards."""
     extremes: list[int] = []
 
     def counted(own: State, lower_bound: int, *_: object) -> None:
@@ -226,7 +231,7 @@ def test_an_extreme_whose_enumeration_fails_is_not_tried_again(
 
 @pytest.mark.slow
 def test_nested_pools_terminate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has fewer choices than what it was made of."""
+    """Each pool has fewer choices than the chain that it was made of."""
     counts: list[tuple[int, int]] = []
     assert tuning.TUNING.pool_choices_share < 1.0
 

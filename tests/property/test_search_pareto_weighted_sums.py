@@ -1,4 +1,6 @@
-"""Least sums along a chain, and outside parts of it, against every way through, hubs choice by choice."""
+"""Least sums along a chain, and outside parts of it, compared with all paths under each choice of the shared
+variables.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ def chain_and_sums(seed: int) -> tuple[Chain, weighted_sums.ChainSums]:
 
 
 def tables_of(chain: Chain, shared: dict[str, int]) -> list[Values]:
-    """The least sum of each occurrence of a link, (entry, exit, weights), where hubs choose so: all choices
-    of its variables one by one."""
+    """The least sum of each occurrence of a segment, (entry, exit, weights), under these choices of the
+    shared variables; all choices of its other variables are enumerated.
+    """
     found = []
     for segment in chain:
         _, first = segment.modes[0]
@@ -59,7 +62,7 @@ def tables_of(chain: Chain, shared: dict[str, int]) -> list[Values]:
 
 
 def through(tables: list[Values]) -> Values:
-    """The least of all tables one after the other, from where the first begins: (start, end, weights)."""
+    """The least sum through all tables in order, from each entry of the first: (start, end, weights)."""
     least = tables[0]
     for table in tables[1:]:
         least = (least[:, :, None] + table[None]).min(axis=1)
@@ -67,7 +70,9 @@ def through(tables: list[Values]) -> Values:
 
 
 def is_as_defined(seed: int) -> bool:
-    """Whether sums ahead, behind and outside are the least over all hubs but those that are kept."""
+    """Whether prefix, suffix and outside sums are the minimum over all shared variables except those that
+    stay variables of the result.
+    """
     chain, found = chain_and_sums(seed)
     sizes = shared_sizes(chain)
     combinations = [dict(zip(sizes, each, strict=True)) for each in product(*map(range, sizes.values()))]

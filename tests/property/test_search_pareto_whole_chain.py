@@ -1,4 +1,4 @@
-"""Small chains are eliminated at once: what is found then, and where that is given up."""
+"""Small chains are eliminated whole: the result, and the limits at which that stops."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def points_of(found: Any) -> list[tuple[float, float]]:
 
 @pytest.mark.slow
 def test_small_chains_are_exact_whatever_the_epsilon() -> None:
-    """Solutions come to their points, and what an epsilon leaves out is matched by others; several chains are
-    one question."""
+    """Solutions have the costs of their points, and an epsilon drops only points that others match; several
+    chains make one search.
+    """
     fewer = 0
     for seed in SEEDS:
         chains = [chain_of(seed), chain_with_shared(seed)]
@@ -58,7 +59,9 @@ def test_small_chains_are_exact_whatever_the_epsilon() -> None:
 
 @pytest.mark.slow
 def test_large_and_small_chains_are_searched_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two chains of one question, the second by lines: the answer is that of both at once."""
+    """Two chains of one search, the second by the two-phase method: the answer equals that of eliminating
+    both whole.
+    """
     tried = 0
     for seed in SEEDS:
         chains = [chain_of(seed), chain_of(seed + 1000)]
@@ -78,7 +81,7 @@ def test_large_and_small_chains_are_searched_together(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_only_points_that_fit_are_returned() -> None:
-    """Of the frontier that within the limit; below the smallest, that one."""
+    """The part of the frontier within the limit; if nothing fits, the smallest point."""
     for seed in SEEDS:
         expected = frontier_by_definition(chain_of(seed))
         if len(expected) < 3:
@@ -94,7 +97,7 @@ def test_only_points_that_fit_are_returned() -> None:
     ("name", "few"), [("small_chain_costs", 65), ("small_chain_pairs", 100), ("small_chain_labels", 47)]
 )
 def test_joint_search_stops_at_its_limits(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of costs, of pairs of labels, or of labels in a table; the answer is the same then."""
+    """Limits of costs, pairs of labels, or labels in a table; the answer stays the same."""
     chain = long_chain(39)
     found = chain_labels.eliminate_small_chain(chain)
     assert found is not None and len(found.points) > 2
@@ -107,7 +110,7 @@ def test_joint_search_stops_at_its_limits(name: str, few: int, monkeypatch: pyte
 
 
 def test_a_join_counts_the_compatible_pairs() -> None:
-    """Three labels of the choices 0, 0, 1 meet two of 0 and 1: 2 + 1 pairs."""
+    """Three labels with choices 0, 0, 1 are compatible with two with choices 0 and 1: 2 + 1 pairs."""
     a = Labels(
         (0,), (2,), np.array([0, 0, 1]), np.array([[1.0, 1, 5, 0, 0], [5, 5, 1, 0, 0], [1, 1, 1, 0, 0]])
     )
@@ -123,8 +126,9 @@ def test_a_join_counts_the_compatible_pairs() -> None:
 
 
 def test_a_join_with_too_many_labels_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 40 labels that all stay 10 are allowed, and seen in the first 16 pairs: the others are not looked
-    at."""
+    """All of 40 labels would stay and 10 are allowed: the first 16 pairs show that, and the others are never
+    joined.
+    """
     steps = np.arange(40.0)
     points = np.stack([steps, steps, 40.0 - steps, 0.0 * steps, 0.0 * steps], axis=1)
     many = Labels((0,), (1,), np.zeros(40, dtype=np.intp), points)

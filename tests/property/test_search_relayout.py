@@ -1,4 +1,6 @@
-"""Uneven plans with other layers and shares where they lie, against all of them one by one."""
+"""The relayout of uneven plans: best layers and shares at a fixed placement, compared with all of them one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_twin import Layouts, drawn_space, drawn_to_spread, filling_of, walked_s
+from tests.property.uneven_twin import Layouts, filling_of, random_space, random_to_spread, walked_s
 
 from shardwise.plans import Layout, Pipeline, UnevenResult
 from shardwise.search import UnevenSpace, predict_record, relayout
@@ -28,11 +30,12 @@ SEEDS, FULL_SEEDS = 20, 1000
 
 
 @cache
-def drawn_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
-    """A random plan that fits, of up to three pipelines of any stages with any layers, alike ones in a third
-    of them; None where nothing was found."""
+def random_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
+    """A random plan that fits, of up to three pipelines with any stages and layers, identical ones in a third
+    of the plans; None where no pipeline was found.
+    """
     rng = random.Random(seed)
-    space = drawn_to_spread(seed) if seed % 4 == 3 else drawn_space(seed, 8)
+    space = random_to_spread(seed) if seed % 4 == 3 else random_space(seed, 8)
     size = rng.choice(space.micro_batch_sizes[:2])
     total = space.job.global_batch_size // size
     pools = tuple(range(len(space.pools)))
@@ -44,7 +47,7 @@ def drawn_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
     left = np.array(options.devices)
     found: list[UnevenPipeline] = []
     for _ in range(200 if is_spread else 40):
-        one = _drawn_pipeline(rng, options)
+        one = _random_pipeline(rng, options)
         filling = int(one.filling[0])
         if is_spread and not found and filling < 2:
             continue
@@ -72,7 +75,7 @@ def drawn_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
 
 
 def without_a_pool(result: UnevenResult, seed: int) -> UnevenResult:
-    """With the stages of one pipeline gone that it has on one of its pools, where it has several."""
+    """The plan without the stages of one pipeline on one of its pools, where it has several pools."""
     pipelines, ways = list(result.layout.pipelines), list(result.recompute)
     place = seed % len(pipelines)
     gone = pipelines[place].stages[-1].device_class
@@ -92,7 +95,7 @@ def without_a_pool(result: UnevenResult, seed: int) -> UnevenResult:
     )
 
 
-def _drawn_pipeline(rng: random.Random, options: StageOptions) -> Layouts:
+def _random_pipeline(rng: random.Random, options: StageOptions) -> Layouts:
     stages = rng.randint(1, min(4, options.most_stages))
     kinds = [rng.randrange(len(pool.kinds)) for pool in options.stages]
     of = [rng.randrange(len(kinds)) for _ in range(stages)]
@@ -109,10 +112,10 @@ def _drawn_pipeline(rng: random.Random, options: StageOptions) -> Layouts:
 
 @cache
 def least_in_place_s(seed: int) -> float:
-    """The least time of the drawn plan's pipelines with any layers and any shares."""
-    drawn = drawn_plan(seed)
-    assert drawn is not None
-    space, result = drawn
+    """The least time of the random plan's pipelines with any layers and any shares."""
+    sampled = random_plan(seed)
+    assert sampled is not None
+    space, result = sampled
     names = [pool.name for pool in space.pools]
     pools = tuple(sorted(names.index(name) for name in result.pools))
     number = len(result.layout.pipelines)
@@ -123,7 +126,7 @@ def least_in_place_s(seed: int) -> float:
     pricing = StageCostModel(space)
     options = pricing.options(subproblem)
     times = [walked_s(options, one, range(1, total + 1)) for one in _in_place(space, pools, result)]
-    # By microbatches that are done, from none: the least time of the pipelines so far.
+    # By micro-batches done, from none on: the least time of the pipelines so far.
     least = np.array([0.0] + [np.inf] * total)
     for own in (one.min(axis=0, initial=np.inf) for one in times):
         after = np.full(total + 1, np.inf)
@@ -139,7 +142,7 @@ def least_in_place_s(seed: int) -> float:
 
 
 def _in_place(space: UnevenSpace, pools: tuple[int, ...], result: UnevenResult) -> list[Layouts]:
-    """Of every pipeline all layers."""
+    """All layers of every pipeline."""
     names = [space.pools[pool].name for pool in pools]
     found = []
     for pipeline in result.layout.pipelines:
@@ -147,7 +150,9 @@ def _in_place(space: UnevenSpace, pools: tuple[int, ...], result: UnevenResult) 
         of = [names.index(stage.device_class) for stage in pipeline.stages]
         kinds = [
             space.kinds(pools[pool], result.micro_batch_size).index(
-                StageKind(stage.tp, stage.dp, _together(space, pools[pool], pipeline, stage.device_class))
+                StageKind(
+                    stage.tp, stage.dp, _stages_per_node(space, pools[pool], pipeline, stage.device_class)
+                )
             )
             for pool, stage in zip(of, pipeline.stages, strict=True)
         ]
@@ -166,9 +171,10 @@ def _in_place(space: UnevenSpace, pools: tuple[int, ...], result: UnevenResult) 
     return found
 
 
-def _together(space: UnevenSpace, pool: int, pipeline: Pipeline, name: str) -> int:
-    """How many stages of the pipeline lie in the node that has most of them; all that fit where a node has as
-    many as can be of so many."""
+def _stages_per_node(space: UnevenSpace, pool: int, pipeline: Pipeline, name: str) -> int:
+    """The most stages of the pipeline that share a node; where that is the most that can, as many as fit into
+    a node.
+    """
     node = space.pools[pool].node.devices
     first = [int(one.ranks.partition("-")[0]) for one in pipeline.stages if one.device_class == name]
     size = next(one.devices for one in pipeline.stages if one.device_class == name)
@@ -180,13 +186,13 @@ def _together(space: UnevenSpace, pool: int, pipeline: Pipeline, name: str) -> i
 
 
 def faults(seeds: range) -> list[str]:
-    """Where `relayout` is not what it says."""
+    """Where `relayout` differs from its definition."""
     found = []
     for seed in seeds:
-        drawn = drawn_plan(seed)
-        if drawn is None:
+        sampled = random_plan(seed)
+        if sampled is None:
             continue
-        space, result = drawn
+        space, result = sampled
         is_unfilled = any(faults_of_spread(space, result.layout.pipelines))
         least_s = float("inf") if is_unfilled else least_in_place_s(seed)
         best = relayout(space.model, space.cluster, space.job, result)
@@ -207,7 +213,7 @@ def faults(seeds: range) -> list[str]:
 
 
 def _is_spread(space: UnevenSpace, result: UnevenResult) -> bool:
-    """Whether stages of a pipeline lie in several nodes of a pool though they fit in one."""
+    """Whether stages of a pipeline are on several nodes of a pool though they would fit into one."""
     nodes, pools = NodeLookup(space), {pool.name: place for place, pool in enumerate(space.pools)}
     return any(
         stages_per_node < space.stages_per_node(pools[name], stage.devices)
@@ -228,7 +234,7 @@ def _devices(result: UnevenResult) -> list[list[tuple[str, int, int]]]:
 @pytest.mark.slow
 def test_layers_and_shares_are_optimal_at_the_placement_of_a_plan(full: bool) -> None:
     seeds = range(FULL_SEEDS if full else SEEDS)
-    plans = [drawn for seed in seeds if (drawn := drawn_plan(seed)) is not None]
+    plans = [sampled for seed in seeds if (sampled := random_plan(seed)) is not None]
     assert len(plans) > len(seeds) / 2 and {result.is_alike for _, result in plans} == {True, False}
     assert any(
         sum(sum(stage.layers) for stage in pipeline.stages) < space.model.layers
@@ -242,18 +248,20 @@ def test_layers_and_shares_are_optimal_at_the_placement_of_a_plan(full: bool) ->
 
 @pytest.mark.parametrize("seed", [195, 207, 759])
 def test_stages_spread_over_nodes_that_are_no_longer_full_get_no_relayout(seed: int) -> None:
-    """Stages of the other pipeline are gone, with which one filled its nodes: that is priced nowhere."""
-    drawn = drawn_plan(seed)
-    assert drawn is not None
-    space, result = drawn
+    """A part of the other pipeline is gone that filled the nodes with this one; the cost model does not cover
+    that.
+    """
+    sampled = random_plan(seed)
+    assert sampled is not None
+    space, result = sampled
     again = predict_record(space.model, space.cluster, space.job, result)
     assert "pipeline 0 is spread over nodes that identical pipelines do not fill" in again.faults
     assert relayout(space.model, space.cluster, space.job, result) is None
 
 
 def test_stages_that_the_search_does_not_know_stay_unchanged() -> None:
-    drawn = next(one for seed in range(SEEDS) if (one := drawn_plan(seed)) is not None)
-    space, result = drawn
+    sampled = next(one for seed in range(SEEDS) if (one := random_plan(seed)) is not None)
+    space, result = sampled
     first, *others = result.layout.pipelines
     stage = first.stages[0]
     of_three = Pipeline(stages=(replace(stage, tp=3), *first.stages[1:]))
@@ -266,12 +274,12 @@ def test_stages_that_the_search_does_not_know_stay_unchanged() -> None:
 
 @pytest.mark.slow
 def test_a_bound_that_is_too_high_misses_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As high as for twice as many microbatches."""
+    """The mutant raises the bound to that of twice as many micro-batches."""
 
-    def raised(microbatches: int, *figures: Any) -> Any:
+    def too_high(microbatches: int, *figures: Any) -> Any:
         return stage_lower_bound_s(2 * microbatches, *figures)
 
-    monkeypatch.setattr(pipeline_search, "stage_lower_bound_s", raised)
+    monkeypatch.setattr(pipeline_search, "stage_lower_bound_s", too_high)
     monkeypatch.setattr(pipeline_search, "local_search", lambda *_: ())
     assert faults(range(13, 20))
 

@@ -1,4 +1,6 @@
-"""Stages that are spread over nodes full of their replicas: plans with them against a twin that lists all."""
+"""Spread stages, on nodes full of their replicas: plans with them compared with a twin that lists
+all plans.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_bounds import hold_bounds
-from tests.property.uneven_twin import drawn_to_spread, every_layout, least_s
+from tests.property.uneven_bounds import assert_bounds_hold
+from tests.property.uneven_twin import every_layout, least_s, random_to_spread
 from tests.sampling import sample_of
 
 from shardwise.search import UnevenSpace, predict_record
@@ -23,7 +25,7 @@ INSTANCES, FULL_INSTANCES = 8, 1200
 CHUNK = 4
 
 BEST = (1, 16, 21, 37)
-"""Of these the best plan has such stages."""
+"""Seeds whose best plan has spread stages."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,12 +36,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @cache
 def expected_s(seed: int) -> float:
-    return least_s(drawn_to_spread(seed))
+    return least_s(random_to_spread(seed))
 
 
-def is_the_twins(seed: int) -> bool:
-    """Whether the search finds the twin's time, and its record says the same."""
-    space = drawn_to_spread(seed)
+def equals_the_twin(seed: int) -> bool:
+    """Whether the search finds the twin's time, and predicts its record equally."""
+    space = random_to_spread(seed)
     least = pytest.approx(expected_s(seed), rel=1e-9)
     outcome = search_uneven(space)
     if outcome.plan is None:
@@ -50,7 +52,7 @@ def is_the_twins(seed: int) -> bool:
 
 
 def is_spread(space: UnevenSpace, plan: UnevenPlan) -> bool:
-    """Whether any of its stages are."""
+    """Whether any stage of the plan is spread."""
     spread = StageCostModel(space).options(plan.subproblem).spread
     counted = [([site for site, _ in one.stages], one.kinds) for one in plan.pipelines]
     return any(
@@ -62,14 +64,14 @@ def is_spread(space: UnevenSpace, plan: UnevenPlan) -> bool:
 
 @pytest.mark.slow
 def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
-    assert [seed for seed in range(first_seed, first_seed + CHUNK) if not is_the_twins(seed)] == []
+    assert [seed for seed in range(first_seed, first_seed + CHUNK) if not equals_the_twin(seed)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(BEST, BEST[:2]))
 def test_the_best_plan_has_such_stages_and_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    space = drawn_to_spread(seed)
-    assert is_the_twins(seed)
+    space = random_to_spread(seed)
+    assert equals_the_twin(seed)
     best = search_uneven(space).plan
     assert best is not None and is_spread(space, best)
     every = UnevenSpace.kinds
@@ -78,7 +80,7 @@ def test_the_best_plan_has_such_stages_and_is_found(seed: int, monkeypatch: pyte
         "kinds",
         lambda of, pool, size: tuple(one for one in every(of, pool, size) if of.spread(pool, one) is None),
     )
-    laid = search_uneven(drawn_to_spread(seed)).plan
+    laid = search_uneven(random_to_spread(seed)).plan
     assert laid is None or laid.time_s > best.time_s * (1 + 1e-3)
 
 
@@ -88,7 +90,7 @@ def test_sets_that_fill_more_nodes_than_they_need_are_noticed(monkeypatch: pytes
     sound = StageSpread.set_size
     monkeypatch.setattr(StageSpread, "set_size", lambda spread, stages: 2 * sound(spread, stages))
     shapes_of.cache_clear()
-    found = [is_the_twins(seed) for seed in known]
+    found = [equals_the_twin(seed) for seed in known]
     shapes_of.cache_clear()
     assert not any(found)
 
@@ -97,13 +99,13 @@ def test_sets_that_fill_more_nodes_than_they_need_are_noticed(monkeypatch: pytes
 def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     held = 0
     for seed in range(30 if full else 15):
-        space, rng = drawn_to_spread(seed), random.Random(seed)
+        space, rng = random_to_spread(seed), random.Random(seed)
         subproblem = rng.choice(space.subproblems())
         of = StageCostModel(space).options(replace(subproblem, least=subproblem.most))
         numbers = range(1, of.microbatches + 1)
         for every in every_layout(of):
             spread: Any = np.flatnonzero(every.filling > 1).tolist()
             some = every.take(np.array(rng.sample(spread, min(len(spread), 5)), dtype=int))
-            hold_bounds(of, some, numbers, seed)
+            assert_bounds_hold(of, some, numbers, seed)
             held += len(some.pools)
     assert held > 50

@@ -1,4 +1,6 @@
-"""Stages and layouts together against every pipeline there is, and the two programs that price a stage."""
+"""The search of stages and layouts together, compared with every pipeline, and the two programs that estimate
+a stage.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.property.layout_instances import llama, random_graph, skips_after_the_first
-from tests.property.stage_instances import cut_graph, every_pipeline, price_of_point, problem_of, solutions
+from tests.property.stage_instances import cut_graph, estimate_of_point, every_pipeline, problem_of, solutions
 from tests.property.test_layouts_one import random_solution
 from tests.sampling import sample_of
 
@@ -25,11 +27,13 @@ from shardwise.search.staged.stage_frontier import StageFrontiers, pipeline_lowe
 SEEDS = [seed for seed in range(36) if seed % 3 or seed % 2 == 0]
 
 OFTEN = SEEDS[::2]
-"""What a run without `--full` takes of them."""
+"""Seeds that a run without `--full` takes."""
 
 
 def test_the_frequent_cases_have_settings_of_each_kind() -> None:
-    """Widths, stages, blocks and numbers of micro-batches; of those within an epsilon too."""
+    """Widths, stages, blocks and numbers of micro-batches; also of the seeds that are searched within an
+    epsilon.
+    """
 
     def kinds(seeds: list[int]) -> set[object]:
         problems = [problem_of(seed) for seed in seeds]
@@ -45,7 +49,7 @@ def found_in(problem: StagedProblem, epsilon: float = 0.0) -> StagedFrontier:
 
 
 def farthest(found: StagedFrontier, every: np.ndarray) -> float:
-    """Up to which epsilon points match all of `every`."""
+    """The least epsilon within which the points match all of `every`."""
     figures = found.figures
     return float(max((figures / row).max(axis=1).min() for row in every)) - 1.0
 
@@ -57,19 +61,19 @@ def test_points_match_every_pipeline(seed: int) -> None:
     assert found.epsilon == 0.0
     assert farthest(found, every) <= found.epsilon + 1e-9
     for point in found.points:
-        price = price_of_point(point)
+        price = estimate_of_point(point)
         figures = (price.time_s, price.memory_bytes)
         assert figures == pytest.approx((point.time_s, point.memory_bytes), rel=1e-9)
         assert sum(price.seconds.values()) == pytest.approx(price.time_s)
         assert sum(price.nbytes.values()) == pytest.approx(price.memory_bytes)
-        # What is found is among all.
+        # Every point is that of some pipeline.
         assert (every <= np.array(figures) * (1 + 1e-9)).all(axis=1).any()
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.02])
 @pytest.mark.parametrize("seed", sample_of(OFTEN, OFTEN[::2]))
 def test_points_match_every_pipeline_within_an_epsilon_that_is_proven(seed: int, epsilon: float) -> None:
-    """What stages may take more by their epsilon keeps no path from being counted."""
+    """The larger costs of stages within their epsilon hide no critical path."""
     found = found_in(problem_of(seed), epsilon)
     assert found.epsilon <= epsilon * (1 + 1e-9)
     assert farthest(found, every_pipeline(problem_of(seed))) <= found.epsilon + 1e-9
@@ -77,22 +81,24 @@ def test_points_match_every_pipeline_within_an_epsilon_that_is_proven(seed: int,
 
 @pytest.mark.slow
 def test_paths_of_layouts_within_the_lower_bound_alone_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A floor's bytes are those of a layout less its epsilon, which no pipeline fits."""
+    """The mutant enumerates paths only for layouts within the lower bound. Their bytes are less by the
+    epsilon, so no pipeline fits into them.
+    """
     next_path = Partition.next_path
 
-    def within_the_floor(partition: Partition, limit: float) -> bool:
+    def within_the_lower_bound(partition: Partition, limit: float) -> bool:
         if all(each.memory_bytes > limit * (1 + 1e-12) for each in partition.evaluated):
             return False
         return next_path(partition, limit)
 
-    monkeypatch.setattr(Partition, "next_path", within_the_floor)
+    monkeypatch.setattr(Partition, "next_path", within_the_lower_bound)
     assert all(found_in(problem_of(seed), 0.001).epsilon > 0.05 for seed in (7, 11, 35))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of([0, 3], [3]))
 def test_several_meshes_are_the_union_of_each(seed: int) -> None:
-    """Meshes of a stage and numbers of micro-batches are settings of one question."""
+    """Meshes of a stage and numbers of micro-batches are alternatives within one search."""
     base = problem_of(seed)
     base = replace(base, graph=cut_graph(seed, 0, batch=8))
     problems = [
@@ -111,10 +117,12 @@ def test_several_meshes_are_the_union_of_each(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("twin", ["partitions", "paths"])
-def test_lower_bounds_that_are_too_high_are_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice the floor cuts partitions that hold points, or ends before what matches all is found."""
-    seeds = (5, 7, 29, 65) if twin == "partitions" else (5, 31, 57)
+@pytest.mark.parametrize("mutant", ["partitions", "paths"])
+def test_lower_bounds_that_are_too_high_are_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutants double the bound of partitions, which prunes partitions with points, or that of paths, which
+    ends the search too early.
+    """
+    seeds = (5, 7, 29, 65) if mutant == "partitions" else (5, 31, 57)
 
     def is_wrong(seed: int) -> bool:
         found = found_in(problem_of(seed))
@@ -130,7 +138,7 @@ def test_lower_bounds_that_are_too_high_are_noticed(twin: str, monkeypatch: pyte
     def longer(path: Path, *given: object) -> object:
         return 2.0 * seconds(path, *given)  # type: ignore[arg-type]
 
-    if twin == "partitions":
+    if mutant == "partitions":
         monkeypatch.setattr("shardwise.search.staged.stage_frontier.pipeline_lower_bound", doubled)
     else:
         monkeypatch.setattr(Path, "seconds", longer)
@@ -139,8 +147,8 @@ def test_lower_bounds_that_are_too_high_are_noticed(twin: str, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_the_proof_needs_bounds_of_several_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the plain paths alone some of these graphs are left open by several per cent."""
-    # Where a stage's layout that is soonest done on one path is slow on another, some stays open.
+    """With the plain paths alone, some of these graphs keep a gap of several per cent."""
+    # A gap stays where a stage's fastest layout on one path is slow on another.
     assert 0.0 < found_in(problem_of(51)).epsilon < 0.02
     monkeypatch.setattr("shardwise.search.staged.search.MOST_PATHS", 1)
     assert all(found_in(problem_of(seed)).epsilon > 0.02 for seed in (8, 10, 23))
@@ -151,9 +159,9 @@ def test_no_pipeline_is_below_a_path_and_one_is_on_it(seed: int) -> None:
     random = np.random.default_rng(seed)
     base = problem_of(3 * int(random.integers(0, 4)))
     problem = replace(base, stages=int(random.integers(2, 5)), microbatches=int(random.integers(1, 9)))
-    cuts = (1,) * (problem.stages - 1)  # where the graph is cut decides the messages alone
+    cuts = (1,) * (problem.stages - 1)  # the cuts decide the messages alone
 
-    def drawn() -> np.ndarray:
+    def sampled() -> np.ndarray:
         return random.uniform(0.1, 2.0, (problem.stages, 3)) * 1e-3
 
     def step_s(prices: np.ndarray) -> float:
@@ -165,13 +173,13 @@ def test_no_pipeline_is_below_a_path_and_one_is_on_it(seed: int) -> None:
 
     paths = plain_paths(problem.stages, problem.microbatches)
     for _ in range(5):
-        prices = drawn()
+        prices = sampled()
         longest = critical_path(problem, cuts, prices)
         assert longest is not None
         assert along(longest, prices) == pytest.approx(step_s(prices), rel=1e-12)
         paths += [longest, longest.averaged_with(paths[-1])]
     for _ in range(20):
-        prices = drawn()
+        prices = sampled()
         assert max(along(path, prices) for path in paths) <= step_s(prices) * (1 + 1e-12)
 
 
@@ -217,8 +225,9 @@ def test_a_stage_has_the_cost_of_its_named_layout(seed: int) -> None:
 
 @pytest.mark.parametrize("span", [(0, 1), (0, 4), (1, 4), (1, 5), (4, 5)])
 def test_a_stage_with_skip_tensors_has_the_cost_of_its_named_layout(span: tuple[int, int]) -> None:
-    """The second block lends its entry, which crosses a cut before it, and its result; so stages begin
-    before it or behind those that borrow them, and nowhere else."""
+    """Later blocks read the entry of the second block, which crosses a cut before it, and its result. So
+    stages begin before it or after the last reader, and nowhere else.
+    """
     first, end = span
     graph, cluster, training = (
         skips_after_the_first(64, 48, 96, 32),
@@ -231,8 +240,8 @@ def test_a_stage_with_skip_tensors_has_the_cost_of_its_named_layout(span: tuple[
     candidates = stage_layouts(graph, cluster, training, mesh, counts, first=first, end=end)
     for seed in range(6):
         solution, fixed = [], {}
-        drawn = random_solution(np.random.default_rng(seed), candidates.chain)
-        for place, chosen in zip(occurrences(candidates.chain), drawn, strict=True):
+        sampled = random_solution(np.random.default_rng(seed), candidates.chain)
+        for place, chosen in zip(occurrences(candidates.chain), sampled, strict=True):
             part, choices = candidates.chain[place].modes[chosen.mode][1], list(chosen.choices)
             for factor in part.factors:
                 if len(factor.variables) == 1 and not np.isfinite(factor.costs).all():
@@ -249,7 +258,9 @@ def test_a_stage_with_skip_tensors_has_the_cost_of_its_named_layout(span: tuple[
 
 
 def test_a_stage_holds_the_activations_of_its_schedule() -> None:
-    """1f1b: stage s of p holds min(m, p - s) micro-batches; each sends its part of the hidden states."""
+    """1f1b: stage s of p saves activations of min(m, p - s) micro-batches; each rank sends its part of the
+    hidden states.
+    """
     cluster = load_cluster("8x8xH100-SXM")
     graph = scaled(load_graph("graph:llama-3.1-8b"), 8, 2048)
     problem = StagedProblem(graph, cluster, Training(dtype="bf16"), mesh_of(cluster, (2, 8)), 4, 32)

@@ -1,4 +1,4 @@
-"""What pipelines that were found take, held against a program that is given nothing but the layout."""
+"""Costs of pipelines from the staged search, compared with a program that knows the layout alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.property.stage_instances import cut_graph, price_of_point
+from tests.property.stage_instances import cut_graph, estimate_of_point
 from tests.sampling import sample_of
 
 import shardwise
@@ -26,7 +26,7 @@ SEEDS, OFTEN = range(24), range(12)
 
 
 def random_problem(seed: int) -> StagedProblem:
-    """Two or three stages within a node and across, of software that sends beside other work or not."""
+    """Two or three stages within a node and across nodes, with software that overlaps its messages or not."""
     random = np.random.default_rng(seed)
     stages = 2 + seed % 2
     ranks = MESHES[seed // 2 % (4 if stages == 2 else 2)]
@@ -50,8 +50,8 @@ def points_of(seed: int) -> list[StagedPipeline]:
 
 
 def costs_differ(point: StagedPipeline) -> bool:
-    """Whether the two programs say otherwise what a pipeline takes."""
-    price = price_of_point(point)
+    """Whether the two programs disagree about the costs of a pipeline."""
+    price = estimate_of_point(point)
     own, other = (point.time_s, point.memory_bytes), (price.time_s, price.memory_bytes)
     return own != pytest.approx(other, rel=1e-9)
 
@@ -83,7 +83,7 @@ SENT, STEP, HOPS, NEIGHBOUR = (
     CollectiveModel.send_s,
 )
 
-TWINS: dict[str, tuple[str, object]] = {
+MUTANTS: dict[str, tuple[str, object]] = {
     "a message left out": ("shardwise.cost.layouts.chain.StageTransfer.sent_s", _shorter),
     "one micro-batch less in flight": ("shardwise.cost.layouts.chain.in_flight", _fewer),
     "a stage busy for longer": ("shardwise.search.staged.problem.StagedProblem.step_s", _busier),
@@ -99,9 +99,9 @@ TWINS: dict[str, tuple[str, object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, replacement = TWINS[twin]
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, replacement = MUTANTS[mutant]
     monkeypatch.setattr(target, replacement)
     assert any(costs_differ(point) for seed in range(8) for point in points_of(seed))
 
@@ -127,8 +127,9 @@ def test_points_cross_nodes_and_have_messages_of_each_kind() -> None:
 
 
 def test_the_search_shares_no_code_with_the_program_that_costs_its_points() -> None:
-    """Its pieces are priced by the chain of all their layouts. That the other takes nothing but records and
-    equations is held in test_layouts_one."""
+    """The search evaluates stages by the chain of all their layouts. test_layouts_one.py checks that the
+    other program uses records and equations alone.
+    """
     folder = Path(shardwise.__file__).parent
     names = {"estimate_layout", "estimate_stage", "estimate_pipeline"}
     for module in (folder / "search/stages").glob("*.py"):

@@ -1,4 +1,4 @@
-"""The best uneven plan against a twin that leaves nothing out, on random small mixed clusters."""
+"""The best uneven plan on random small mixed clusters, compared with a twin that enumerates all plans."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_bounds import hold_bounds
-from tests.property.uneven_twin import drawn_space, every_layout, least_s
+from tests.property.uneven_bounds import assert_bounds_hold
+from tests.property.uneven_twin import every_layout, least_s, random_space
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
@@ -48,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.slow
 def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + CHUNK):
-        space = drawn_space(seed, 4 if seed % 4 else 8)
+        space = random_space(seed, 4 if seed % 4 else 8)
         expected_s = least_s(space)
         outcome = search_uneven(space)
         if expected_s == float("inf"):
@@ -64,7 +64,7 @@ def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
 @pytest.mark.slow
 def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     for seed in range(60 if full else 20):
-        space = drawn_space(seed, 4)
+        space = random_space(seed, 4)
         rng = random.Random(seed)
         subproblem = rng.choice(space.subproblems())
         options = StageCostModel(space).options(replace(subproblem, least=subproblem.most))
@@ -73,21 +73,21 @@ def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
             some = every.take(
                 np.array(rng.sample(range(len(every.pools)), min(len(every.pools), 4)), dtype=int)
             )
-            hold_bounds(options, some, numbers, seed)
+            assert_bounds_hold(options, some, numbers, seed)
 
 
 @pytest.mark.parametrize("module", [lower_bounds, pipeline_search])
 def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = module.stage_lower_bound_s
 
-    def raised(*figures: Any) -> Any:
+    def too_high(*figures: Any) -> Any:
         return 1.05 * sound(*figures)
 
-    monkeypatch.setattr(module, "stage_lower_bound_s", raised)
+    monkeypatch.setattr(module, "stage_lower_bound_s", too_high)
     monkeypatch.setattr(pipeline_search, "local_search", lambda *_: ())
 
     def is_missed(seed: int) -> bool:
-        space = drawn_space(seed, 4)
+        space = random_space(seed, 4)
         expected_s, outcome = least_s(space), search_uneven(space)
         late = outcome.plan is None or outcome.plan.time_s > expected_s * (1 + 1e-9)
         return expected_s < float("inf") and (late or outcome.lower_bound_s > expected_s * (1 + 1e-9))
@@ -107,8 +107,8 @@ def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: p
 def test_rules_that_are_too_strict_lose_plans(
     owner: type, name: str, seed: int, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of the seed 6 the best plan is on two pools: no first look has it.
-    space, sound = drawn_space(seed, 8 if seed == 6 else 4), getattr(owner, name)
+    # For seed 6 the best plan is on two pools, and no primal heuristic finds it.
+    space, sound = random_space(seed, 8 if seed == 6 else 4), getattr(owner, name)
     best = search_uneven(space).plan
     assert best is not None
     monkeypatch.setattr(owner, name, lambda *given: broken(sound(*given)))
@@ -119,18 +119,22 @@ def test_rules_that_are_too_strict_lose_plans(
 
 @pytest.mark.slow
 def test_the_requested_gap_holds_and_a_budget_reports_its_own() -> None:
-    space = drawn_space(3, 4)
+    space = random_space(3, 4)
     best = search_uneven(space)
     assert best.plan is not None
-    loose = search_uneven(space, gap=0.1)
-    assert loose.plan is not None
-    assert loose.plan.time_s * 0.9 <= loose.lower_bound_s <= best.plan.time_s <= loose.plan.time_s
+    within_gap = search_uneven(space, gap=0.1)
+    assert within_gap.plan is not None
+    assert (
+        within_gap.plan.time_s * 0.9 <= within_gap.lower_bound_s <= best.plan.time_s <= within_gap.plan.time_s
+    )
     stopped = search_uneven(space, clock=SearchClock(1e-9))
     assert stopped.plan is None and 0.0 < stopped.lower_bound_s <= best.plan.time_s
 
 
 class CountingClock(SearchClock):
-    """Is over when it was asked so many times; tells how many layouts have grown since."""
+    """A clock that is over after a number of polls; counts the partial pipelines that are branched after
+    that.
+    """
 
     def __init__(self, times: int) -> None:
         super().__init__()
@@ -143,7 +147,7 @@ class CountingClock(SearchClock):
 
 
 def expanded_late(times: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, UnevenOutcome]:
-    """Partial layouts that a search grew when its time was over, and what it found."""
+    """Number of partial pipelines that a search branched after its time was over, and its outcome."""
     clock, branch = CountingClock(times), pipeline_search.PipelineTree.branch
 
     def watched(*given: Any) -> float:
@@ -152,17 +156,17 @@ def expanded_late(times: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Une
 
     with monkeypatch.context() as watching:
         watching.setattr(pipeline_search.PipelineTree, "branch", watched)
-        found = search_uneven(drawn_space(5, 4), clock=clock)
+        found = search_uneven(random_space(5, 4), clock=clock)
     return clock.late, found
 
 
 @pytest.mark.slow
 def test_a_search_ends_where_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever that is, in the middle of a block too; what it has found by then and proven stays true."""
-    best = search_uneven(drawn_space(5, 4)).plan
+    """It ends at any point, also within a subproblem; its incumbent and its bound stay valid."""
+    best = search_uneven(random_space(5, 4)).plan
     assert best is not None
     whole = CountingClock(10**6)
-    search_uneven(drawn_space(5, 4), clock=whole)
+    search_uneven(random_space(5, 4), clock=whole)
     calls = 10**6 - whole.left
     assert calls > 100
     for times in range(0, calls, 11):
@@ -174,15 +178,15 @@ def test_a_search_ends_where_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -
 
 
 def outcomes(seed: int, workers: int, gap: float) -> tuple[object, ...]:
-    """All but what the clock says."""
-    found = search_uneven(drawn_space(seed, 8), gap=gap, workers=workers)
+    """The outcome without the measured times."""
+    found = search_uneven(random_space(seed, 8), gap=gap, workers=workers)
     return (
         found.plan, found.lower_bound_s, found.pruned, found.searched, found.unexplored, found.evaluated,
     )  # fmt: skip
 
 
 def widest_round(monkeypatch: pytest.MonkeyPatch) -> float:
-    """Over all rounds of a search, how far the last block's bound is above the first one's, as a ratio."""
+    """Over all rounds of a search, the largest ratio of a subproblem's bound to the first one's."""
     ratios = [1.0]
     plain = branch_and_bound._BranchAndBound._next_round
 
@@ -205,7 +209,7 @@ def widest_round(monkeypatch: pytest.MonkeyPatch) -> float:
 
 @pytest.mark.slow
 def test_a_round_has_no_subproblem_that_its_first_may_prune(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all sizes that come next, blocks far above the first one's bound would be bounded for nothing."""
+    """A round with all waiting sizes would bound subproblems far above the first one in vain."""
     assert 1.0 < widest_round(monkeypatch) <= branch_and_bound.ROUND_BOUND_RATIO
     monkeypatch.setattr(branch_and_bound, "ROUND_BOUND_RATIO", float("inf"))
     assert widest_round(monkeypatch) > 1.1
@@ -226,13 +230,13 @@ def test_any_number_of_workers_finds_the_same_with_the_same_ledger(
 def test_nodes_processed_by_a_worker_that_does_not_know_their_subproblem_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A block is looked at again and again where each step of it is in another process."""
+    """Subproblems are processed several times; the mutant sends each step to another process."""
     monkeypatch.setattr(branch_and_bound, "SERIAL_ROUNDS", 1)
-    turns = itertools.count()
-    kept = SearchWorkers.results_at
+    calls_made = itertools.count()
+    results_at = SearchWorkers.results_at
 
     def anywhere(pool: SearchWorkers[Any, Any], affinities: Sequence[int], tasks: Sequence[Any]) -> list[Any]:
-        return kept(pool, [next(turns) % 7 for _ in affinities], tasks)
+        return results_at(pool, [next(calls_made) % 7 for _ in affinities], tasks)
 
     alone = [outcomes(seed, 1, 0.0) for seed in (1, 3, 8)]
     monkeypatch.setattr(SearchWorkers, "results_at", anywhere)
@@ -241,13 +245,13 @@ def test_nodes_processed_by_a_worker_that_does_not_know_their_subproblem_are_not
 
 
 def test_a_wide_range_is_not_bounded_closely_where_that_is_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is divided at once where what is soon told of it is far below the time to beat."""
+    """It is divided at once where its quick bound is far below the cutoff."""
     job = Job(seq_len=1024, global_batch_size=64, dtype="fp16")
     space = UnevenSpace(load_model("gpt2"), load_cluster("1x4xA100-40G+1x4xV100-16G"), job)
     process = NodeProcessor(space, SearchClock(), 0.02).process
     subproblem = space.widest((0, 1), 1)
-    (soon,) = process(OpenNode(subproblem=subproblem, lower_bound_s=0.0, incumbent_s=1e3)).left
-    far = replace(soon, incumbent_s=2.0 * soon.lower_bound_s)
+    (quick,) = process(OpenNode(subproblem=subproblem, lower_bound_s=0.0, incumbent_s=1e3)).left
+    far = replace(quick, incumbent_s=2.0 * quick.lower_bound_s)
     found = process(far)
     assert is_wide(subproblem) and found.bounded == 0
     assert [one.subproblem.least for one in found.left] == [1, 2, 4, 8]
@@ -256,8 +260,8 @@ def test_a_wide_range_is_not_bounded_closely_where_that_is_hopeless(monkeypatch:
 
 
 @pytest.mark.slow
-def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
-    space = drawn_space(3, 4)
+def test_nothing_is_found_where_the_cutoff_is_the_best_time() -> None:
+    space = random_space(3, 4)
     best = search_uneven(space).plan
     assert best is not None
     assert search_uneven(space, cutoff_s=best.time_s).plan is None
@@ -266,7 +270,9 @@ def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
 
 
 def test_more_pipelines_than_microbatches_are_reduced_to_a_valid_plan() -> None:
-    """Where pipelines are priced and not counted, more may be taken than there are microbatches."""
+    """Pipelines are bounded without their exact number, so more may be chosen than there are
+    micro-batches.
+    """
     job = Job(seq_len=128, global_batch_size=8, dtype="fp16")
     space = UnevenSpace(load_model("gpt2"), load_cluster("1x4xA100-40G+1x4xV100-16G"), job)
     pricing, subproblem = (

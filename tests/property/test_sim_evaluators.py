@@ -1,4 +1,4 @@
-"""Max-plus, its shortcut for long steps, the event engine and a plain recursion give the same step."""
+"""Max-plus, its shortcut for long steps, the event engine and a plain recursion give the same step time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Case = tuple[str, int, int, int]
 
 
 def legal_cases(largest_pp: int, largest_count: int) -> st.SearchStrategy[Case]:
-    """Schedule, pp, microbatches and vpp; microbatches are made legal for the schedule."""
+    """Schedule, pp, micro-batches and vpp; numbers of micro-batches are made legal for the schedule."""
 
     def legal(name: str, pp: int, count: int, vpp: int) -> Case:
         pp = max(pp, 1 if name in ("1f1b", "gpipe") else 2)
@@ -41,7 +41,7 @@ def legal_cases(largest_pp: int, largest_count: int) -> st.SearchStrategy[Case]:
 
 
 def random_durations(stages: int, batch: int, seed: int) -> Durations:
-    """Rows of every sort: uneven, nearly even, even with uneven ends, small integers (many ties), no hops."""
+    """Rows of all sorts: uneven, nearly even, even with uneven ends, small integers (many ties), no hops."""
     rng = np.random.default_rng(seed)
 
     def column(width: int, row: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -76,7 +76,7 @@ def random_durations(stages: int, batch: int, seed: int) -> Durations:
 
 
 def recursive_makespan(schedule: Schedule, durations: Durations, row: int) -> float:
-    """The step as the docstring of Durations tells it, one action at a time; needs no arrays."""
+    """The step time as the docstring of Durations defines it, one action at a time, without arrays."""
     last = schedule.stages - 1
     position = {
         action: (rank, at) for rank, actions in enumerate(schedule.ranks) for at, action in enumerate(actions)
@@ -124,7 +124,7 @@ def recursive_makespan(schedule: Schedule, durations: Durations, row: int) -> fl
             while rest:
                 try:
                     begin = start(rest[0])
-                except KeyError:  # something it waits for has no time yet
+                except KeyError:  # a dependency has no time yet
                     break
                 done[rest[0]] = begin + length[rest[0].kind][rest[0].stage]
                 rest.pop(0)
@@ -181,7 +181,7 @@ def test_the_shortcut_for_long_steps_is_exact(case: Case, seed: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("pp", range(1, 17))
 def test_every_schedule_has_a_steady_phase(name: str, pp: int) -> None:
-    """Otherwise the shortcut would only ever fall back, and its test prove nothing."""
+    """Without one the shortcut would always fall back, and its test would prove nothing."""
     for vpp in {"interleaved_1f1b": (2, 3, 4), "zb_v": (2,), "dualpipe_v": (2,)}.get(name, (1,)):
         if illegal_reason(name, pp, 3 * pp, vpp) is None:
             assert steady_schedule(name, pp, vpp) is not None
@@ -207,9 +207,7 @@ def compiled_rows(seed: int) -> tuple[Durations, list[float]]:
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1190))
 def test_a_case_does_not_depend_on_its_batch(first: int) -> None:
-    """Bit for bit: across the borders of the chunks of a large batch, and for the walk that serves a single
-    case.
-    """
+    """Bit for bit: across the chunks of a large batch, and in the loop for a single case."""
     durations, together = compiled_rows(7)
     compiled = compile_schedule(generate("zb_h1", pp=4, microbatches=9, vpp=1))
     for cases in (1, 3):
@@ -219,7 +217,7 @@ def test_a_case_does_not_depend_on_its_batch(first: int) -> None:
 
 @pytest.mark.parametrize(("name", "pp", "vpp"), [("1f1b", 3, 1), ("interleaved_1f1b", 2, 3), ("zb_v", 3, 2)])
 def test_cases_of_several_numbers_of_microbatches(name: str, pp: int, vpp: int) -> None:
-    """Some short, some whose steady phase is skipped: each takes what it takes alone."""
+    """Some are short, some have a steady phase that is skipped: each has the time that it has alone."""
     counts = np.array([2, 4, 5, 10, 11, 20, 48, 48]) * pp
     durations = random_durations(pp * vpp, len(counts), 7)
     together = makespan_s(name, pp=pp, microbatches=counts, vpp=vpp, durations=durations)

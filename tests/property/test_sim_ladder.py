@@ -1,5 +1,6 @@
-"""Rungs of the simulator's validation: closed forms of collectives, invariants of any run, and a search for
-where the pipeline's price is furthest from what the engine makes of the same links."""
+"""Steps of the simulator's validation: closed forms of collectives, invariants of any run, and a search for
+the largest difference between the estimate of a pipeline and the engine with the same links.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from shardwise.sim.schedule_tasks import Transfers
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])
 @pytest.mark.parametrize("nbytes", [0.0, 1.0, 3e8])
 def test_a_ring_all_reduce_takes_alpha_and_beta(ranks: int, nbytes: float) -> None:
-    """2 (p - 1) rounds of one part of p from each rank to the next, each behind the one before: alpha and
-    n / p bytes each, so 2 (p - 1) (alpha + n / (p B)) in all; as the equations have it."""
+    """2 (p - 1) rounds, in each of which every rank sends one of p parts to the next, one round after
+    another: alpha and n / p bytes each, so 2 (p - 1) (alpha + n / (p B)) in total, as in the equations.
+    """
     alpha_s, rate = 5e-6, 25e9
     builder = TaskGraphBuilder()
     links = [builder.add_link(f"{rank}>", Capacity.constant(rate)) for rank in range(ranks)]
@@ -40,7 +42,7 @@ def test_a_ring_all_reduce_takes_alpha_and_beta(ranks: int, nbytes: float) -> No
 
 
 def longest_path_s(jobs: list[Job], fastest: list[float]) -> float:
-    """Every job alone: its delay, and its bytes at the most that its links ever carry."""
+    """The critical path: every job alone with its delay, and its bytes at the highest rate of its links."""
     ends: list[float] = []
     for job in jobs:
         moving_s = max((float(job.nbytes) * times / fastest[link] for link, times in job.route), default=0.0)
@@ -49,7 +51,7 @@ def longest_path_s(jobs: list[Job], fastest: list[float]) -> float:
 
 
 def loads(timeline: Timeline, jobs: list[Job]) -> list[tuple[float, dict[int, float]]]:
-    """What each link carries from every instant at which a rate changes or a flow ends."""
+    """The load of each link from every instant at which a rate changes or a flow ends."""
     rates: dict[int, float] = {}
     changes: dict[float, list[tuple[int, float]]] = defaultdict(list)
     for flow, when, rate in timeline.rates:
@@ -71,8 +73,7 @@ def loads(timeline: Timeline, jobs: list[Job]) -> list[tuple[float, dict[int, fl
 
 
 def test_no_run_beats_its_longest_path_or_its_links() -> None:
-    """Makespan no less than the longest way through dependencies; no link above its capacity at any instant,
-    so that none carries its bytes in less than they need."""
+    """The makespan is no less than the critical path; no link is above its capacity at any instant."""
     rng = random.Random(51)
     seen = 0
     for _ in range(300):
@@ -127,7 +128,7 @@ def test_a_step_is_no_shorter_than_its_busiest_rank_and_its_longest_way() -> Non
 
 
 def test_shorter_actions_make_no_step_longer() -> None:
-    """The table fixes the order of actions; where a scheduler chose it anew this would not hold (Graham)."""
+    """The table fixes the order of actions; a scheduler with a new order could become slower (Graham)."""
     rng = random.Random(53)
     for _ in range(200):
         pp, microbatches = rng.randint(2, 5), rng.randint(1, 9)
@@ -139,8 +140,9 @@ def test_shorter_actions_make_no_step_longer() -> None:
 
 
 def on_links_s(pp: int, microbatches: int, values: Values) -> float:
-    """The same step of 1F1B where every hop is a message on a link of its own, one each way, that carries one
-    in the time of the hop: messages of several microbatches share it."""
+    """The same 1F1B step with every hop as a message on its own link, one per direction, that carries one
+    message in the time of the hop; concurrent messages share it.
+    """
     hops = [*values["hop_forward_s"], *values["hop_backward_s"]]
     none = [0.0] * (pp - 1)
     transfers = Transfers(
@@ -170,9 +172,10 @@ def test_messages_shorter_than_actions_cost_the_same_as_on_links() -> None:
 
 @pytest.mark.slow
 def test_an_adversary_finds_where_messages_queue() -> None:
-    """Hill climbing over durations for the step whose price is furthest below the engine's: hops that take
-    longer than the actions beside them, which the price lets run side by side. 1F1B has no more of them under
-    way than microbatches in flight, so that the price is at most so many times too small."""
+    """Hill climbing over durations for the step whose estimate is furthest below the engine's. Messages queue
+    where hops take longer than the actions next to them; the estimate lets such hops overlap. 1F1B has at
+    most pp of them under way, so the estimate is at most pp times too small.
+    """
     rng = random.Random(55)
     pp, microbatches = 4, 12
     worst = 1.0
@@ -185,9 +188,9 @@ def test_an_adversary_finds_where_messages_queue() -> None:
             tried = {**values, changed: [*values[changed]]}
             tried[changed][place] = min(max(tried[changed][place] * factor, 1e-3), 10.0)
             on_links = on_links_s(pp, microbatches, tried)
-            priced = step_s("1f1b", pp, microbatches, tried)
-            assert on_links >= priced * (1 - 1e-9)
-            if on_links / priced > ratio:
-                values, ratio = tried, on_links / priced
+            predicted_s = step_s("1f1b", pp, microbatches, tried)
+            assert on_links >= predicted_s * (1 - 1e-9)
+            if on_links / predicted_s > ratio:
+                values, ratio = tried, on_links / predicted_s
         worst = max(worst, ratio)
     assert 1.5 < worst <= pp

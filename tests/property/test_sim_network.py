@@ -1,6 +1,6 @@
-"""Max-min fairness is certified, and the engine with it equals an exact, obvious one.
+"""Max-min fairness is certified, and the engine with it equals a simple exact one.
 
-With `--full` 10,000 random graphs instead of 1,000.
+`--full` runs 10,000 random graphs instead of 1,000.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def random_capacity(rng: random.Random) -> float:
 
 
 def check_certificate(routes: list[Route], capacities: list[float], rates: list[float]) -> None:
-    """No link above its capacity; every flow crosses a full link on which none is faster. So they are max-min
-    fair.
+    """No link is above its capacity, and every flow crosses a full link on which none is faster: the rates
+    are max-min fair.
     """
     load = [0.0] * len(capacities)
     fastest = [0.0] * len(capacities)
@@ -41,7 +41,7 @@ def check_certificate(routes: list[Route], capacities: list[float], rates: list[
         for link, times in route:
             load[link] += rate * times
             fastest[link] = max(fastest[link], rate)
-    assert all(used <= room * (1 + EXACT) for used, room in zip(load, capacities, strict=True))
+    assert all(used <= residual * (1 + EXACT) for used, residual in zip(load, capacities, strict=True))
     for route, rate in zip(routes, rates, strict=True):
         assert any(
             load[link] >= capacities[link] * (1 - EXACT) and rate >= fastest[link] * (1 - EXACT)
@@ -66,7 +66,7 @@ def test_the_certificate_can_fail() -> None:
 
 
 def test_rates_stay_fair_while_flows_start_and_end() -> None:
-    """Only what can have changed is filled again; what was left out must still be right."""
+    """Only rates that can have changed are computed again; the others must still be right."""
     rng = random.Random(21)
     for _ in range(500):
         links = rng.randint(1, 8)
@@ -96,7 +96,8 @@ def test_rates_stay_fair_while_flows_start_and_end() -> None:
 
 class Job(NamedTuple):
     """A task of the exact engine: a delay or, with bytes, a flow after it. A `stream` does one job at a time,
-    in order (-1: none); its delays go at the `speed` of its device, latencies of flows do not."""
+    in order (-1: none). Its delays pass at the `speed` of its device, latencies of flows do not.
+    """
 
     delay: Fraction
     nbytes: Fraction
@@ -114,32 +115,32 @@ class Job(NamedTuple):
 def exact_rates(jobs: list[Job], moving: list[int], capacities: list[Fraction]) -> dict[int, Fraction]:
     """Progressive filling in fractions, from scratch."""
     rates: dict[int, Fraction] = {}
-    room = list(capacities)
+    residual = list(capacities)
     while len(rates) < len(moving):
         shares = []
-        for link in range(len(room)):
+        for link in range(len(residual)):
             weight = sum(
                 times for job in moving if job not in rates for on, times in jobs[job].route if on == link
             )
             if weight:
-                shares.append((room[link] / weight, link))
+                shares.append((residual[link] / weight, link))
         share, full = min(shares)
         for job in moving:
             if job not in rates and any(on == full for on, _ in jobs[job].route):
                 rates[job] = share
                 for on, times in jobs[job].route:
-                    room[on] -= share * times
+                    residual[on] -= share * times
     return rates
 
 
 def can_run(jobs: list[Job], job: int, ends: dict[int, Fraction]) -> bool:
-    """Whether all that it waits for has ended, and all that its stream does before it."""
+    """Whether all its dependencies have ended, and all earlier jobs of its stream."""
     earlier = (one for one in range(job) if jobs[one].stream == jobs[job].stream >= 0)
     return all(one in ends for one in (*jobs[job].after, *earlier))
 
 
 def exact_finishes(jobs: list[Job], capacities: list[Capacity]) -> list[float]:
-    """From one instant at which anything happens to the next, in fractions, with all rates anew."""
+    """Event by event in fractions, with all rates computed again at each event."""
     now = Fraction(0)
     ends: dict[int, Fraction] = {}
     waiting = {job: jobs[job].delay for job in range(len(jobs))}
@@ -171,7 +172,7 @@ def exact_finishes(jobs: list[Job], capacities: list[Capacity]) -> list[float]:
 
 
 def random_jobs(rng: random.Random) -> tuple[list[Job], list[Capacity]]:
-    """Small dyadic numbers, so that instants of change are the same in fractions and in floats."""
+    """Small dyadic numbers, so that event times are the same in fractions and in floats."""
     links = rng.randint(1, 4)
     capacities = []
     for _ in range(links):

@@ -1,4 +1,4 @@
-"""The order of a ring: best of all orders, in the engine too; and a bound that no order beats."""
+"""The order of a ring is the best of all orders, also in the engine; and no order beats the bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.sim.ring_order import EXACT_CLASSES, Floats, _assignment_bound_s,
 
 
 def random_hops(rng: random.Random, classes: int) -> Floats:
-    """Some alike, some with no way between them, some in whole seconds (ties)."""
+    """Some are equal, some pairs have no route between them, some take whole seconds (ties)."""
     low = rng.choice([0.0, 0.3])
     hops = [
         [
@@ -54,7 +54,7 @@ def test_the_order_is_the_best_of_all(full: bool) -> None:
 
 
 def test_the_bound_is_below_every_order() -> None:
-    """Also where the order is exact, so that both can be compared; and often it is met."""
+    """Also where the order is exact, so that both can be compared; the bound is often tight."""
     rng = random.Random(42)
     met = 0
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Every candidate of the declared space is a strategy that text, tables and `complete` keep as it is."""
+"""Every candidate of the declared space is a strategy that text, tables and `complete` leave unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TWINS = st.builds(
 
 @given(TWINS, st.integers(0, 2**32))
 def test_candidates_read_back(twin: SpaceTwin, seed: int) -> None:
-    strategy = twin.drawn(random.Random(seed))
+    strategy = twin.random_candidate(random.Random(seed))
     fields = parse_fields(strategy_text(strategy))
     whole = complete(
         fields,

@@ -1,4 +1,6 @@
-"""Blocks of several pipelines against the twin: there gradients tell, which a single pipeline has none of."""
+"""Subproblems of several pipelines compared with the twin: gradient reduction counts there, which a single
+pipeline does not have.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_twin import drawn_space, every_layout, least_of_block
+from tests.property.uneven_twin import every_layout, least_of_subproblem, random_space
 
 from shardwise.search.hetero import lower_bounds, pipeline_search
 from shardwise.search.hetero.space import UnevenSubproblem
@@ -28,10 +30,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @cache
-def drawn(seed: int) -> tuple[StageOptions, UnevenSubproblem, float]:
-    """Two or more pipelines on all pools, alike ones in a third of the blocks, and their least time."""
+def random_subproblem(seed: int) -> tuple[StageOptions, UnevenSubproblem, float]:
+    """Two or more pipelines on all pools, identical ones in a third of the subproblems, and their
+    least time.
+    """
     rng = random.Random(seed)
-    space = drawn_space(seed, 4 if seed % 4 else 8)
+    space = random_space(seed, 4 if seed % 4 else 8)
     size = rng.choice(space.micro_batch_sizes[:-1])
     pools, total = tuple(range(len(space.pools))), space.job.global_batch_size // size
     devices = sum(pool.devices for pool in space.pools)
@@ -41,12 +45,12 @@ def drawn(seed: int) -> tuple[StageOptions, UnevenSubproblem, float]:
     )
     options = StageCostModel(space).options(subproblem)
     layouts = every_layout(options)
-    return options, subproblem, least_of_block(options, layouts, subproblem)
+    return options, subproblem, least_of_subproblem(options, layouts, subproblem)
 
 
 def is_found(seed: int) -> bool:
-    """Whether the search reaches the least time, and shows that none is less."""
-    options, subproblem, least_s = drawn(seed)
+    """Whether the search reaches the least time, and proves that no plan is faster."""
+    options, subproblem, least_s = random_subproblem(seed)
     if not np.isfinite(least_s):
         return subproblem_search(options, subproblem, EFFORT).within(1e6) is None
     found = subproblem_search(options, subproblem, EFFORT).within(least_s * (1 + SAME))
@@ -65,9 +69,9 @@ def test_a_bound_with_too_long_step_ends_loses_plans(
 ) -> None:
     sound = module.completion_lower_bound_s
 
-    def raised(*figures: Any) -> Any:
+    def too_high(*figures: Any) -> Any:
         return 1.05 * sound(*figures)
 
-    monkeypatch.setattr(module, "completion_lower_bound_s", raised)
+    monkeypatch.setattr(module, "completion_lower_bound_s", too_high)
     monkeypatch.setattr(pipeline_search, "local_search", lambda *_: ())
     assert not all(is_found(seed) for seed in range(20))

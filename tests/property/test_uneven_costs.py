@@ -1,4 +1,4 @@
-"""Random uneven plans, priced three times: by the search, by the twin's walk, and again from their record."""
+"""Random uneven plans with three estimates: by the search, by the twin, and from their record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from tests.property import uneven_twin
-from tests.property.uneven_twin import Layouts, drawn_space, every_layout, walked_s
+from tests.property.uneven_twin import Layouts, every_layout, random_space, walked_s
 
 from shardwise.cost import NodeSlot
 from shardwise.search import UnevenSpace, predict_record
@@ -29,11 +29,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @cache
-def drawn(seed: int) -> tuple[UnevenSpace, UnevenPlan, StageOptions, Layouts] | None:
-    """As many pipelines as there are devices for, with the same stages, in a third of the plans as alike
-    ones; None where nothing fits."""
+def random_uneven_plan(seed: int) -> tuple[UnevenSpace, UnevenPlan, StageOptions, Layouts] | None:
+    """As many pipelines with the same stages as the devices allow, marked as identical pipelines in a third
+    of the plans; None where nothing fits.
+    """
     rng = random.Random(seed)
-    space = drawn_space(seed, 8)
+    space = random_space(seed, 8)
     size = rng.choice(space.micro_batch_sizes[:2])
     pools, total = tuple(range(len(space.pools))), space.job.global_batch_size // size
     subproblem = UnevenSubproblem(pools=pools, micro_batch_size=size, least=1, most=1)
@@ -65,8 +66,8 @@ def drawn(seed: int) -> tuple[UnevenSpace, UnevenPlan, StageOptions, Layouts] | 
 
 
 def agree(seed: int) -> bool:
-    """Whether all three tell the same; also where there is nothing to tell."""
-    found = drawn(seed)
+    """Whether all three estimates agree; True without a plan."""
+    found = random_uneven_plan(seed)
     if found is None:
         return True
     space, plan, options, one = found
@@ -86,7 +87,7 @@ def test_search_twin_and_record_give_random_plans_the_same_cost(seeds: range) ->
 
 
 def test_some_random_plans_have_stages_that_share_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record, or a twin, that takes all stages as if each lay by itself is noticed."""
+    """Mutants of the record and of the twin that treat every stage as alone in its node are noticed."""
     monkeypatch.setattr(record_costs.RecordCostModel, "_node_slot", lambda *_: NodeSlot())
     assert not all(agree(seed) for seed in range(SEEDS))
     monkeypatch.undo()
@@ -96,6 +97,6 @@ def test_some_random_plans_have_stages_that_share_nodes(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_some_random_plans_have_spread_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes that are taken to hold as many stages of a pipeline as fit are noticed."""
+    """The mutant lets nodes hold as many stages of a pipeline as fit."""
     monkeypatch.setattr(placement, "_share_nodes", lambda *_: True)
     assert not all(agree(seed) for seed in range(SEEDS))

@@ -1,9 +1,10 @@
-"""What pairs of ranks exchange where pipelines cut the model differently, against what stages are priced.
+"""Bytes that pairs of ranks exchange where pipelines cut the model differently, compared with the costs of
+stages.
 
-A weight is cut wherever any pipeline cuts it, over layers or over tensor ranks. Each piece belongs to the
-ranks that hold it, which pass it around a ring: each of d sends (d - 1) / d of it to the next. So pairs are
-told apart piece by piece; a stage's price knows nothing of the others but how many there are. Here each
-pipeline has nodes of its own; where some share nodes, rings cross fewer cards, which prices count by nodes.
+A weight is cut wherever any pipeline cuts it, over layers or over tensor ranks. The ranks that hold a part
+pass it around a ring: each of d sends (d - 1) / d of it to the next. So every pair is computed part by part;
+the cost of a stage knows only the number of pipelines. Here each pipeline has its own nodes. Where some share
+nodes, rings cross fewer cards, which costs count by nodes.
 """
 
 from __future__ import annotations
@@ -33,27 +34,28 @@ tiers:
   - {name: NVLink, span: node, bandwidth: 300GB/s, latency: 1ns}
   - {name: network, bandwidth: 6.25GB/s, latency: 1ns, network: true}
 """
-"""One card for each node, which its devices share whatever ring they are in; next to no latency."""
+"""One card per node, which its devices share in any ring; almost no latency."""
 
 WIDE: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 11008,
     "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32768, "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }  # fmt: skip
-"""Tensor ranks divide its table without padding."""
+"""Tensor ranks divide the embedding table without padding."""
 
 SIZES = (1, 2, 4)
 HALF = 2.0
 """Bytes of a weight, and of a gradient."""
 
 Share = tuple[Fraction, Fraction]
-"""From where to where of a tensor."""
+"""Start and end of a share of a tensor."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A stage: its ranks, which are as many as its tp, and units from `first` to before `last` (0 is the
-    embedding, the last one the head)."""
+    """A stage: its ranks, as many as its tp, and its units from `first` to before `last` (0 is the embedding,
+    the last one the head).
+    """
 
     ranks: tuple[int, ...]
     first: int
@@ -70,7 +72,7 @@ Pipelines = list[list[Cut]]
 Owners = Callable[[Pipelines, int, Share], list[int]]
 
 
-def drawn(rng: random.Random, layers: int, count: int) -> Pipelines:
+def random_pipelines(rng: random.Random, layers: int, count: int) -> Pipelines:
     found, rank = [], 0
     for _ in range(count):
         cuts = sorted(rng.sample(range(1, layers), rng.randrange(4)))
@@ -85,7 +87,7 @@ def drawn(rng: random.Random, layers: int, count: int) -> Pipelines:
 
 
 def owners(pipelines: Pipelines, unit: int, share: Share) -> list[int]:
-    """All ranks that hold this share of a unit's divided weights."""
+    """All ranks with this share of a unit's divided weights."""
     found = []
     for stage in (stage for stages in pipelines for stage in stages if stage.holds(unit)):
         for place, rank in enumerate(stage.ranks):
@@ -118,7 +120,7 @@ def around(sent: dict[tuple[int, int], float], ring: list[int], size: float) -> 
 
 
 def elements(operators: tuple[Operator, ...]) -> tuple[float, float]:
-    """Of weights that tensor ranks divide, and of those that all of them hold."""
+    """Number of weights that tensor ranks divide, and of those that every rank has whole."""
     divided, whole = 0, 0
     for weight in (weight for operator in operators for weight in operator.weights):
         if any(extent.role != "whole" for extent in weight.shape):
@@ -142,13 +144,16 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, StageKinds]:
     return model, stage_kinds_of(bind(model, load_cluster(str(path)), job), [(tp, 1) for tp in SIZES], 1)
 
 
-def priced(given: tuple[Model, StageKinds], seed: int, owning: Owners) -> Iterator[tuple[int, float, float]]:
-    """Of every rank: how many pipelines there are, the bytes that it sends to all others, and the seconds
-    that its stage is priced, for gathering weights; then the same for reducing gradients."""
+def sends_and_costs(
+    given: tuple[Model, StageKinds], seed: int, owning: Owners
+) -> Iterator[tuple[int, float, float]]:
+    """For every rank: the number of pipelines, the bytes that it sends to all others, and the estimated
+    seconds of its stage, for gathering weights; then the same for reducing gradients.
+    """
     model, kinds = given
     rng = random.Random(seed)
     count = rng.choice((2, 3, 4))
-    pipelines = drawn(rng, model.layers, count)
+    pipelines = random_pipelines(rng, model.layers, count)
     sends: dict[int, float] = defaultdict(float)
     for (rank, _), size in exchanged(model, pipelines, owning).items():
         sends[rank] += HALF * size
@@ -166,12 +171,13 @@ def priced(given: tuple[Model, StageKinds], seed: int, owning: Owners) -> Iterat
                 yield count, sends[rank], price.reduce_s[RECOMPUTES.index("none")][..., kind].item()
 
 
-def off(given: tuple[Model, StageKinds], seeds: range, owning: Owners = owners) -> float:
-    """How far prices are from the seconds of these bytes at one rate, and what a collective takes before its
-    first byte: relative, the largest of all ranks."""
+def worst_difference(given: tuple[Model, StageKinds], seeds: range, owning: Owners = owners) -> float:
+    """Largest relative difference between the estimates and a line through them: bytes at one rate plus the
+    call overhead of a collective.
+    """
     points: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for seed in seeds:
-        for count, nbytes, seconds in priced(given, seed, owning):
+        for count, nbytes, seconds in sends_and_costs(given, seed, owning):
             points[count].append((nbytes, seconds))
     slopes, largest = [], 0.0
     for some in points.values():
@@ -185,24 +191,27 @@ def off(given: tuple[Model, StageKinds], seeds: range, owning: Owners = owners) 
 def test_the_cost_of_a_stage_follows_the_bytes_that_its_ranks_exchange(
     given: tuple[Model, StageKinds],
 ) -> None:
-    """Whatever the others' cuts and tensor degrees: what a rank sends, over all pairs, is what it is priced.
-    Norms, which all tensor ranks hold, go around a larger ring than a price thinks: 2e-5 of a layer."""
-    assert off(given, range(40)) < 1e-4
+    """Whatever the cuts and tensor degrees of other pipelines, the estimate follows the bytes that a rank
+    sends over all pairs. Norms, which all tensor ranks hold, pass around a larger ring than the cost model
+    assumes: 2e-5 of a layer.
+    """
+    assert worst_difference(given, range(40)) < 1e-4
 
 
 def first_cuts_alone(pipelines: Pipelines, unit: int, share: Share) -> list[int]:
-    """The twin in which only the first rank of each stage that has a share meets the others."""
+    """The mutant in which only the first rank of each stage with a share meets the others."""
     return owners(pipelines, unit, share)[: len(pipelines)] if share[0] == 0 else []
 
 
 def test_parts_that_no_rank_exchanges_are_noticed(given: tuple[Model, StageKinds]) -> None:
-    assert off(given, range(10), first_cuts_alone) > 0.1
+    assert worst_difference(given, range(10), first_cuts_alone) > 0.1
 
 
 def test_ranks_without_common_parts_exchange_nothing(given: tuple[Model, StageKinds]) -> None:
-    """By hand: 32 layers, two pipelines. One has tp 2 on ranks 0 and 1; the other tp 4 on ranks 2 to 5 for
-    the embedding and 8 layers, then rank 6. Rank 0 holds the half of which ranks 2 and 3 hold a quarter
-    each."""
+    """By hand: 32 layers, two pipelines. One has tp 2 on ranks 0 and 1; the other has tp 4 on ranks 2 to 5
+    for the embedding and 8 layers, then rank 6. Rank 0 has one half, of which ranks 2 and 3 have a quarter
+    each.
+    """
     model, _ = given
     pipelines = [[Cut((0, 1), 0, 34)], [Cut((2, 3, 4, 5), 0, 9), Cut((6,), 9, 34)]]
     sent = exchanged(model, pipelines)
@@ -223,6 +232,6 @@ def test_ranks_without_common_parts_exchange_nothing(given: tuple[Model, StageKi
     }
     table = 32_768 * 4_096
     divided, _ = elements(model.kinds[0].operators)
-    # A piece of two holders goes half from either. Rank 2: a quarter of the table and of 8 layers.
+    # Each of the two owners of a part sends half of it. Rank 2: a quarter of the table and of 8 layers.
     assert sent[2, 0] == pytest.approx((table + 8 * divided) / 4 / 2, rel=1e-3)
     assert sent[0, 6] == pytest.approx((table + 24 * divided) / 2 / 2, rel=1e-3)

@@ -1,4 +1,4 @@
-"""The space that is counted and the space that is searched are one: two programs, equal numbers."""
+"""The checker counts the space that the search enumerates: two programs, equal numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fixed_fields(draw: st.DrawFn) -> Fixed:
 
 
 def searched(layers: int, experts: bool, devices: int, batch: int, space: str, fixed: Fixed) -> int:
-    """Candidates below all grids of the tree that the search walks."""
+    """Candidates below all root nodes of the search."""
     tree = Space(space, devices, layers, experts, batch, fixed)
     return int(tree.count_below_grids(tree.grids(tree.degrees())).sum())
 
@@ -68,7 +68,7 @@ def test_two_counts_of_one_space(
 
 
 def test_a_difference_of_one_rule_is_caught() -> None:
-    """Counting a dense model as a mixture of experts changes the number."""
+    """The mutant counts a dense model as a mixture of experts."""
     dense = count_space(
         model_layers=8, experts=None, devices=8, global_batch_size=8, space="default", fixed={}
     )
@@ -78,7 +78,9 @@ def test_a_difference_of_one_rule_is_caught() -> None:
 
 @pytest.mark.parametrize("axis", ["tp", "schedule", "micro_batch_size", "axis_order"])
 def test_axes_list_the_values_that_the_search_enumerates(axis: str) -> None:
-    """Fixing a field at a listed value leaves candidates in the search; together they are the whole space."""
+    """Fixing a field at a listed value leaves candidates in the search; all values together give the whole
+    space.
+    """
     answer = count_space(
         model_layers=6, experts=None, devices=12, global_batch_size=24, space="default", fixed={}
     )

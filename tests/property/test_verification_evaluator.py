@@ -1,4 +1,4 @@
-"""Two evaluators of one cost model, written apart: the planner's and the checker's, to rounding."""
+"""Two separate implementations of one cost model, the planner's and the checker's, agree to rounding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.property.cost_samples import CASES, Case, problem_of
 from tests.property.search_space_twin import SpaceTwin
-from tests.property.software import SOFTWARE, drawn_software
+from tests.property.software import SOFTWARE, random_software
 from tests.sampling import sample_of
 
 from shardwise.cluster import Cluster
@@ -45,7 +45,9 @@ def figures_for(problem: Problem, cluster: Cluster | None = None) -> Figures:
 
 
 def legal_strategies(problem: Problem, count: int, seed: int) -> list[Strategy]:
-    """So many legal strategies of the default space, each choice at random; the same for the same seed."""
+    """`count` legal strategies of the default space, each choice at random; equal seeds give equal
+    strategies.
+    """
     rng, figures, found = random.Random(seed), figures_for(problem), list[Strategy]()
     twin = SpaceTwin(
         core=False,
@@ -55,14 +57,14 @@ def legal_strategies(problem: Problem, count: int, seed: int) -> list[Strategy]:
         batch=problem.job.global_batch_size,
     )
     while len(found) < count:
-        drawn = [twin.drawn(rng) for _ in range(count)]
-        broken = first_broken(rows_of(drawn), figures)
-        found += [strategy for strategy, code in zip(drawn, broken, strict=True) if not code]
+        sampled = [twin.random_candidate(rng) for _ in range(count)]
+        broken = first_broken(rows_of(sampled), figures)
+        found += [strategy for strategy, code in zip(sampled, broken, strict=True) if not code]
     return found[:count]
 
 
 def ample(cluster: Cluster) -> Cluster:
-    """The cluster with so much memory that everything fits, at the same pace."""
+    """The cluster with so much memory that everything fits, at the same speeds."""
     classes = {name: replace(device, memory_bytes=1 << 55) for name, device in cluster.classes.items()}
     nodes = tuple(replace(node, host_memory_bytes=1e30) for node in cluster.nodes)
     return replace(cluster, classes=classes, nodes=nodes)
@@ -75,7 +77,7 @@ def test_times_and_bytes_of_many_rows(case: Case, full: bool) -> None:
 
 
 def assert_same_columns(problem: Problem, strategies: list[Strategy]) -> None:
-    """Times and bytes of all rows, by either."""
+    """Times and bytes of all rows, by both."""
     assert_equal_to_rounding(
         evaluate(figures_for(problem), rows_of(strategies)), planned(problem, strategies)
     )
@@ -139,18 +141,18 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def compared() -> tuple[Problem, list[Strategy], Evaluation]:
-    """A problem, some strategies and what the planner says of them."""
+    """A problem, some strategies and the planner's estimates of them."""
     problem = problem_of(UNDER_SOFTWARE[1])
     strategies = legal_strategies(problem, 120, seed=27)
     return problem, strategies, planned(problem, strategies)
 
 
-@pytest.mark.xdist_group("compared")  # by one worker, which asks the planner once
+@pytest.mark.xdist_group("compared")  # by one worker, which runs the planner once
 @pytest.mark.parametrize("change", [None, *CHANGES])
 def test_the_comparison_sees_every_part_of_software(
     change: str | None, compared: tuple[Problem, list[Strategy], Evaluation]
 ) -> None:
-    """One evaluator asked about software that differs in one thing; and in nothing."""
+    """One evaluator is run with software that differs in one field, and in none."""
     problem, strategies, expected = compared
     other = replace(problem.job, profile=replace(problem.profile, **CHANGES[change] if change else {}))
     found = evaluate(figures_of(problem.model, problem.cluster, other), rows_of(strategies))
@@ -166,7 +168,7 @@ def test_both_evaluators_agree_on_random_software(seed: int, full: bool) -> None
     rng = random.Random(seed)
     case = UNDER_SOFTWARE[seed % 2]
     problem = problem_of(case)
-    job = replace(problem.job, profile=drawn_software(rng), dtype=rng.choice(("bf16", "fp8", "fp32")))
+    job = replace(problem.job, profile=random_software(rng), dtype=rng.choice(("bf16", "fp8", "fp32")))
     problem = bind(problem.model, problem.cluster, job)
     assert_same_columns(problem, legal_strategies(problem, ROWS if full else FEW_ROWS, seed=seed))
 

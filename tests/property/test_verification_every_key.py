@@ -1,4 +1,6 @@
-"""`check` judges every key of a plan file, or says that it does not; and no value there makes it fail."""
+"""`check` covers every key of a plan file or lists it as unchecked, and no value makes it fail with
+an error.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,10 @@ BAD: tuple[Any, ...] = (
     0, -1, 10**18, 1e300, 1e-300, 0.5, 1_000_001, "9999999", "0-9999999", 1e9, "x", "", [], {}, None, True,
     [0], float("nan"), float("inf"), REMOVED,
 )  # fmt: skip
-"""Values that some key does not have: of another size, sign or type; or none at all."""
+"""Values that some key does not allow: of another size, sign or type, or none at all."""
 
 ONE_IN = 60
-"""Of all changes with bad values those that are tried, but for `--full`."""
+"""One in this many changes with bad values is tried without `--full`."""
 
 SPEED: Place = ("cluster", "classes", "A100-40G", "memory_bytes_per_s")
 
@@ -45,7 +47,7 @@ MATTERS: dict[str, tuple[Place, ...]] = {
     "uneven": (("job", "seq_len"), ("cluster", "tiers", 1, "bytes_per_s"), ("model", "config", "ffn_dim")),
     "graph": (("job", "dtype"), ("cluster", "tiers", 0, "bytes_per_s")),
 }  # fmt: skip
-"""Of the question some keys by which the answer is another one."""
+"""Some keys of the question that change the answer."""
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +57,13 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, A
 
 
 def is_below(place: Place, keys: list[str]) -> bool:
-    """Whether the place is one of these keys or lies below one."""
+    """Whether the place is one of these keys or below one."""
     names = ".".join(map(str, place))
     return any(names == key or names.startswith(f"{key}.") for key in keys)
 
 
 def unnoticed(document: dict[str, Any], folder: Path) -> Iterator[Place]:
-    """Keys that may be changed without a check that fails, and that the answer does not name."""
+    """Keys that can change without a failed check, and that the answer does not list as unchecked."""
     whole = verdict_of(document, folder)
     assert whole is not None and whole.ok
     named = [one.key for one in whole.unchecked]
@@ -77,8 +79,9 @@ def unnoticed(document: dict[str, Any], folder: Path) -> Iterator[Place]:
 
 
 def is_as_true(document: dict[str, Any], at: Place) -> bool:
-    """Whether the planner prices the strategy of a result as the file does: another one may take as long and
-    as many bytes."""
+    """Whether the planner's estimate of the result's strategy is that of the file: another strategy may take
+    equally long and as many bytes.
+    """
     result: Any = document
     for step in at:
         result = result[step]
@@ -101,7 +104,7 @@ def test_every_key_is_checked_or_listed_as_unchecked(
 def test_every_named_key_is_in_the_file(
     name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Or may be: of reasons to reject those are there that some candidate met."""
+    """Or may be in it: of the reasons to reject, those are there that some candidate met."""
     verdict = verdict_of(documents[name], tmp_path, 0.0)
     assert verdict is not None
     for one in verdict.unchecked:
@@ -121,7 +124,7 @@ def test_a_plan_is_refused_for_another_question(
 
 
 def twice(value: Any) -> Any:
-    """Of a number twice as much, of a dtype another one."""
+    """Twice a number, or another dtype."""
     return "fp32" if isinstance(value, str) else 2 * value
 
 
@@ -155,7 +158,7 @@ def test_claims_of_an_uneven_plan_that_fit_together_are_found_out(
 
 
 def outcome(text: str, folder: Path) -> Verdict | ConfigError:
-    """What `check` makes of a file: anything else is an error of the checker."""
+    """The outcome of `check` on a file: any other exception is an error of the checker."""
     path = folder / "bad.json"
     path.write_text(text)
     try:
@@ -176,7 +179,7 @@ def test_no_value_makes_the_checker_fail(
 
 
 def with_value(document: dict[str, Any], place: Place, value: Any) -> str:
-    """The text of the document with a value there or without one; with its hash where it has one."""
+    """The text of the document with a value at this place or without one; with its hash where it has one."""
     changed = copy.deepcopy(document)
     parent: Any = changed
     for step in place[:-1]:
@@ -185,6 +188,6 @@ def with_value(document: dict[str, Any], place: Place, value: Any) -> str:
         del parent[place[-1]]
     else:
         parent[place[-1]] = value
-    with suppress(ValueError):  # what is not finite has no hash
+    with suppress(ValueError):  # values that are not finite have no hash
         with_hash(changed)
     return json.dumps(changed)

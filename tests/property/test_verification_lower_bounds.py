@@ -1,4 +1,6 @@
-"""No candidate of a cell is faster or smaller than the cell's floors say, at any level of a cover."""
+"""No candidate of a proof node is below the node's lower bounds of time and memory, at any level of the
+proof.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ Part = tuple[PipelineContext, ProofNodes, Evaluation]
 
 @lru_cache(maxsize=len(CASES))
 def evaluated(case: Case, count: int) -> tuple[Part, ...]:
-    """Legal strategies of a case as cells of one point, with what each costs."""
+    """Legal strategies of a case as nodes of one point, with their costs."""
     problem = problem_of(case)
     return tuple(as_nodes(problem, legal_strategies(problem, count, seed=41)))
 
@@ -56,7 +58,7 @@ ALONE = [pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(f"floors
 
 
 def as_nodes(problem: Problem, strategies: Sequence[Strategy]) -> list[Part]:
-    """Strategies of a problem as cells of one point, with what each costs."""
+    """Strategies of a problem as nodes of one point, with their costs."""
     figures = figures_for(problem)
     found = evaluate(figures, rows_of(list(strategies)))
     return [
@@ -66,8 +68,9 @@ def as_nodes(problem: Problem, strategies: Sequence[Strategy]) -> list[Part]:
 
 
 def overlap_problem(seed: int) -> Problem:
-    """An odd problem of which much is hidden: experts' and tensors' exchanges both beside the same matmuls,
-    gradients, parameters, activations on their way to the host; at little or much slowdown."""
+    """An odd problem with much overlap: collectives of experts and of tensors during the same matmuls,
+    gradients, parameters, offloaded activations; at little or much slowdown.
+    """
     rng, problem = random.Random(f"hiding {seed}"), odd_problem(2 * seed)
 
     def share() -> float:
@@ -98,7 +101,7 @@ def overlap_problem(seed: int) -> Problem:
 
 
 def worst_ratio_of_overlap(seed: int) -> float:
-    """The largest ratio of a floor to what it is a floor of, at any level, of fast strategies."""
+    """The largest ratio of a lower bound to its value, at any level, over fast strategies."""
     problem, rng, worst = overlap_problem(seed), random.Random(seed), 0.0
     space = space_of(problem)
     table = sampled(problem, FAST_ROWS, seed, space)
@@ -114,7 +117,7 @@ def worst_ratio_of_overlap(seed: int) -> float:
 def ratios(
     pipeline: PipelineContext, nodes: ProofNodes, level: str, found: Evaluation
 ) -> tuple[Floats, Floats, Floats]:
-    """The floors of seconds, device bytes and host bytes, over what they are floors of."""
+    """The lower bounds of seconds, device bytes and host bytes, divided by their values."""
     is_paired, is_sharded = level in ("paired", "sharded"), level == "sharded"
     seconds = time_lower_bound(pipeline, nodes, is_paired=is_paired, is_sharded=is_sharded)
     if level == "open":
@@ -139,7 +142,7 @@ def test_lower_bounds_are_never_exceeded(case: Case, full: bool) -> None:
 
 
 def worst_work_ratio(parts: Sequence[Part]) -> float:
-    """The largest ratio of what all of a model's work takes, shared evenly, to the seconds of a step."""
+    """The largest ratio of the time for all of a model's work, shared evenly, to the step time."""
     return max(
         float((work_lower_bound(pipeline)[nodes.grid] / found.step_time_s).max())
         for pipeline, nodes, found in parts
@@ -149,7 +152,7 @@ def worst_work_ratio(parts: Sequence[Part]) -> float:
 @pytest.mark.slow
 @pytest.mark.xdist_group("few floors")
 def test_work_shared_evenly_is_a_lower_bound_under_any_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And near enough to what is evaluated that a single block counted twice would show."""
+    """It is tight enough that a single block counted twice is noticed."""
     parts = [part for case in CASES for part in evaluated(case, FEW_ROWS)]
     assert 0.8 < worst_work_ratio(parts) <= 1 + ROUNDING
     whole_model = PipelineContext.whole_model
@@ -164,8 +167,9 @@ def test_work_shared_evenly_is_a_lower_bound_under_any_schedule(monkeypatch: pyt
 
 @pytest.mark.xdist_group("few floors")
 def test_the_bound_counts_no_tensor_that_may_be_offloaded() -> None:
-    """Where offload is open nothing that some choice of it moves counts: counted as if it stayed, the floor
-    would be above what those take that move it."""
+    """Where offload is open, tensors that could be offloaded do not count: the bound with them would be above
+    strategies that offload them.
+    """
     worst = 0.0
     for case in CASES[:6]:
         for pipeline, nodes, found in evaluated(case, FEW_ROWS):
@@ -190,7 +194,7 @@ def test_lower_bounds_hold_whatever_overlaps(full: bool) -> None:
 def test_a_bound_with_too_little_overlap_is_caught(
     part: str, broken: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reductions beside nothing; all activations of a model moved beside nothing."""
+    """Mutants without overlap of reductions, or of offloaded activations."""
     monkeypatch.setattr(f"shardwise.verification.lower_bounds.{part}", broken)
     assert any(worst_ratio_of_overlap(seed) > 1.0001 for seed in range(4))
 
@@ -212,7 +216,7 @@ def test_lower_bounds_of_points_are_tight(case: Case) -> None:
 
 @pytest.mark.slow
 def test_a_path_that_counts_forwards_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above is for: a floor a little too high."""
+    """The mutant makes the bound a little too high."""
 
     def broken(schedule: str, pp: int, vpp: int, microbatches: int) -> object:
         ramps = warmup_cooldown_of(schedule, pp, vpp, microbatches)
@@ -227,8 +231,9 @@ def test_a_path_that_counts_forwards_twice_is_caught(monkeypatch: pytest.MonkeyP
 
 
 def test_warm_up_and_cool_down_of_every_schedule() -> None:
-    """The first backward of a rank is of the first microbatch, its last forward of the last; and from 4 pp
-    microbatches on only the middle grows."""
+    """A rank's first backward is of the first micro-batch, its last forward of the last; from 4 pp
+    micro-batches on, only the steady state grows.
+    """
     for schedule, vpps in (
         ("1f1b", (1,)), ("gpipe", (1,)), ("zb_h1", (1,)), ("zb_h2", (1,)), ("zb_v", (2,)),
         ("dualpipe_v", (2,)), ("interleaved_1f1b", (2, 3, 5)),
@@ -246,7 +251,9 @@ def test_warm_up_and_cool_down_of_every_schedule() -> None:
 
 
 def _exact_ramps(schedule: str, pp: int, vpp: int, m: int) -> list[tuple[object, ...]]:
-    """What every row does before its first backward and after its last forward, without microbatches."""
+    """Actions of every row before its first backward and after its last forward, without
+    micro-batch numbers.
+    """
     found: list[tuple[object, ...]] = []
     for row in table_of(empty_family(schedule, pp, vpp, m)):
         first = next(place for place, action in enumerate(row) if action[1] in "BI")

@@ -1,10 +1,10 @@
-"""The checker takes every plan that the planner writes, and refuses every one that was made to say something
-else.
+"""The checker accepts every plan that the planner writes, and refuses every plan that was changed to claim
+something else.
 
-A mutant that the checker takes must be true all the same: the planner, asked about the strategies that it
-names, writes the same plan. Such mutants exist (two axis orders on one tier cost the same; fp16 costs what
-bf16 costs; a plan may list fewer runners-up; software may hide what is not sent), and only in the places of
-TRUE_ALL_THE_SAME; EFFORT says how an answer was found, and the hash of a plan does not depend on most of it.
+A mutant that the checker accepts must be true: the planner, given the strategies that it names, writes the
+same plan. Such mutants exist: two axis orders on one tier cost the same; fp16 costs as much as bf16; a plan
+may list fewer runners-up; software may overlap a collective that is not sent. They may only be at the places
+of TRUE_ALL_THE_SAME. EFFORT records how an answer was found, and most of it is not part of a plan's hash.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ QUESTIONS: dict[str, Question] = {
 }
 
 TARGET = "megatron-lm-0.19"
-"""What the last of these are planned for."""
+"""Target of the last of these questions."""
 
 SCHEDULES = {"experts": "zb_v", "interleaved": "interleaved_1f1b", "tensor": "1f1b", "split": "zb_h1"}
-"""What some questions fix, so that the plans have pipelines of several kinds whatever the figures say."""
+"""Schedules that some questions fix, so that the plans have pipelines of several kinds under any cost
+figures.
+"""
 
 MUTANTS, ALL_MUTANTS = 80, 10_000
 
@@ -139,7 +141,7 @@ def test_mutants_are_refused(documents: dict[str, dict[str, Any]], tmp_path: Pat
     for document in documents.values():
         for path, mutant in islice(mutants(document, rng), count):
             if all(_equal_to_rounding(document[part], mutant[part]) for part in PARTS):
-                continue  # another rounding of nothing
+                continue  # another rounding of a part that is nothing
             verdict = verdict_on(mutant, tmp_path)
             if verdict is None or not verdict.ok or path[-1] in EFFORT:
                 continue
@@ -161,7 +163,7 @@ def _name(path: tuple[str | int, ...]) -> str:
         ("dispatch_s", lambda value: value + 0.01),
         ("attention", lambda value: []),
         ("reduce_in_fp32", lambda value: not value),
-        # Which of the two counts depends on what the device's numbers are from.
+        # The device's source of numbers decides which of the two counts.
         ("bands", lambda value: [value[0], value[1] + 1e-6]),
     ],
 )
@@ -177,12 +179,12 @@ def test_a_plan_for_other_software_is_refused(
         verdict = verdict_on(with_hash(document), tmp_path)
         assert verdict is not None
         found.add(verdict.ok)
-    # Old devices have no fused attention whatever software prefers.
+    # Old devices have no fused attention, whatever the software prefers.
     assert found == ({True, False} if field == "attention" else {False})
 
 
 def _is_true(plan: Plan) -> bool:
-    """Whether the planner prices the plan's strategies as the plan says."""
+    """Whether the planner's estimates of the plan's strategies are those of the plan."""
     results = [
         search.evaluate(plan.model, plan.cluster, plan.job, strategy)
         for strategy in (plan.best.strategy, *(runner_up.strategy for runner_up in plan.runners_up))
@@ -197,7 +199,7 @@ def _is_true(plan: Plan) -> bool:
 
 
 def _equal_to_rounding(a: Any, b: Any) -> bool:
-    """Equal, numbers to 1e-9 of the larger, or to what rounding leaves of a part that is nothing."""
+    """Equal; numbers to 1e-9 of the larger, or to the rounding of a part that is nothing."""
     if isinstance(a, dict):
         return (
             isinstance(b, dict)
@@ -228,7 +230,7 @@ def test_a_wrong_ledger_that_adds_up_is_refused(
 
 
 def test_a_bound_above_the_best_is_refused(documents: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    """Though its gap is the one that follows from it."""
+    """Even if its gap follows from it."""
     document = json.loads(json.dumps(documents["sharded"]))
     certificate = document["certificate"]
     certificate["lower_bound_s"] = 1.5 * certificate["best_s"]
@@ -242,7 +244,7 @@ def test_a_bound_above_the_best_is_refused(documents: dict[str, dict[str, Any]],
 def test_another_best_is_refused_however_consistent(
     name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """The next best strategy in the place of the best, with its own figures, schedule and certificate."""
+    """The second-best strategy in place of the best, with its own figures, schedule and certificate."""
     path = tmp_path / "plan.yaml"
     path.write_text(json.dumps(documents[name]))
     plan = read_plan(str(path))
@@ -256,7 +258,7 @@ def test_another_best_is_refused_however_consistent(
     assert verdict is not None
     (wrong,) = [check for check in verdict.checks if not check.ok]
     assert wrong.name == "optimal"
-    # The first that is found to be better, which need not be the best.
+    # The first counterexample, which need not be the best.
     seconds = float(wrong.expected.split(" s, ")[0])
     assert plan.best.step_time_s * (1 - 1e-9) <= seconds < best.step_time_s
 
@@ -275,7 +277,9 @@ def test_a_proof_that_takes_too_long_is_open(documents: dict[str, dict[str, Any]
 def test_of_a_search_that_ended_early_its_bound_is_proven(
     documents: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """A bound below all is taken; one above the optimum, though below what was found, is refused."""
+    """A bound below all candidates is accepted; one above the optimum is refused, even if it is below the
+    plan's result.
+    """
     path = tmp_path / "plan.yaml"
     path.write_text(json.dumps(documents["sharded"]))
     plan = read_plan(str(path))
@@ -306,7 +310,7 @@ def test_of_a_search_that_ended_early_its_bound_is_proven(
 def test_a_runner_up_left_out_is_missed(
     name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Without the last one a shorter list is as true; without the first it is not."""
+    """A list without its last entry is still true; without its first it is not."""
     document = json.loads(json.dumps(documents[name]))
     first, *others = document["runners_up"]
     verdict = verdict_on(with_hash({**document, "runners_up": [first, *others[:-1]]}), tmp_path)

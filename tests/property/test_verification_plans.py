@@ -1,4 +1,4 @@
-"""Every plan of the planner holds, whatever was asked."""
+"""Every plan of the planner passes the checker, whatever the question."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from shardwise.verification import check_file
 INSTANCES, ALL_INSTANCES = 10, 1_000
 
 FITS_BY_ROUNDING = 401
-"""A question with a strategy that takes all of its host: one evaluator has it a digit above that, the other a
-digit below."""
+"""A question with a strategy that takes all memory of its host: one evaluator is a digit above it, the other
+a digit below.
+"""
 
 
 @pytest.mark.slow

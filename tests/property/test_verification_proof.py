@@ -1,4 +1,4 @@
-"""The proof against plain enumeration: it takes the true optimum, and nothing else for it."""
+"""The proof of optimality compared with plain enumeration: it accepts the true optimum, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ pytestmark = pytest.mark.xdist_group("enumerated spaces")  # by one worker, whic
 
 INSTANCES, ALL_INSTANCES = 15, 250
 LARGEST, LARGEST_OF_ALL = 5_000, 60_000
-"""Candidates of an instance, at most: each is evaluated."""
+"""Most candidates of an instance: each is evaluated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Enumerated:
-    """Every candidate of a space: how many are illegal or do not fit, times and bytes of the others."""
+    """Every candidate of a space: the number of illegal ones, of those out of memory, and times and bytes of
+    the others.
+    """
 
     seed: int
     figures: Figures
@@ -91,9 +93,11 @@ def enumerated(one: Instance) -> Enumerated:
 
 
 def instances(full: bool) -> list[Instance]:
-    drawn = (instance(seed) for seed in range(ALL_INSTANCES if full else INSTANCES))
+    candidates_of_seeds = (instance(seed) for seed in range(ALL_INSTANCES if full else INSTANCES))
     largest = LARGEST_OF_ALL if full else LARGEST
-    return [one for one in drawn if one.count <= largest] + uneven_pipelines()[:: 1 if full else 3]
+    return [one for one in candidates_of_seeds if one.count <= largest] + uneven_pipelines()[
+        :: 1 if full else 3
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +135,9 @@ def test_the_proof_accepts_the_optimum_and_no_higher_bound(spaces: list[Enumerat
 
 @pytest.mark.slow
 def test_without_a_cutoff_every_candidate_is_evaluated(spaces: list[Enumerated]) -> None:
-    """Without a bound the cover is the enumeration: exactly as many illegal, unfitting and evaluated."""
+    """Without a bound the proof is the enumeration: equal numbers of illegal, out-of-memory and evaluated
+    candidates.
+    """
     for whole in spaces[::2]:
         outcome = whole.outcome(inf)
         assert (outcome.illegal, outcome.out_of_memory, outcome.pruned, outcome.evaluated) == (
@@ -151,7 +157,7 @@ def test_the_least_memory_is_proven_too(spaces: list[Enumerated]) -> None:
 
 @pytest.mark.slow
 def test_fixed_fields_and_axes_restrict_the_proof(spaces: list[Enumerated]) -> None:
-    """A cover of what has some values of some fields: the candidates that have them, no more and no fewer."""
+    """A proof over some values of some fields covers exactly the candidates with these values."""
     rng = random.Random(7)
     fields = (
         "tp", "pp", "vpp", "schedule", "recompute", "recompute_layers", "offload", "first_stage_layers",

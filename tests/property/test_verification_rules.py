@@ -1,4 +1,6 @@
-"""Legality twice: the checker's rules and counts against the planner's rules and plain enumeration."""
+"""Two implementations of legality: the checker's rules and counts, compared with the planner's rules and
+plain enumeration.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ QUESTIONS: tuple[tuple[dict[str, Any], str, int, int], ...] = (
     (ROUTED, "6xH100-SXM", 9, 96),
     (ROUTED, "2x4xH100-SXM", 6, 40),
 )
-"""Degrees that break every rule that needs no price."""
+"""Questions whose degrees break every rule that needs no estimate."""
 
 NAMES = ["dense on 8", "dense on 2x6", "experts on 6", "experts on 2x4"]
 
@@ -71,7 +73,7 @@ def planned_reasons(figures: Figures, strategies: list[Strategy]) -> list[str]:
 def test_the_first_broken_rule(question: tuple[dict[str, Any], str, int, int], full: bool) -> None:
     figures = figures_for(question)
     twin, rng = twin_of(figures, core=False), random.Random(7)
-    strategies = [twin.drawn(rng) for _ in range(20_000 if full else 1_500)]
+    strategies = [twin.random_candidate(rng) for _ in range(20_000 if full else 1_500)]
     own = first_broken(rows_of(strategies), figures).tolist()
     assert own == planned_reasons(figures, strategies)
     assert len(set(own)) >= 6
@@ -85,7 +87,9 @@ def test_every_rule_is_met() -> None:
     for question in QUESTIONS:
         figures, rng = figures_for(question), random.Random(8)
         twin = twin_of(figures, core=False)
-        seen |= set(first_broken(rows_of([twin.drawn(rng) for _ in range(3_000)]), figures).tolist())
+        seen |= set(
+            first_broken(rows_of([twin.random_candidate(rng) for _ in range(3_000)]), figures).tolist()
+        )
     assert seen == {"", *(rule.code for rule in RULES)}
 
 
@@ -96,7 +100,9 @@ def test_every_rule_is_met() -> None:
 def test_counts_per_rule_are_those_of_enumeration(
     question: tuple[dict[str, Any], str, int, int], space: str, fixed: dict[str, object]
 ) -> None:
-    """Small devices, so that all candidates can be listed: the default space of 4 devices, core of all."""
+    """Small clusters, so that all candidates can be listed: the default space of 4 devices, the core space of
+    all.
+    """
     figures, candidates = enumerated(QUESTIONS.index(question), space)
     found = Counter(reason for strategy, reason in candidates if keeps(strategy, fixed))
     found.pop("", None)

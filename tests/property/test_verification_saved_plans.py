@@ -1,6 +1,6 @@
 """`check` accepts every plan that `plan` and `frontier` save.
 
-PLANS=1000 in the environment asks for so many, in one process (docs/contributing/testing.md).
+The environment variable PLANS=1000 sets the number of plans, in one process (docs/contributing/testing.md).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shardwise.plans import is_graph_plan, is_uneven_plan
 from shardwise.search.hetero import result
 
 PLANS = int(os.environ.get("PLANS", "30"))
-"""Plans that are asked for, at least."""
+"""Least number of plans."""
 
 SCHEMAS = ("strategy", "uneven", "graph")
-"""What plan files are of: of each a fifteenth of the plans or more."""
+"""Kinds of plan files; each is at least a fifteenth of the plans."""
 
 POINTS = 2
-"""Of a frontier its first points, which are judged alike."""
+"""Points of a frontier that are checked, from the first on; all are checked alike."""
 
 ANSWERED, INFEASIBLE = 0, 3
 
@@ -61,8 +61,8 @@ def test_every_saved_plan_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_the_twin_that_names_another_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planner that names the last of all ranks."""
+def test_a_mutant_that_names_another_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant is a planner that names the last of all ranks."""
     monkeypatch.setattr(result, "tightest_of", lambda peaks: max(peaks, key=lambda one: one[0]))
     config = {"layers": 14, "hidden": 512, "ffn": 2048, "heads": 8, "vocab": 50257, "seq_len": 2048}
     (tmp_path / "model.json").write_text(json.dumps({**config, "tied": True}))
@@ -76,5 +76,5 @@ def test_the_twin_that_names_another_rank_is_refused(tmp_path: Path, monkeypatch
 
 
 def schema_of(path: str) -> str:
-    """What a plan file is of."""
+    """The kind of a plan file."""
     return "graph" if is_graph_plan(path) else "uneven" if is_uneven_plan(path) else "strategy"

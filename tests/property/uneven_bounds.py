@@ -1,4 +1,4 @@
-"""What bounds of uneven pipelines are held to: no layout is done sooner than they say."""
+"""Bounds of uneven pipelines hold: no layout is faster than its bounds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from shardwise.search.hetero.capacity_relaxation import CapacityRelaxation
 from shardwise.search.hetero.lower_bounds import INFINITE_S, StageTable, SuffixRelaxation, layout_figures
 
 
-def hold_bounds(of: Any, layouts: Any, numbers: range | list[int], seed: int) -> None:
-    """Each of `layouts` of the options `of`, walked with each of these numbers of microbatches, takes no less
-    than every bound of it."""
+def assert_bounds_hold(of: Any, layouts: Any, numbers: range | list[int], seed: int) -> None:
+    """Assert that each of `layouts` of the options `of`, evaluated with each of these numbers of
+    micro-batches, takes no less than each of its bounds.
+    """
     entries = StageTable(of)
     for row, times_s in enumerate(walked_s(of, layouts, numbers)):
         sites, layers = layouts.pools[row], layouts.layers[row]
@@ -27,10 +28,10 @@ def hold_bounds(of: Any, layouts: Any, numbers: range | list[int], seed: int) ->
             if time_s == float("inf"):
                 continue
             within_s = time_s * (1 + 1e-9)
-            for most_s in (INFINITE_S, time_s):  # it has no stage that takes more by itself
+            for most_s in (INFINITE_S, time_s):  # none of its stages takes longer than the pipeline
                 relaxation = SuffixRelaxation(entries, [(kinds, counts)], [m], within_s=most_s)
                 assert relaxation.bounds()[0] <= within_s, (seed, sites, layers, m)
-            # Nor less than pipelines that differ in how they are spread alone are told together.
+            # The same with one bound for all pipelines that differ only in how stages are spread.
             together = SuffixRelaxation(entries, [(entries.relaxed_kinds(kinds), counts)], [m])
             assert together.bounds()[0] <= within_s, (seed, sites, layers, m)
             assert lower_bounds.lower_bound_s(figures, m)[0] <= within_s, (seed, sites, layers, m)

@@ -1,7 +1,8 @@
-"""The space of uneven plans again: every layout of every pipeline, every set of pipelines, every share.
+"""A second implementation of the space of uneven plans (the twin): every layout of every pipeline, every set
+of pipelines, every share.
 
-Only the prices of single stages are those of the planner; layouts, schedules, shares and the choice among
-them are plain: nothing is bounded, nothing is left out, and alike layouts are columns of one array.
+It uses the planner's costs of single stages. Layouts, schedules, shares and the choice among them are plain
+enumerations without bounds; layouts are columns of one array.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ Ints = NDArray[np.int64]
 
 DEVICES = ("H100-SXM", "A100-80G", "A100-40G", "V100-16G", "T4", "RTX3090", "L4")
 BY_NODE_SLOT = ("gather_s", "reduce_s", "end_s")
-"""What depends on how many stages of the pipeline lie together in a node."""
+"""Costs that depend on how many stages of the pipeline share a node."""
 LINKS = ("1Gb/s", "10Gb/s", "200Gb/s")
 
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Pipelines of as many stages: the site, the kind and the layers of each, of shape (layouts, stages); the
-    devices of each pool that they take, of shape (layouts, pools); and how many alike ones fill the nodes
-    over which their stages are spread, 1 where they are not."""
+    """Pipelines of one number of stages: site, kind and layers of each stage, of shape (layouts, stages); the
+    devices of each pool that they take, of shape (layouts, pools); and the set size of spread stages, the
+    number of identical pipelines that fill the nodes, 1 for other pipelines.
+    """
 
     pools: Ints
     kinds: Ints
@@ -47,14 +49,15 @@ class Layouts:
     filling: Ints
 
     def take(self, chosen: Any) -> Layouts:
-        """Those under a mask, or at these places."""
+        """The layouts of a mask, or at these indices."""
         columns = self.pools, self.kinds, self.layers, self.taken, self.filling
         return Layouts(*(values[chosen] for values in columns))
 
 
-def drawn_space(seed: int, most_devices: int) -> UnevenSpace:
-    """A random small problem: up to `most_devices` devices of two or three classes, 2 to 8 layers, three
-    speeds of links; memory is tight in half of them."""
+def random_space(seed: int, most_devices: int) -> UnevenSpace:
+    """A random small problem: up to `most_devices` devices of two or three classes, 2 to 8 layers, three link
+    speeds; memory is tight in half of them.
+    """
     rng = random.Random(seed)
     while True:
         classes = rng.sample(DEVICES, rng.choice((2, 2, 3)))
@@ -78,9 +81,10 @@ def drawn_space(seed: int, most_devices: int) -> UnevenSpace:
     return UnevenSpace(model, load_cluster(text, inter_node=rng.choice(LINKS)), job, limits)
 
 
-def drawn_to_spread(seed: int) -> UnevenSpace:
-    """The same with two nodes of two devices or more of one class, wide layers on slow links, and pipelines
-    too short for all devices, so that stages are more often best in nodes full of their replicas."""
+def random_to_spread(seed: int) -> UnevenSpace:
+    """A problem with two nodes of two devices or more of one class, wide layers on slow links, and pipelines
+    too short for all devices, so that spread stages are more often best.
+    """
     rng = random.Random(seed)
     one, other = rng.sample(DEVICES, 2)
     first = rng.choice(("2x2", "2x2", "2x2", "2x4"))
@@ -94,9 +98,10 @@ def drawn_to_spread(seed: int) -> UnevenSpace:
     return UnevenSpace(model, cluster, job, limits)
 
 
-def drawn_with_mixed_stages(seed: int) -> UnevenSpace:
-    """The same of up to 5 devices, where stages may split up to 4 or 6 rows over two pools, and more often
-    should: fast links, short sequences, few of them."""
+def random_with_mixed_stages(seed: int) -> UnevenSpace:
+    """A problem of up to 5 devices whose stages may split up to 4 or 6 rows over two pools, and in which
+    mixed-pool stages are more often best: fast links and few short sequences.
+    """
     rng = random.Random(seed)
     while True:
         classes = rng.sample(DEVICES, rng.choice((2, 2, 2, 3)))
@@ -159,9 +164,11 @@ def least_s(space: UnevenSpace) -> float:
 def with_mixed_stages(
     space: UnevenSpace, options: StageOptions, subproblem: UnevenSubproblem
 ) -> StageOptions:
-    """The options of a block of so many pipelines with stages on two pools, each with all of its layers and a
-    row or more of every microbatch: what the slower part takes, where both fit, by the recomputation whose
-    backward is the shortest then. Their replicas are two for each pipeline, in different nodes."""
+    """The options of a subproblem with mixed-pool stages in addition, each with all its layers and at least
+    one row of every micro-batch on each pool. They cost as much as their slower part, where both parts
+    fit, with the recomputation of the shortest backward pass. Each pipeline counts for two replicas, on
+    different nodes.
+    """
     size, count = subproblem.micro_batch_size, len(subproblem.pools)
     if not 2 <= size <= space.limits.mixed_stage_rows:
         return options
@@ -191,8 +198,9 @@ def with_mixed_stages(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part with so many devices: its price by recomputation where that has a say, the place of the stage,
-    whether it is the first, and layers; infinite where it does not fit."""
+    """A part of a mixed-pool stage: its costs by recomputation, place of the stage, whether it is the first,
+    and layers; infinite where it does not fit.
+    """
 
     tp: int
     figures: dict[str, Floats]
@@ -226,15 +234,16 @@ def _parts_of(space: UnevenSpace, subproblem: UnevenSubproblem, pool: int, rows:
 
 
 def _slower(one: _Part, other: _Part) -> dict[str, Floats]:
-    """Of each figure that of the slower part, at the recomputation that is over soonest for both."""
+    """Each figure of the slower part, under the recomputation with the shortest backward pass for both."""
     both = {name: np.maximum(one.figures[name], other.figures[name]) for name in one.figures}
     way = both["backward_s"].argmin(axis=0)[None]
     return {name: np.take_along_axis(values, way, axis=0)[0] for name, values in both.items()}
 
 
 def every_layout(options: StageOptions) -> list[Layouts]:
-    """Every pipeline that the devices are enough for: kinds per site, sites in any order, one pair of pools
-    among them at most, layers in any parts; those of each number of stages together."""
+    """Every pipeline for which there are enough devices: any kinds per site, any order of sites, at most one
+    pair of pools, any split of layers; grouped by number of stages.
+    """
     count, alone = len(options.stages), len(options.devices)
     takes = [
         np.array([_takes(site, kind, alone) for kind in stages.kinds])
@@ -253,7 +262,7 @@ def every_layout(options: StageOptions) -> list[Layouts]:
         numbers = (orders[:, :, None] == np.arange(count)).sum(axis=1)
         is_known = (numbers[:, alone:] > 0).sum(axis=1) <= 1
         orders, numbers = orders[is_known], numbers[is_known]
-        # A pool without stages has its first kind, so that no layout is there twice.
+        # A pool without stages has its first kind, so that no layout occurs twice.
         is_one = ((numbers[:, None] > 0) | (chosen == 0)).all(axis=2)
         order, kind = np.nonzero(is_one)
         of_kinds = np.stack([takes[site][chosen[:, site]] for site in range(count)], axis=1)
@@ -276,8 +285,10 @@ def every_layout(options: StageOptions) -> list[Layouts]:
 
 
 def filling_of(options: StageOptions, site: int, kind: int, many: int) -> int:
-    """How many alike pipelines with so many stages on a pool fill the nodes that each group of these is
-    spread over: 1 where as many as fit lie together, 0 where they lie as those of another kind do."""
+    """The set size of pipelines with `many` stages of a kind on a site: how many identical ones fill the
+    nodes. It is 1 where as many stages as fit share a node, and 0 where another kind has the same node
+    slots.
+    """
     stages = options.stages[site]
     one, devices = stages.kinds[kind], stages.node_slots[0].devices
     assert not isinstance(one, MixedPoolKind)
@@ -285,14 +296,14 @@ def filling_of(options: StageOptions, site: int, kind: int, many: int) -> int:
     if not any(devices % (n * size) == 0 for n in more):
         return 1
     own, *others = (
-        [_together(devices, size, many, left, most) for left in range(1, many + 1)]
+        [_stages_per_node(devices, size, many, left, most) for left in range(1, many + 1)]
         for most in (one.stages_per_node, *more)
     )
     return 0 if own in others else max(devices // (stages_per_node * size) for stages_per_node in own)
 
 
 def _takes(site: tuple[int, ...], kind: StageKind | MixedPoolKind, pools: int) -> list[int]:
-    """Devices of each pool that a stage takes: all on its pool, or of each of two its part."""
+    """Devices of each pool that a stage takes: all on its pool, or one part on each of two."""
     if isinstance(kind, MixedPoolKind):
         return [kind.tp[site.index(pool)] if pool in site else 0 for pool in range(pools)]
     return [kind.tp * kind.dp if pool in site else 0 for pool in range(pools)]
@@ -307,14 +318,16 @@ def _parts(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def least_of_block(options: StageOptions, layouts: list[Layouts], subproblem: UnevenSubproblem) -> float:
-    """The least time of any plan of a block with one number of pipelines; infinity where nothing fits."""
+def least_of_subproblem(options: StageOptions, layouts: list[Layouts], subproblem: UnevenSubproblem) -> float:
+    """The least time of any plan of a subproblem with one number of pipelines; infinity where
+    nothing fits.
+    """
     least = _least_alike if subproblem.is_alike else _least_of
     return least(options, layouts, subproblem.most)
 
 
 def _least_alike(options: StageOptions, layouts: list[Layouts], pipelines: int) -> float:
-    """The least time of `pipelines` pipelines with the same stages, of shares as equal as can be."""
+    """The least time of `pipelines` identical pipelines, whose shares differ by at most one."""
     best = float("inf")
     for some in layouts:
         is_whole = pipelines % some.filling == 0
@@ -325,9 +338,10 @@ def _least_alike(options: StageOptions, layouts: list[Layouts], pipelines: int) 
 
 
 def _least_of(options: StageOptions, layouts: list[Layouts], pipelines: int) -> float:
-    """The least time of `pipelines` pipelines that share the microbatches.
+    """The least time of `pipelines` pipelines that share the micro-batches.
 
-    `reached` has the least time by pipelines, devices taken of each pool, and microbatches that they do."""
+    `reached` has the least time by number of pipelines, devices taken of each pool, and micro-batches done.
+    """
     most = options.microbatches
     reached = np.full((pipelines + 1, *(count + 1 for count in options.devices), most + 1), np.inf)
     reached[(0,) * reached.ndim] = 0.0
@@ -349,8 +363,9 @@ def _least_of(options: StageOptions, layouts: list[Layouts], pipelines: int) -> 
 def _sets(
     options: StageOptions, layouts: list[Layouts], most: int
 ) -> dict[tuple[tuple[int, ...], int], Floats]:
-    """By devices taken and how many alike pipelines take them: the least time in which each of them does 1,
-    2, ... `most` microbatches."""
+    """By devices taken and number of identical pipelines: the least time in which each of them does 1, 2, ...
+    `most` micro-batches.
+    """
     found: dict[tuple[tuple[int, ...], int], Floats] = {}
     for some in layouts:
         keys = np.concatenate([some.taken, some.filling[:, None]], axis=1)
@@ -369,7 +384,7 @@ def _sets(
 
 
 def _hops(options: StageOptions, layouts: Layouts) -> Floats:
-    """Seconds from each stage to the next, of shape (stages - 1, layouts)."""
+    """Seconds of the hops from each stage to the next, of shape (stages - 1, layouts)."""
     pools, kinds = layouts.pools.T, layouts.kinds.T
     stages = len(pools)
     near, far = np.zeros((2, stages, pools.shape[1]))
@@ -394,7 +409,7 @@ def _figures(options: StageOptions, layouts: Layouts, name: str) -> Floats:
             if name in BY_NODE_SLOT:
                 number = (layouts.pools[mine] == pool).sum(axis=1)
                 left = (layouts.pools[mine, s:] == pool).sum(axis=1)
-                # Few of them differ: a seat is looked for once.
+                # Few of them differ: each node slot is looked up once.
                 keys = (kinds * (stages + 1) + number) * (stages + 1) + left
                 _, first, alike = np.unique(keys, return_index=True, return_inverse=True)
                 node_slots = [
@@ -407,10 +422,10 @@ def _figures(options: StageOptions, layouts: Layouts, name: str) -> Floats:
 
 
 @cache
-def _together(devices: int, size: int, number: int, left: int, most: int) -> int:
-    """How many of `number` stages of so many devices lie in one node of `devices` with the one that is
-    `left`-th from their end: they fill nodes from the end on, by powers of two of up to `most` that divide a
-    node."""
+def _stages_per_node(devices: int, size: int, number: int, left: int, most: int) -> int:
+    """How many of `number` stages share one node of `devices` with the stage that is `left`-th from their
+    end. They fill nodes from the end on, in powers of two of up to `most` that divide a node.
+    """
     fitting = [n for n in (1, 2, 4, 8) if n <= most and devices % (n * size) == 0]
     placed = 0
     while True:
@@ -421,11 +436,13 @@ def _together(devices: int, size: int, number: int, left: int, most: int) -> int
 
 
 def _node_slot(of: SiteCosts, kind: int, number: int, left: int, stages: int) -> int:
-    """Where the prices of a stage on a pool are, one of `number` there in a pipeline of `stages`."""
+    """Index of the costs of a stage on a pool by its node slot; it is one of `number` there, in a pipeline of
+    `stages`.
+    """
     devices = of.node_slots[0].devices
     if isinstance(one := of.kinds[kind], MixedPoolKind):
         return 0
-    stages_per_node = _together(devices, one.tp * one.dp, number, left, one.stages_per_node)
+    stages_per_node = _stages_per_node(devices, one.tp * one.dp, number, left, one.stages_per_node)
     whole = NodeSlot(stages_per_node, devices, True)
     return of.node_slots.index(
         whole if stages_per_node == stages and whole in of.node_slots else NodeSlot(stages_per_node, devices)
@@ -433,8 +450,9 @@ def _node_slot(of: SiteCosts, kind: int, number: int, left: int, stages: int) ->
 
 
 def walked_s(options: StageOptions, layouts: Layouts, counts: range | list[int]) -> Floats:
-    """Each pipeline's step under 1F1B with each of these numbers of microbatches, action by action; of shape
-    (layouts, counts)."""
+    """Each pipeline's 1F1B step with each of these numbers of micro-batches, action by action; of shape
+    (layouts, counts).
+    """
     found = np.full((len(layouts.pools), len(counts)), np.inf)
     fits = np.isfinite(_figures(options, layouts, "backward_s")).all(axis=0)
     fitting = layouts.take(fits)
@@ -450,7 +468,7 @@ def walked_s(options: StageOptions, layouts: Layouts, counts: range | list[int])
 def _freed(
     forward_s: Floats, backward_s: Floats, gather_s: Floats, hops: Floats, microbatches: int
 ) -> Floats:
-    """When each stage has done all, of shape (stages, layouts)."""
+    """End time of each stage, of shape (stages, layouts)."""
     p = len(forward_s)
     orders = []
     for s in range(p):

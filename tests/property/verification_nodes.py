@@ -1,4 +1,4 @@
-"""Cells of a cover around given strategies, at every level, with ranges drawn at random."""
+"""Proof nodes that contain given strategies, at every level, with random ranges."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def default_space(figures: Figures) -> SpaceDefinition:
 def pipelines_of(
     figures: Figures, strategies: Sequence[Strategy]
 ) -> Iterator[tuple[list[int], PipelineContext, ProofNodes]]:
-    """The strategies by pipeline: their places, the pipeline, and each as a cell of one point."""
+    """The strategies by pipeline: their indices, the pipeline, and each strategy as a node of one point."""
     space = default_space(figures)
     places: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for place, one in enumerate(strategies):
@@ -82,7 +82,7 @@ def _pair(grid_costs: GridCosts, pairs: ShardPairs, rows: StrategyRows, row: int
 
 
 def opened(nodes: ProofNodes, level: str) -> ProofNodes:
-    """The same cells, with what is not chosen at this level left open."""
+    """The same nodes with open ranges for everything that this level does not fix."""
     nothing = np.full(len(nodes), -1)
     if level != "sharded":
         nodes = replace(nodes, optim=np.zeros(len(nodes), dtype=np.int64))
@@ -96,7 +96,7 @@ def opened(nodes: ProofNodes, level: str) -> ProofNodes:
 
 
 def widened(pipeline: PipelineContext, nodes: ProofNodes, rng: random.Random) -> ProofNodes:
-    """The cells with ranges around their points, drawn at random."""
+    """The nodes with random ranges around their points."""
     layers, stages = pipeline.splits.layers, pipeline.stages
     shape = pipeline.splits.prefix_sums[0].shape
     most_first, most_last = shape[1] - 2, shape[2] - 2

@@ -1,4 +1,4 @@
-"""What a rank computes of convolutions, pooling and recurrent layers."""
+"""The computation of a rank for convolutions, pooling and recurrent layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shardwise.graph import OpNode
 
 
 def _with_halo(run: Spmd, value: Value, read: str, made: str) -> tuple[Value, dict[Rank, int]]:
-    """A tensor with the rows of its neighbours that the rules name, and the first row that each rank has."""
+    """A tensor with the neighbours' rows that the rules name, and the index of the first row on each rank."""
     rows = 0
     for axis, rule in enumerate(run.mesh.rules):
         if rule.split == made and rule.collectives:
@@ -46,8 +46,9 @@ def _with_halo(run: Spmd, value: Value, read: str, made: str) -> tuple[Value, di
 def _taps(
     run: Spmd, op: OpNode, value: Value, read: str, made: str, tap: str, places: Array
 ) -> tuple[Value, Value]:
-    """The tensor with its halo, and a one where a tap of a window meets a row: `places` are the rows, beyond
-    the ends zeros. A row that a rank would need and has not is an error."""
+    """The tensor with its halo, and a one where a tap of a window meets a row: `places` are the rows, zeros
+    beyond the ends. A row that a rank needs and lacks is an error.
+    """
     value, first = _with_halo(run, value, read, made)
     at = value.dims.index(read)
     parts = {}
@@ -92,7 +93,9 @@ def convolution(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
 
 
 def pool(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
-    """Averages are products with a share of each row, maxima go over the rows of each window."""
+    """Average pooling is a product with weights of each row; maximum pooling takes the rows of each
+    window.
+    """
     (value,) = operands
     spatial = int(op.attributes.get("spatial", 2))
     average = op.attributes["function"] == "average"
@@ -110,7 +113,7 @@ def pool(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
 
 
 def _pool_places(op: OpNode, read: str, made: str) -> tuple[Array, Array]:
-    """Rows of the windows, -1 where a window has fewer than others; and how many each has."""
+    """Rows of the windows, -1 where a window has fewer rows than others; and the number of rows of each."""
     if "kernel" in op.attributes:
         kernel = int(op.attributes["kernel"])
         places = _places(op, made, kernel, int(op.attributes.get("stride", kernel)))
@@ -144,7 +147,9 @@ def _window_maximum(run: Spmd, value: Value, table: Value, dims: Dims) -> Value:
 
 
 def recurrent(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
-    """Steps one by one; an LSTM's gates are input, forget, cell, output, a GRU's reset, update, candidate."""
+    """Step by step; gates are input, forget, cell, output for an LSTM, and reset, update, candidate for a
+    GRU.
+    """
     value, of_input, of_state, *biases = operands
     gates, units, width = op.parameters[0].dims
     time = str(op.attributes["time"])
@@ -170,7 +175,7 @@ def recurrent(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
 
 
 def cell(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
-    """A step of a state that every rank has whole; of it a rank that makes some units takes their part."""
+    """A step on a state that every rank has whole; a rank that computes some units takes their part of it."""
     value, before, of_input, of_state, *biases = operands
     gates, units, width = op.parameters[0].dims
     batch = without(value.dims, (width,))
@@ -187,7 +192,7 @@ def cell(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
 
 
 def _part(run: Spmd, state: Value, units: str) -> Value:
-    """The units of its own that a rank takes of the whole state, the last dim."""
+    """The part of the whole state for the rank's own units, along the last dim."""
 
     def bounds(rank: Rank) -> slice:
         return slice(*run.mesh.interval(units, rank))
@@ -203,7 +208,7 @@ def _part(run: Spmd, state: Value, units: str) -> Value:
 
 
 def _carried(run: Spmd, op: OpNode, state: Value, of_state: Value) -> Value:
-    """The product of the state's weight and the whole state of the step before."""
+    """The product of the state's weight and the whole state of the previous step."""
     gates, units, recurrent_dim = op.parameters[1].dims
     by_units, by_state = run.mesh.splits((units,)), run.mesh.splits((recurrent_dim,))
     for axis in reversed(by_units):
@@ -254,7 +259,7 @@ def _gru_step(
     cell: Value | None,
     gates: str,
 ) -> tuple[Value, Value | None]:
-    """The first bias is the input's, the second the state's, which the reset gate scales."""
+    """The first bias is that of the input, the second that of the state, which the reset gate scales."""
     of_input, of_state = [own, *biases[:1]], [*((carried,) if carried else ()), *biases[1:]]
     terms = [*of_input, *of_state]
     reset, update = (_sigmoid(run, _gate(run, terms, gates, index)) for index in (0, 1))

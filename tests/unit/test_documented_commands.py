@@ -1,7 +1,7 @@
-"""The parser accepts every `shardwise` command in README.md and docs/. Commands of pages for users are run,
-and print what the page shows, but for what depends on the speed of the machine.
+"""The parser accepts every `shardwise` command in README.md and docs/. Commands on pages for users are run
+and print the output of the page, except where that depends on the speed of the machine.
 
-`python -m tests.documented` writes what they print today into the pages.
+`python -m tests.documented` writes their present output into the pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.documented.parsing import check
 from tests.documented.running import comparable, is_run, outputs, runs
 
 RUN = [page for page in pages() if is_run(page) and page.name != "README.md"]
-"""README.md has a test of its own."""
+"""README.md has its own test."""
 
 
 def name(page: Path) -> str:

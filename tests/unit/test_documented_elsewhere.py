@@ -1,5 +1,6 @@
-"""docs/how-to/other-software.md: its table has every field, its spaces are searched, its program says what
-plans have."""
+"""docs/how-to/other-software.md: its table has every field, its spaces are searched, and its program agrees
+with plans.
+"""
 
 from __future__ import annotations
 

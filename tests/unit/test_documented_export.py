@@ -1,4 +1,4 @@
-"""docs/how-to/megatron-lm.md: its flags are those of its plan, its families those that are exported."""
+"""docs/how-to/megatron-lm.md: its flags are those of its plan, its families those that can be exported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "how-to" / "megatron-lm.md").read_text()
 
 
 def test_the_flags_on_the_export_page_are_those_of_its_plan() -> None:
-    """tp 2 x cp 4 x pp 8 are 64 devices; 48 chunks, the first of one layer, the last of none."""
+    """tp 2 x cp 4 x pp 8 is 64 devices; 48 chunks, the first with one layer, the last with none."""
     model, cluster = load_model(str(ROOT / "examples" / "llama-3.1-70b")), load_cluster("8x8xH100-SXM")
     job = Job(seq_len=8192, global_batch_size=256, dtype="bf16")
     fields = parse_fields("tp=2,cp=4,pp=8,vpp=6,optim_shard=4,last_stage_layers=0", key="strategy")

@@ -1,4 +1,4 @@
-"""docs/reference/formats.md on what users write: its examples are read, and its tables have every key."""
+"""docs/reference/formats.md on input files: its examples can be read, and its tables have every key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUES = {
     "positions": "rope", "tied": "false", "dropout": "0.1",
     "expert_capacity_factor": "1.25", "top_k": "2", "dense_layers": "1",
 }  # fmt: skip
-"""Of the keys of dimensions; 64 of all others."""
+"""Values of the keys of dimensions; 64 for all others."""
 
 
 def section(title: str) -> str:
@@ -33,13 +33,13 @@ def example(title: str) -> str:
 
 
 def documented(title: str) -> list[str]:
-    """The keys in the first column of a table, without what they are keys of."""
+    """The keys in the first column of a table, without the object that they belong to."""
     rows = [line for line in section(title).splitlines() if line.startswith("| `")]
     return [key for row in rows for key in re.findall(r"`(?:\w+\[\]\.)?(\w+)`", row.split("|")[1])]
 
 
 def keys_read(*functions: object) -> set[str]:
-    """The keys that these ask a file's fields for."""
+    """The keys that these functions read from a file's fields."""
     source = "".join(map(inspect.getsource, functions))  # type: ignore[arg-type]
     return set(re.findall(r'(?:fields|part)\.\w+\(\s*"(\w+)"', source))
 
@@ -54,7 +54,7 @@ def test_the_examples_are_read(tmp_path: Path) -> None:
 
 def test_every_key_of_dimensions_is_documented_and_read(tmp_path: Path) -> None:
     keys = documented("A model in plain dimensions")
-    # The factor is read for configs too, elsewhere; the name where a model is made.
+    # Configs read the factor too, elsewhere; the name is read where a model is built.
     assert keys_read(dimensions) | {"name", "expert_capacity_factor"} == set(keys)
     path = tmp_path / "m.yaml"
     lines = [f"{key}: {VALUES.get(key, '64')}" for key in keys]
@@ -66,6 +66,6 @@ def test_every_key_of_dimensions_is_documented_and_read(tmp_path: Path) -> None:
 
 
 def test_every_key_of_a_cluster_file_is_documented() -> None:
-    """Of the file, its nodes and its tiers; those of links are in one line of words."""
+    """Keys of the file, its nodes and its tiers; those of links are in one line of text."""
     within_links = {"from", "to", "one_way"}
     assert keys_read(file) - within_links == set(documented("A cluster file"))

@@ -1,4 +1,4 @@
-"""docs/reference/cli.md and docs/reference/api.md are those that the code makes."""
+"""docs/reference/cli.md and docs/reference/api.md equal the generated pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links in README.md and docs/ lead to files that exist; on the site, those that leave docs/ become text."""
+"""Links in README.md and docs/ lead to existing files; on the site, links out of docs/ become text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_links_that_leave_the_site() -> None:
 
 
 def test_patterns_of_the_navigation() -> None:
-    """Each page once: where it is named, else in the first pattern that it matches; index pages first."""
+    """Each page once: where it is named, otherwise in the first pattern that matches it; index
+    pages first.
+    """
     nav = [
         "index.md",
         {"How": ["how-to/train.md", "how-to/*.md"]},

@@ -1,4 +1,4 @@
-"""Property tests draw the same examples on every machine, unless a random search is requested."""
+"""Property tests use the same examples on every machine, unless a random search is requested."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ p = tests.conftest.providers
 own = p.Constants(integers=p.SortedSet(range(1000)), strings=p.SortedSet(["one", "two"]))
 p._get_local_constants = lambda: own
 """
-"""As if modules with these constants were loaded."""
+"""Simulates loaded modules with these constants."""
 
-DRAWS = "from tests.unit.test_examples import drawn; print(drawn())"
+DRAWS = "from tests.unit.test_examples import examples_here; print(examples_here())"
 
 
-def drawn() -> list[tuple[int, float, str]]:
-    """What a property test draws in this process."""
+def examples_here() -> list[tuple[int, float, str]]:
+    """Examples of a property test in this process."""
     examples = []
 
     @given(st.integers(), st.floats(), st.text())
@@ -37,9 +37,10 @@ def drawn() -> list[tuple[int, float, str]]:
     return examples
 
 
-def drawn_by(*statements: str, hash_seed: int = 0, is_in_ci: bool = False) -> str:
-    """What it draws in a process of its own, after these statements; with the variable that CI sets where it
-    `is_in_ci`."""
+def examples_after(*statements: str, hash_seed: int = 0, is_in_ci: bool = False) -> str:
+    """Its examples in a separate process, after these statements; with the variable that CI sets where it
+    `is_in_ci`.
+    """
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": paths}
     environment |= {"CI": "true"} if is_in_ci else {}
@@ -49,17 +50,19 @@ def drawn_by(*statements: str, hash_seed: int = 0, is_in_ci: bool = False) -> st
 
 @pytest.mark.slow
 def test_examples_are_the_same_in_every_process() -> None:
-    once = drawn_by(FIXED)
+    once = examples_after(FIXED)
     assert once.count("(") >= 100
-    assert drawn_by(FIXED, OTHER_MODULES, hash_seed=1) == once
+    assert examples_after(FIXED, OTHER_MODULES, hash_seed=1) == once
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_in_ci", [False, True])
 def test_a_random_search_draws_other_examples(is_in_ci: bool) -> None:
-    assert drawn_by(FIXED, RANDOM, is_in_ci=is_in_ci) != drawn_by(FIXED, RANDOM, is_in_ci=is_in_ci)
+    assert examples_after(FIXED, RANDOM, is_in_ci=is_in_ci) != examples_after(
+        FIXED, RANDOM, is_in_ci=is_in_ci
+    )
 
 
 @pytest.mark.slow
 def test_a_mutant_that_draws_constants_of_loaded_modules_is_noticed() -> None:
-    assert drawn_by(FIXED, CONSTANTS) != drawn_by(FIXED)
+    assert examples_after(FIXED, CONSTANTS) != examples_after(FIXED)

@@ -1,4 +1,4 @@
-"""Tests of a group are handed to one worker, as those ask that share what is dear to make."""
+"""One worker runs all tests of a group, for tests that share expensive fixtures."""
 
 from __future__ import annotations
 

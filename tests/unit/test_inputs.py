@@ -1,4 +1,4 @@
-"""The strict reader: what is a value, what is refused, and what the error says."""
+"""The strict reader: valid values, refused ones, and the messages of errors."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_missing_key_names_the_unread_one_that_is_almost_it() -> None:
     assert str(wrong(lambda: fields.integer("layers", low=1, high=9))) == (
         "m.yaml: layers: is missing; found layerz; allowed: a whole number from 1 to 9"
     )
-    # Another key that only looks alike is not taken for it.
+    # Another key that only looks similar is not taken for it.
     assert wrong(lambda: fields.integer("heads")).found is None
     fields.has("layerz")
     assert wrong(lambda: fields.integer("layers")).found is None

@@ -1,4 +1,4 @@
-"""Numbers that hold for several things at once: which one counts, and how they stand in files."""
+"""Numbers that apply to several things: the one that counts, and their form in files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_fields_are_chosen_one_by_one() -> None:
 
 
 def test_a_number_that_names_both_is_the_more_specific() -> None:
-    # Named with the device, it stands above one for its architecture alone.
+    # A number named with the device precedes one for its architecture alone.
     assert values([number(1.0, "ampere", "A100"), number(2.0, "ampere")], "ampere", "A100") == {
         "memory.fraction": 1.0
     }
@@ -76,7 +76,7 @@ def test_records_are_read_back() -> None:
 
 
 def test_numbers_of_files_are_floats_but_where_they_count_elements() -> None:
-    # So that a plan which was read back is written with the same bytes: 64.0 each time.
+    # A plan that was read back is written with the same bytes: 64.0 each time.
     def value(field: str, given: float) -> object:
         (found,) = numbers_of([{"of": ["*"], "field": field, "value": given, "source": "a test"}])
         return found.value

@@ -1,4 +1,4 @@
-"""What is of `--full` alone is left out without it, and nothing else."""
+"""Cases of `--full` alone are left out without it, and no others."""
 
 from __future__ import annotations
 

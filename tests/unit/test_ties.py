@@ -1,4 +1,4 @@
-"""Of values that are equal up to rounding the first counts as the extreme."""
+"""Of values that are equal up to rounding, the first counts as the extreme."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_sorting_respects_ties() -> None:
         2,
         0,
         1,
-    ]  # 1.0 is equal to the least of the rest and stands first
+    ]  # 1.0 is equal to the least of the rest and comes first
     assert least_first([]) == []
 
 
 def test_a_mutant_without_tolerance_is_noticed() -> None:
-    """What numpy and Python say, which is what rounding says."""
+    """The mutant returns the results of numpy and Python, which depend on rounding."""
     values = [BELOW, 1.0]
     assert int(np.argmax(values)) == max(range(2), key=values.__getitem__) == 1
     assert first_largest(values) == 0

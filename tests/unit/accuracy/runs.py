@@ -19,8 +19,9 @@ Floats = NDArray[np.float64]
 
 
 def numbers_by_hand(**values: float) -> Numbers:
-    """Fitted numbers, named `OF__FIELD` with `_of_` for a dot: `ampere__matmul_of_peak_fraction=0.5`; those
-    of `software_...` are of software, `all` is everything."""
+    """Fitted numbers, named `OF__FIELD` with `_of_` for a dot: `ampere__matmul_of_peak_fraction=0.5`. Those
+    of `software_...` are of software; `all` is every platform.
+    """
 
     def number(name: str, value: float) -> Number:
         of, _, field = name.removeprefix("software_").partition("__")
@@ -49,13 +50,13 @@ def validated() -> Validation:
 
 
 def some(count: int, *groups: str, where: Callable[[Row], bool] = lambda row: True) -> list[Case]:
-    """So many of those where this holds, evenly spread over their order."""
+    """About `count` cases whose row meets `where`, evenly spaced in their order."""
     cases = [case for case in published(*groups) if where(case.row)]
     return [cases[place] for place in np.linspace(0, len(cases) - 1, count).astype(int)]
 
 
 def measured_runs(cases: Sequence[Case], numbers: Numbers) -> tuple[MeasuredRun, ...]:
-    """Cases as runs that took what was measured."""
+    """Cases as runs with their measured times."""
     return tuple(
         MeasuredRun(
             case=case,
@@ -67,6 +68,6 @@ def measured_runs(cases: Sequence[Case], numbers: Numbers) -> tuple[MeasuredRun,
 
 
 def times_under(cases: Sequence[Case], numbers: Numbers) -> Floats:
-    """What cases would take if these numbers were true."""
+    """Predicted times of cases under these numbers."""
     runs = [MeasuredRun(case=case, strategy=chosen_strategy(case, numbers), measured_s=1.0) for case in cases]
     return np.exp(predicted_log_s(runs, numbers))

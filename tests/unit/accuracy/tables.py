@@ -1,4 +1,4 @@
-"""Tables of measured rows, made of one plain row with some of its cells changed."""
+"""Tables of measured rows, made from one plain row with some changed cells."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PLAIN = {
     "optimizer": "",
     "notes": "",
 }
-"""A row that says everything: 2 x 2 x 4 A100, 4 microbatches per replica."""
+"""A row with every cell filled: 2 x 2 x 4 A100, 4 micro-batches per replica."""
 
 
 def text_of(*changes: dict[str, str]) -> str:

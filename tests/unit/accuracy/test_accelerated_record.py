@@ -1,4 +1,4 @@
-"""Plans for an H200 and an H100, by the calibrations that are shipped, against what was measured on them."""
+"""Plans for an H200 and an H100 with the shipped calibrations, compared with measured steps."""
 
 from __future__ import annotations
 

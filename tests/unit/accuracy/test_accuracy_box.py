@@ -1,5 +1,6 @@
-"""Least squares within ranges: by hand, against every choice of what is held, and that nothing counts on a
-move that another cannot make."""
+"""Bounded least squares: by hand, compared with every active set, and no number relies on a change that its
+bound excludes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def value(matrix: Floats, right: Floats, x: Floats) -> float:
 
 
 def least_of_all_sets(matrix: Floats, right: Floats, low: Floats, high: Floats) -> float:
-    """The least value over every choice of numbers held low, held high, and free."""
+    """The least value over every choice of numbers at their lower bound, at their upper bound, and free."""
     best = np.inf
     for choice in itertools.product((0, 1, 2), repeat=len(right)):
         state = np.array(choice)
@@ -43,13 +44,13 @@ def test_within_wide_ranges_the_result_is_the_unconstrained_solution() -> None:
 def test_free_numbers_are_solved_around_active_bounds() -> None:
     matrix, right = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0])
     low, high = np.full(2, -10.0), np.array([10.0, 0.3])
-    # y stays at 0.3, so 2 x + 0.3 = 1: x = 0.35. Clipped after solving, x would be 0.2.
+    # y stays at 0.3, so 2 x + 0.3 = 1: x = 0.35. With clipping after solving, x would be 0.2.
     assert bounded_least_squares(matrix, right, low, high).tolist() == pytest.approx([0.35, 0.3])
 
 
 @pytest.mark.slow
 def test_a_bound_active_on_the_way_is_released() -> None:
-    # From 0 towards (1.4, -0.2, ...) the first bound met is not one that holds at the end.
+    # From 0 towards (1.4, -0.2, ...) the first bound reached is not active in the solution.
     rng = np.random.default_rng(3)
     let_go = 0
     for _ in range(300):
@@ -63,7 +64,7 @@ def test_a_bound_active_on_the_way_is_released() -> None:
         assert value(matrix, right, found) == pytest.approx(least, abs=1e-10)
         clipped = np.clip(np.linalg.solve(matrix, right), low, high)
         let_go += value(matrix, right, clipped) > least + 1e-3
-    assert let_go > 100  # solving and clipping after is another answer
+    assert let_go > 100  # clipping after solving gives another answer
 
 
 def test_a_problem_without_free_numbers() -> None:

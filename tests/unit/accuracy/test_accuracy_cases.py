@@ -1,4 +1,4 @@
-"""From rows to problems and strategies: what is stated is taken, what is blank is filled by a stated rule."""
+"""From rows to problems and strategies: stated values are used, and a stated rule fills blank ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_prediction_is_the_planners_own() -> None:
     alone = step_time_s(problem.model, problem.cluster, problem.job, strategy)
     prediction = predicted(case)
     assert prediction.strategy == strategy
-    # The profile is another than the planner's default: alike in kind, not in value.
+    # The profile is another kind of software than the planner's default.
     assert prediction.step_time_s == pytest.approx(alone, rel=0.5)
     assert 0 < prediction.allocated_bytes < prediction.reserved_bytes < prediction.device_bytes
 
@@ -60,14 +60,14 @@ def test_published_rows_of_every_shape_are_predicted_as_alone() -> None:
     of_shape: dict[Hashable, list[Case]] = {}
     for case in cases:
         of_shape.setdefault(shapes.of(case.problem), []).append(case)
-    assert len(of_shape) < 100  # of 874 rows: else they are not priced together
+    assert len(of_shape) < 100  # of 874 rows: otherwise they are not predicted together
     assert_predicted_as_alone(
         [case for same_shape in of_shape.values() for case in (same_shape[0], same_shape[-1])]
     )
 
 
 def test_cases_predicted_together_are_predicted_as_alone() -> None:
-    """Rows of other batches, clusters, links and strategies are priced as one problem."""
+    """Rows with other batches, clusters, links and strategies are predicted as one problem."""
     cases, faults = cases_of(
         rows_of(
             {}, {"gpus": "32", "dp": "8"}, {"global_batch": "128"}, {"tp": "4", "dp": "2"},
@@ -78,7 +78,7 @@ def test_cases_predicted_together_are_predicted_as_alone() -> None:
     )  # fmt: skip
     assert faults == []
     together = assert_predicted_as_alone(cases)
-    # The customary network is the one that was stated; without overlap, and on less power, it takes longer.
+    # The default network is the stated one; without overlap, and with less power, it takes longer.
     assert together[0].step_time_s == together[4].step_time_s
     assert len({one.step_time_s for one in together}) == 11
     assert min(together[10].step_time_s, together[11].step_time_s) > together[0].step_time_s
@@ -119,7 +119,7 @@ def test_blank_fields_are_filled_and_listed_as_assumptions(change: dict[str, str
 
 def test_an_unstated_choice_is_the_fastest_that_fits() -> None:
     case = case_of(gpu="A100-30GB", recompute="", micro_batch="")
-    # Micro-batches 1, 2, 4, 8, 16 divide 64 / 4; so many layers or another kind of recomputation for each.
+    # Micro-batches 1, 2, 4, 8, 16 divide 64 / 4; each with several numbers of recomputed layers.
     assert {strategy.micro_batch_size for strategy in case.strategies} == {1, 2, 4, 8, 16}
     assert {strategy.recompute for strategy in case.strategies} == {"none", "selective", "full"}
     prediction = predicted(case)
@@ -199,7 +199,7 @@ def test_stage_layers_are_the_boundaries_stated() -> None:
 
 
 def test_units_around_the_layers_are_in_the_first_and_last_stage() -> None:
-    # 30 units of 24 layers: two before them, four behind. 8, 14, 20: layers 6, 12, 18.
+    # 30 units of 24 layers: two before them, four after them. 8, 14, 20: layers 6, 12, 18.
     case = case_of(stage_layers="8/6/6/10", pp="4", dp="2")
     (strategy,) = case.strategies
     assert (strategy.first_stage_layers, strategy.last_stage_layers) == (6, 6)
@@ -302,13 +302,14 @@ UNEQUAL = {
 
 
 def test_unequal_devices_are_predicted_kind_by_kind() -> None:
-    """Three nodes of V100, then one of T4, all at the pace of the worst connected: no faster than V100 alone,
-    no slower than T4 alone."""
+    """Three nodes of V100, then one of T4, all with the links of the worst connected node: no faster than
+    V100 alone, no slower than T4 alone.
+    """
     case = case_of(**UNEQUAL)
     assert case.mixed is not None and case.mixed.nodes == (0, 0, 0, 1)
     assert [kind.device.name for kind in case.mixed.problems] == ["V100-32G", "T4"]
     assert {kind.cluster.devices for kind in case.mixed.problems} == {16}
-    # Of 10 Gb/s for four devices; T4's 50 are more, so it goes at the pace that V100 reaches of its own.
+    # 10 Gb/s for four devices; T4's 50 are more, so it gets the rate that V100 reaches.
     paces = [
         kind.cluster.tiers[-1].bytes_per_s * kind.efficiency.scale_out.fraction
         for kind in case.mixed.problems
@@ -318,7 +319,7 @@ def test_unequal_devices_are_predicted_kind_by_kind() -> None:
     network = {"interconnect": "10 Gb/s inter-node"}
     fast, slow = (predicted(case_of(**{**UNEQUAL, **network, "gpu": gpu})) for gpu in ("V100", "T4"))
     assert fast.step_time_s < predicted(case).step_time_s < slow.step_time_s
-    # In the other order of nodes the first stage is the slow one.
+    # With the nodes in the other order, the first stage is the slow one.
     reordered = case_of(**{**UNEQUAL, "gpu": "T4(4)+V100(12)"})
     assert reordered.mixed is not None and reordered.mixed.nodes == (0, 1, 1, 1)
     assert fast.step_time_s < predicted(reordered).step_time_s < slow.step_time_s

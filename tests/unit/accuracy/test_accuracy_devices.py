@@ -1,4 +1,4 @@
-"""Devices as tables spell them."""
+"""Names of devices as tables spell them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The fit of numbers to measured times: steps by hand, derivatives one number at a time, and times made from
-known numbers."""
+"""The fit of numbers to measured times: steps by hand, derivatives one number at a time, and known numbers
+recovered from their times.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ from shardwise.accuracy.fit import (
 )
 
 HOST = "software * host_step_s"
-"""A number without relatives; by hand it stands at its customary 5 ms, so that nothing pulls it."""
+"""A number without relatives, at its default of 5 ms, so that shrinkage does not change it."""
 
 
 def step(
@@ -59,7 +60,7 @@ def step(
     target: Sequence[float],
     weights: Sequence[float] = (),
 ) -> list[float]:
-    """The step of numbers whose predictions are at 0 now."""
+    """The step of numbers whose predictions have no error now."""
     linear = Linear(tuple(numbers.fitted()), np.zeros(len(target)), np.array(slopes, float))
     found = gauss_newton_step(linear, np.array(target), np.array(weights or np.ones(len(target))), numbers)
     return [float(log_change) for log_change in found]
@@ -67,13 +68,13 @@ def step(
 
 def test_an_outlier_does_not_dominate() -> None:
     numbers = numbers_by_hand(software_all__host_step_s=5e-3)
-    # Four runs ask for 0.1, one for 3. Its residual weighs as its size alone, so it pulls with 0.01 however
-    # far it is: 4 (0.1 - m) + 0.01 - 0.0015 m = 0.
+    # Four runs need 0.1, one needs 3. A large residual counts only by its size, so it pulls with 0.01 at any
+    # distance: 4 (0.1 - m) + 0.01 - 0.0015 m = 0.
     assert SMALLEST_RESIDUAL == 0.01 and SHRINKAGE == 0.003
     for outlier in (0.2, 3.0, 30.0):
         (log_change,) = step(numbers, [[1.0]] * 5, [0.1] * 4 + [outlier])
         assert log_change == pytest.approx(0.41 / 4.0015, rel=1e-6)
-    # Least squares would have gone to (0.4 + 0.2) / 5 and further.
+    # Least squares would go to (0.4 + 0.2) / 5 and further.
 
 
 def test_residuals_below_the_smallest_count_as_squares() -> None:
@@ -101,12 +102,12 @@ def test_no_number_relies_on_a_change_beyond_the_bounds_of_another() -> None:
     numbers = numbers_by_hand(
         ampere__matmul_of_peak_fraction=RANGES["fraction"][1], software_all__host_step_s=5e-3
     )
-    # The first run asks both together for 0.2, the second asks the host to stay. The peak would do it all but
-    # is at its bound, so the host decides alone: pulled up by 0.01 from afar, down by 2 m and 0.0015 m.
+    # The first run needs 0.2 from both together, the second needs the host unchanged. The peak would do it
+    # all but is at its bound, so the host decides alone: pulled up by 0.01, down by 2 m and 0.0015 m.
     peak, host = step(numbers, [[1.0, 1.0], [0.0, 1.0]], [0.2, 0.0], [1.0, 2.0])
     assert peak == 0.0
     assert host == pytest.approx(0.01 / 2.0015, rel=1e-6)
-    # Downwards the peak is free.
+    # The peak is free to decrease.
     peak, host = step(numbers, [[1.0, 1.0], [0.0, 1.0]], [-0.2, 0.0], [1.0, 2.0])
     assert peak == pytest.approx(-0.2, rel=0.1) and host == pytest.approx(0.0, abs=1e-3)
 
@@ -124,9 +125,9 @@ def test_without_runs_similar_numbers_decide() -> None:
             volta__matmul_of_peak_fraction=began,
             software_all__host_step_s=8e-3,
         )
-        # A run of Ampere says that it is right. Nobody has run Volta: it becomes the mean of Ampere and the
-        # customary 0.65, wherever it began. Given that, Ampere is pulled up by half of its distance to 0.65:
-        # -m - 0.003 (m + ln 0.5 / 0.65) / 2 = 0. The host cost becomes the customary one.
+        # A run of Ampere confirms its number. No run has Volta: it becomes the mean of Ampere and the default
+        # 0.65, from any initial value. Given that, Ampere is pulled up by half of its distance to 0.65:
+        # -m - 0.003 (m + ln 0.5 / 0.65) / 2 = 0. The host cost becomes the default one.
         ampere, volta, host = step(numbers, [[1.0, 0.0, 0.0]], [0.0])
         assert ampere == pytest.approx(SHRINKAGE / 2 * math.log(0.65 / 0.5) / (1 + SHRINKAGE / 2))
         mean = (math.log(0.5) + ampere + math.log(0.65)) / 2
@@ -137,7 +138,7 @@ def test_without_runs_similar_numbers_decide() -> None:
 def test_a_run_outweighs_similar_numbers() -> None:
     numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.5, volta__matmul_of_peak_fraction=0.6)
     ampere, volta = step(numbers, [[1.0, 0.0], [0.0, 1.0]], [0.0, -0.1])
-    # Volta's run asks for -0.1; the mean of Ampere, Volta and the customary 0.65 pulls it up.
+    # Volta's run needs -0.1; the mean of Ampere, Volta and the default 0.65 pulls it up.
     mean = (math.log(0.5) + ampere + math.log(0.6) + volta + math.log(0.65)) / 3
     assert volta == pytest.approx(-0.1 - SHRINKAGE * (math.log(0.6) + volta - mean))
     assert 0.0 < volta + 0.1 < 1e-3
@@ -150,8 +151,8 @@ def test_similar_numbers_shrink_towards_their_mean_and_the_initial_value() -> No
     )  # fmt: skip
     names = list(numbers.fitted())
     curves, slopes = shrinkage_of(numbers, names)
-    # Of 0.4, 0.5 and 0.65 each from their mean, twice the customary 5 us from theirs, and the customary 70 us
-    # counted twice beside its double.
+    # 0.4, 0.5 and 0.65 each from their mean, twice the default 5 us from theirs, and the default 70 us
+    # counted twice with its double.
     mean = math.log(0.4 * 0.5 * 0.65) / 3
     two = math.log(2.0)
     expected = [math.log(0.4) - mean, math.log(0.5) - mean, two / 2, -two / 3, 2 * two / 3]
@@ -159,7 +160,7 @@ def test_similar_numbers_shrink_towards_their_mean_and_the_initial_value() -> No
     assert shrinkage_of(numbers, names[::-1])[1].tolist() == pytest.approx(expected[::-1], abs=1e-12)
 
     def shrinkage(logs: Floats) -> float:
-        """Half the squared distances of relatives from their mean, written out."""
+        """Half the squared distances of relatives from their mean, computed directly."""
         families = (
             [*logs[:2], math.log(0.65)],
             [logs[2], math.log(5e-6)],
@@ -229,7 +230,7 @@ def test_every_fitted_number_starts_at_an_initial_value_within_its_range() -> No
     )
     assert scratch["software fsdp shard_overlap"] == 0.5 and scratch["devices * overlap_slowdown"] == 1.15
     assert scratch["software * dispatch_s"] == 7e-5 and scratch["software * expert_dispatch_s"] == 2e-3
-    # What is assumed stays.
+    # Assumed numbers stay.
     fixed_numbers = [number for number in Numbers.shipped().all if not number.is_fitted]
     assert fixed_numbers == [
         number for number in Numbers.shipped().from_scratch().all if not number.is_fitted
@@ -248,8 +249,9 @@ def test_a_source_counts_as_the_root_of_its_rows() -> None:
 
 
 def kinds() -> list[Case]:
-    """Published rows that rest on different numbers: a dense pipeline across nodes without a fused kernel, a
-    mixture of experts, FSDP, early software on V100, a pipeline of T4, JAX on TPU, fp8 on B200."""
+    """Published rows that depend on different numbers: a dense pipeline across nodes without a fused kernel,
+    a mixture of experts, FSDP, early software on V100, a pipeline of T4, JAX on TPU, fp8 on B200.
+    """
     return [
         *some(1, "vtrain-mn", where=lambda row: (row.pp or 1) > 1 and (row.tp or 1) > 1),
         *some(2, "mbridge", where=lambda row: row.experts is not None),
@@ -263,7 +265,9 @@ def kinds() -> list[Case]:
 
 @pytest.mark.slow
 def test_slopes_are_those_of_predictions_one_number_at_a_time() -> None:
-    """The fit prices a table whose rows differ in one number each; here every number is changed alone."""
+    """The fit predicts a table whose rows differ in one number each; here every number is changed
+    separately.
+    """
     numbers = Numbers.shipped()
     cases = kinds()
     runs = measured_runs(cases, numbers)
@@ -275,7 +279,7 @@ def test_slopes_are_those_of_predictions_one_number_at_a_time() -> None:
         changed = numbers.with_values({name: numbers.fitted()[name] * math.exp(DERIVATIVE_STEP)})
         slopes = (predicted_log_s(runs, changed) - base) / DERIVATIVE_STEP
         assert linear.slopes[:, place] == pytest.approx(slopes, abs=1e-9), name
-    # Every kind rests on numbers of its own, and on few that are not.
+    # Every platform depends on some numbers of its own, and not on most others.
     log_changes = {case.row.group: {linear.names[i] for i in np.flatnonzero(row)}
              for case, row in zip(cases, linear.slopes, strict=True)}  # fmt: skip
     assert "devices * grouped_matmul.fraction" in log_changes["mbridge"]
@@ -298,8 +302,9 @@ def test_a_slope_of_a_faster_device_is_negative_and_at_most_one() -> None:
 
 @pytest.mark.slow
 def test_predictions_are_those_of_validate() -> None:
-    """For rows with one strategy, by the shipped numbers put in anew; and for those with a choice, the same
-    choice."""
+    """With the shipped numbers inserted again: for rows with one strategy the same prediction, for rows with
+    a choice the same choice.
+    """
     by_id = {one.row.id: one for one in validated().judged}
     numbers = Numbers.shipped()
     cases = [*kinds(), *published("korthi"), *some(4, "nemo")]
@@ -313,7 +318,7 @@ def test_predictions_are_those_of_validate() -> None:
         assert run.case.strategies[run.strategy] == expected.strategy
         several += len(run.case.strategies) > 1
     assert 4 <= several < len(cases)
-    # Under other numbers it is another prediction.
+    # Other numbers give another prediction.
     assert (np.exp(predicted_log_s(runs, numbers.from_scratch())) != seconds).all()
 
 
@@ -342,12 +347,12 @@ TRUE = {
     "devices tpu,gaudi,cdna2,cdna3,cdna4,trainium,ascend,cpu attention.flash-2.forward_fraction": 0.3,
     "software megatron-2022 pointwise_passes": 1.4,
 }
-"""Numbers unlike those that a fit starts from."""
+"""Numbers that differ from the initial values of a fit."""
 
 
 @pytest.mark.slow
 def test_known_numbers_are_recovered_from_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From scratch, with two runs that nothing explains; of two sources and kinds of devices."""
+    """A fit from scratch with two outliers; two sources and two kinds of devices."""
     scratch = Numbers.shipped().from_scratch()
     true = scratch.with_values(TRUE)
     assert set(TRUE) <= set(scratch.fitted())
@@ -363,9 +368,9 @@ def test_known_numbers_are_recovered_from_their_times(monkeypatch: pytest.Monkey
     values = found.numbers.fitted()
     for name in list(TRUE)[:2]:
         assert values[name] == pytest.approx(TRUE[name], rel=0.03), name
-    # Neither source says anything about experts, nor do their relatives: that is where it was.
+    # Neither source has experts, nor do their relatives: that number keeps its initial value.
     assert values["software * expert_dispatch_s"] == pytest.approx(initial_value("expert_dispatch_s"))
-    # Squares alone would give way to the two.
+    # Plain least squares would give way to the two outliers.
     monkeypatch.setattr("shardwise.accuracy.fit.SMALLEST_RESIDUAL", 100.0)
     squares = fitted(cases, measured_s.tolist(), scratch, rounds=1)
     assert np.abs(np.exp(squares.linear.log_s) / times_s - 1).max() > 0.03
@@ -386,7 +391,7 @@ def test_the_last_step_counts() -> None:
 
 @pytest.mark.slow
 def test_a_step_that_makes_it_worse_is_rejected() -> None:
-    """Every fit is at least as good as its start, also with derivatives that hold nowhere near."""
+    """Every fit is at least as good as its start, even with derivatives that hold nowhere."""
     scratch = Numbers.shipped().from_scratch()
     cases = published("tpu")[:6]
     rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Frameworks, number formats, models and networks as tables spell them."""
+"""Names of frameworks, number formats, models and networks as tables spell them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sources left out: their measured times say nothing, warm and cold, and the bands that follow."""
+"""Left-out sources: their measured times do not affect their predictions, warm and cold; and the bands from
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from shardwise.accuracy.fit import Fit, MeasuredRun, Numbers, linearised, source
 
 @cache
 def fit() -> Fit:
-    """A fit that has just begun: runs of four sources, two of them of one software on one device."""
+    """A fit with few rounds: runs of four sources, two of them with one software on one device."""
     numbers = Numbers.shipped()
     cases = [*some(8, "vtrain-mn"), *some(8, "vtrain-sn"), *some(6, "dlperf-gpt"), *some(6, "korthi")]
     runs = measured_runs(cases, numbers)
@@ -38,7 +40,7 @@ def fit() -> Fit:
 
 
 def with_times(of: Fit, source: str, factor: float) -> Fit:
-    """The same with the measured times of a source multiplied."""
+    """The same with the measured times of one source multiplied by a factor."""
     runs = tuple(
         replace(run, measured_s=run.measured_s * factor) if run.case.row.group == source else run
         for run in of.runs
@@ -59,10 +61,10 @@ def test_the_prediction_of_a_source_does_not_depend_on_its_measurements(source: 
     assert one.rows.tolist() == np.flatnonzero(sources_of(plain.runs) == source).tolist()
     measured = logs(plain.runs)[one.rows]
     assert other.log_error + math.log(3.0) == pytest.approx(one.log_error, abs=1e-12)
-    # Every row is predicted anew: not by the numbers of the whole fit.
+    # Every row is predicted again, not with the numbers of the whole fit.
     predicted = one.log_error + measured
     assert np.abs(predicted - plain.linear.log_s[one.rows]).max() > 1e-3
-    # Another source's times do shape it.
+    # The times of another source do affect it.
     shifted = left_out(with_times(plain, "vtrain-mn", 1.3), source)
     assert np.abs(shifted.log_error - one.log_error).max() > 1e-3
 
@@ -79,7 +81,7 @@ def test_linear_errors_without_sources() -> None:
         assert changed[~own] == pytest.approx(without[~own], abs=1e-12)
     other_errors = linear_errors(with_times(plain, "vtrain-mn", 1.3), out)
     assert np.abs(other_errors - without)[names == "vtrain-sn"].max() > 1e-3
-    # With nothing left out, runs are explained better than by the fit that has just begun.
+    # With nothing left out, runs are explained better than by the short fit.
     weights, begun = source_weights(plain.runs), plain.linear.log_s - logs(plain.runs)
     assert weights @ np.abs(linear_errors(plain, ())) < weights @ np.abs(begun)
 
@@ -103,44 +105,45 @@ def test_a_source_is_warm_where_others_have_its_device_and_its_software() -> Non
     assert warm() == "xxxxxx"
     # Device and software may come from different sources: OneFlow from d, V100 from b.
     assert warm("c") == "xxxxxx"
-    # Without b and c nobody has a V100.
+    # Without b and c no source has a V100.
     assert warm("b", "c") == "xx--xx"
-    # Without c and d nobody has OneFlow.
+    # Without c and d no source has OneFlow.
     assert warm("c", "d") == "xxx--x"
     # A100s of both memories are one kind: e's keeps the others warm.
     assert warm("a", "b", "d") == "xxxxxx"
-    # Without a, b and e nobody has Megatron-LM; d still has an A100.
+    # Without a, b and e no source has Megatron-LM; d still has an A100.
     assert warm("a", "b", "e") == "---xx-"
     assert warm("a", "b", "c", "d", "e") == "------"
 
 
 def test_quantiles_by_hand() -> None:
     values, equal = np.array([5.0, 1.0, 3.0, 2.0, 4.0]), np.ones(5)
-    # One fifth is reached at each value.
+    # Each value adds one fifth.
     assert [_quantile(values, equal, share) for share in (0.1, 0.3, 0.5, 0.7, 0.9)] == [1, 2, 3, 4, 5]
-    # The value 5 has half of the weight: everything beyond the middle is 5.
+    # The value 5 has half of the weight: every quantile beyond the median is 5.
     assert _quantile(values, np.array([4.0, 1.0, 1.0, 1.0, 1.0]), 0.45) == 4.0
     assert _quantile(values, np.array([4.0, 1.0, 1.0, 1.0, 1.0]), 0.55) == 5.0
-    # Weights count by their share, not by their size.
+    # Only relative weights count.
     assert _quantile(values, 7.0 * equal, 0.5) == 3.0
 
 
 def test_sources_have_the_same_weight_at_any_size() -> None:
-    # 98 good runs of one source, and two of another that lie 0.5 off: half of the unseen sources are such.
+    # 98 good runs of one source, and two of another that are 0.5 off: half of all sources are like the
+    # second.
     large, small = np.linspace(-0.01, 0.01, 98), np.array([0.5, 0.5])
     spread = spread_of({"large": large, "small": small})
     assert spread.middle == pytest.approx(0.01)
     assert spread.half == pytest.approx(0.49)
-    # Were every run to weigh the same, the small one would not be seen.
+    # With equal weights for all runs, the small source would not count.
     concatenated = spread_of({"one": np.concatenate([large, small])})
     assert concatenated.half < 0.01
-    # The same errors twice over change nothing.
+    # The same errors twice change nothing.
     repeated = spread_of({"large": np.repeat(large, 3), "small": small})
     assert repeated.middle == pytest.approx(spread.middle) and repeated.half == pytest.approx(spread.half)
 
 
 def test_a_spread_covers_the_central_share() -> None:
-    # 1 to 10 hundredths: the middle is 0.05; distances 0 1 1 2 2 3 3 4 4 5, of which eight are at most 0.04.
+    # 1 to 10 hundredths: the median is 0.05; distances 0 1 1 2 2 3 3 4 4 5, of which eight are at most 0.04.
     spread = spread_of({"one": np.arange(1, 11) / 100})
     assert CENTRAL == 0.8 and spread.middle == pytest.approx(0.05)
     assert spread.half == pytest.approx(0.04)
@@ -149,7 +152,8 @@ def test_a_spread_covers_the_central_share() -> None:
     spread = spread_of(errors)
     inside = [np.mean(np.abs(part - spread.middle) <= spread.half) for part in errors.values()]
     assert np.mean(inside) == pytest.approx(0.8, abs=0.005)
-    # Unseen sources of the same kind are covered alike; bands from within sources alone would not.
+    # Unseen sources of the same kind are covered equally; bands from errors within sources would not cover
+    # them.
     unseen = [rng.normal(rng.normal(0.0, 0.1), 0.05, 50) for _ in range(400)]
     assert 0.7 < np.mean([np.mean(np.abs(part - spread.middle) <= spread.half) for part in unseen]) < 0.9
     within = spread_of({name: part - np.median(part) for name, part in errors.items()})
@@ -160,11 +164,11 @@ def test_nested_bands_know_nothing_of_the_source() -> None:
     plain = fit()
     spreads = nested_spreads(plain, "korthi")
     assert nested_spreads(with_times(plain, "korthi", 3.0), "korthi") == spreads
-    # The two of one software on one device are warm through each other; V100 is cold.
+    # The two with one software on one device are warm through each other; V100 is cold.
     assert set(spreads) == {True, False}
     changed = nested_spreads(with_times(plain, "vtrain-sn", 1.3), "korthi")
     assert changed != spreads
-    # The cold spread is that of the one cold source, with both left out.
+    # The cold spread is that of the only cold source, with both left out.
     errors = linear_errors(plain, {"korthi", "dlperf-gpt"})[sources_of(plain.runs) == "dlperf-gpt"]
     assert spreads[False] == spread_of({"dlperf-gpt": errors})
     assert spreads[False].half > 0 and isinstance(spreads[True], Spread)

@@ -1,4 +1,4 @@
-"""Times that rows give, and times that follow from what they give, by hand."""
+"""Stated times, and times computed from other stated values, by hand."""
 
 from __future__ import annotations
 

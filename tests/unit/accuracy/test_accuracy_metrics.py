@@ -27,7 +27,7 @@ def test_tau_is_one_for_the_same_order_and_minus_one_for_the_reverse() -> None:
 
 
 def test_tau_by_hand() -> None:
-    # Of the ten pairs, (4, 3) and (5, 3) are the wrong way round: (8 - 2) / 10.
+    # Of the ten pairs, (4, 3) and (5, 3) are in the wrong order: (8 - 2) / 10.
     assert kendall_tau([1, 2, 3, 4, 5], [1, 2, 5, 3, 4]) == pytest.approx(0.6)
 
 
@@ -47,14 +47,14 @@ def test_tau_where_nothing_can_be_ranked() -> None:
 
 
 def test_regret_by_hand() -> None:
-    # The third is predicted best and takes 1.2; the best takes 1.0.
+    # The third has the best prediction and takes 1.2; the best takes 1.0.
     assert regret([1.0, 1.5, 1.2], [3.0, 4.0, 2.0]) == pytest.approx(0.2)
     assert regret([1.0, 1.5, 1.2], [2.0, 4.0, 3.0]) == 0.0
 
 
 def test_ties_in_prediction_take_the_worst() -> None:
     assert regret([1.0, 1.5, 1.2], [2.0, 2.0, 3.0]) == pytest.approx(0.5)
-    # A rounding apart is a tie, a thousandth is not.
+    # A difference by rounding is a tie, a thousandth is not.
     assert regret([1.0, 1.5], [2.0, 2.0 * (1 + 1e-12)]) == pytest.approx(0.5)
     assert regret([1.0, 1.5], [2.0, 2.002]) == 0.0
 

@@ -1,4 +1,4 @@
-"""What a fit is written as: digits, bands, counts; and that the shipped numbers are those of a fit."""
+"""The record of a fit: digits, bands and counts; and the shipped numbers are those of a fit."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def shipped_records() -> list[dict[str, Any]]:
 
 
 def plain_rows(count: int, **change: str) -> list[dict[str, str]]:
-    """Changes of plain rows that differ in what they measured."""
+    """Changes that make plain rows with different measurements."""
     return [{"step_time_s": f"{2.0 + 0.1 * number}", **change} for number in range(count)]
 
 
 def test_factors_by_hand() -> None:
-    # Predictions are 0.1 too high in the middle, and most lie within 0.2 of that: measured over predicted is
+    # Predictions are 0.1 too high in the median, and most are within 0.2 of that: measured over predicted is
     # exp(-0.3) to exp(0.1).
     assert factors(Spread(0.1, 0.2)) == (0.741, 1.11)
     assert factors(Spread(0.0, 0.0)) == (1.0, 1.0)
@@ -72,7 +72,7 @@ def test_files_hold_four_digits() -> None:
     assert DIGITS == 4
     assert list(rounded(numbers).fitted().values()) == [0.1235, 7.966e-06]
     assert rounded(rounded(numbers)) == rounded(numbers) != numbers
-    # What is assumed stays as it was written.
+    # Assumed numbers stay as they were written.
     shipped = Numbers.shipped()
     changed = rounded(
         shipped.with_values({name: value * 1.0123456 for name, value in shipped.fitted().items()})
@@ -89,7 +89,7 @@ def test_fewer_than_one_number_for_ten_rows() -> None:
     assert overall.time is not None
     assert free < overall.time.n / 10
     assert free == len(Numbers.shipped().all) + 4
-    # There is no other number in the two files: the rest are words, switches and lists of them.
+    # The two files have no other number: the rest are words, booleans and lists of them.
     assert set(data("devices")) == {"numbers"}
     assert set(data("software")) == {"software", "bands", "numbers"}
     for number in shipped_records():
@@ -104,7 +104,7 @@ def test_fewer_than_one_number_for_ten_rows() -> None:
 def test_every_number_has_a_source() -> None:
     for number in shipped_records():
         source = number["source"]
-        # Fitted, a document, or an assumption with its reason.
+        # Fitted, from a document, or an assumption with its reason.
         assert source == "fitted" or len(source) > len("assumed: ") + 5, number
         assert not source.startswith("assumed:") or source.removeprefix("assumed:").strip(), number
         assert not source.startswith("fitted") or source == "fitted", number
@@ -119,7 +119,7 @@ def test_fitted_numbers_have_the_digits_of_a_fit() -> None:
     for band in data("software")["bands"].values():
         assert [float(f"{end:.3g}") for end in band] == band
         assert band[0] < 1 < band[1]
-    # Nobody's number is the one that a fit starts from.
+    # No number still has the initial value of a fit.
     fitted = [number for number in shipped_records() if number["source"] == "fitted"]
     assert len(fitted) == len(shipped.fitted())
     started = [number for number in fitted if number["value"] == initial_value(number["field"])]
@@ -127,7 +127,7 @@ def test_fitted_numbers_have_the_digits_of_a_fit() -> None:
 
 
 def test_a_number_is_for_more_than_one_model_or_row() -> None:
-    """What is fitted holds for an architecture, a kind of software, or all; never for a model or a source."""
+    """Fitted numbers are for an architecture, a kind of software, or all; never for a model or a source."""
     models = {row.model_name for row in read_rows(str(SHIPPED))[0]}
     architectures = {
         record["architecture"]
@@ -142,7 +142,7 @@ def test_a_number_is_for_more_than_one_model_or_row() -> None:
                 assert not set(number["of"]) & models
 
 
-def begun() -> Fit:
+def short_fit() -> Fit:
     numbers = Numbers.shipped()
     cases = [*some(6, "vtrain-mn"), *some(6, "vtrain-sn"), *some(5, "dlperf-gpt"), *some(5, "korthi")]
     runs = measured_runs(cases, numbers)
@@ -150,7 +150,7 @@ def begun() -> Fit:
 
 
 def test_bands_are_of_sources_left_out_one_by_one() -> None:
-    fit = begun()
+    fit = short_fit()
     names = sources_of(fit.runs)
     warm: dict[str, Any] = {}
     cold: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def test_one_source_alone_has_the_band_of_a_cold_one() -> None:
 
 
 def test_the_document_counts_and_compares() -> None:
-    fit = begun()
+    fit = short_fit()
     document: Any = fit_document(FitResult(fit=fit, faults=()))
     assert (document["schema"], document["version"]) == ("shardwise.fit", 1)
     assert document["runs"] == len(fit.runs) == 22
@@ -207,7 +207,7 @@ def test_rows_that_cannot_be_fitted_are_listed() -> None:
     assert texts[22] == "line 22: gpu: is not a known device; found 'Quantum9'"
     assert texts[23] == "line 23: gives no step time"
     assert all(text.count("line ") == 1 for text in texts.values())
-    # Numbers are written as they are counted: with their digits.
+    # Numbers are written with the digits that are counted.
     assert rounded(found.fit.numbers) == found.fit.numbers != Numbers.shipped()
 
 
@@ -221,9 +221,10 @@ def test_too_few_runs_are_refused() -> None:
 
 @pytest.mark.slow
 def test_a_fit_from_scratch_gives_the_shipped_numbers(full: bool) -> None:
-    """`--full`: of all published rows, the numbers and bands of both files within 2 %. Else of two sources
-    with the times that the shipped numbers predict: from scratch, the same predictions within 1 % in the
-    mean."""
+    """`--full`: a fit of all published rows gives the numbers and bands of both files within 2 %. Otherwise a
+    fit from scratch of two sources, with times that the shipped numbers predict, gives the same
+    predictions within 1 % in the mean.
+    """
     shipped = Numbers.shipped()
     rows = read_rows(str(SHIPPED))[0]
     if full:
@@ -242,5 +243,5 @@ def test_a_fit_from_scratch_gives_the_shipped_numbers(full: bool) -> None:
     refitted = np.exp(predicted_log_s(found.fit.runs, found.fit.numbers))
     errors = np.abs(refitted / np.array([row.step_time_s for row in made]) - 1)
     assert errors.mean() < 0.01 and errors.max() < 0.05
-    begun = np.exp(predicted_log_s(found.fit.runs, shipped.from_scratch()))
-    assert np.abs(begun / refitted - 1).mean() > 0.05
+    short_fit = np.exp(predicted_log_s(found.fit.runs, shipped.from_scratch()))
+    assert np.abs(short_fit / refitted - 1).mean() > 0.05

@@ -1,4 +1,4 @@
-"""Rows are read one by one: what is wrong with one of them costs no other."""
+"""Rows are read one by one: an error in one does not affect the others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_row_has_the_values_of_its_cells() -> None:
 
 
 def test_notes_are_read_in_full() -> None:
-    """What they say is looked for in all of them."""
+    """Every note is searched for the words."""
     assert row_of(notes="x" * 500 + " overlap off").notes.endswith("overlap off")
 
 

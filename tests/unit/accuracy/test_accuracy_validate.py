@@ -1,4 +1,4 @@
-"""Rows judged together: groups, workloads, levels, and what the published rows must keep to."""
+"""Rows judged together: groups, workloads, levels, and the limits that the published rows meet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIVE = [{"step_time_s": str(time_s), "tp": tp, "dp": dp} for time_s, tp, dp in (
 
 
 def used(*changes: dict[str, str]) -> list[JudgedRow]:
-    """The rows with these changes beside their predictions."""
+    """The judged rows with these changes and predictions."""
     found, faults = judged(rows_of(*changes))
     assert faults == []
     return found
@@ -47,7 +47,7 @@ def test_a_workload_is_the_same_work_in_five_ways() -> None:
     measured, predicted = [2.0, 2.2, 2.1, 3.0, 2.5], [1.5, 1.4, 1.6, 1.8, 1.4]
     rows = [replace(one, predicted_s=seconds) for one, seconds in zip(used(*FIVE), predicted, strict=True)]
     (workload,) = workloads_of(rows)
-    # The second and the last are predicted best, the last of them is the slower: 2.5 against 2.0.
+    # The second and the last have the best prediction, the last is the slower of them: 2.5 compared with 2.0.
     assert workload.regret == pytest.approx(0.25)
     assert (workload.chosen, workload.best) == (rows[4].row.id, rows[0].row.id)
     assert workload.kendall_tau == kendall_tau(measured, predicted)
@@ -152,7 +152,7 @@ def test_complete_rows_assume_nothing_about_the_strategy(published: list[JudgedR
 
 @pytest.mark.slow
 def test_computed_times_agree_with_given_ones() -> None:
-    """Rows that give a time and a rate: the rate, by the stated convention, gives the time again."""
+    """For rows with a time and a rate, the rate gives that time by the stated convention."""
     rows = [one.row for one in validate(str(SHIPPED), level="complete").judged]
     both = [row for row in rows if row.step_time_s and row.mfu_pct and row.group == "foundry"]
     assert len(both) > 100

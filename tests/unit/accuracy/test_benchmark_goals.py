@@ -1,4 +1,4 @@
-"""What `make bench` says is met or missed."""
+"""The goals that `make bench` reports as met or missed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_every_goal_is_of_a_benchmark_that_is_run() -> None:
 
 
 def test_missed_goals_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    """6 CPU s at most and 0.1 % proven at most: one holds here, one does not. No goal binds the points."""
+    """At most 6 CPU s and 0.1 % proven: one is met, one is missed. No goal limits the number of points."""
     missed = bench.report("graph vgg16_16", {"points": 3.0, "search_cpu_s": 6.0, "proven": 0.002})
     assert missed == ["graph vgg16_16: proven 0.002, goal at most 0.001"]
     points, seconds, proven = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""Curves are recovered from times that they themselves gave; noise moves them little; twins do not pass."""
+"""Curves are recovered from their own times, noise changes them little, and mutants are caught."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_known_curves_of_kernels_are_recovered() -> None:
 
 
 def test_times_without_a_prologue_are_not_explained_by_curves_that_have_one() -> None:
-    """A twin that takes every k for the longest would miss times of short sums by far."""
-    twin = replace(TRUE, k_half=0.0)
-    assert mean_error(twin.matmul_s, matmuls(TRUE)) > 0.1
+    """The mutant without a prologue of k predicts times of short sums far off."""
+    mutant = replace(TRUE, k_half=0.0)
+    assert mean_error(mutant.matmul_s, matmuls(TRUE)) > 0.1
 
 
 TILED = KernelCurves(
@@ -87,14 +87,14 @@ def test_the_time_of_a_matmul_in_tiles_by_hand() -> None:
 
 
 def test_known_curves_of_kernels_in_tiles_are_recovered() -> None:
-    """A twin that knows no tiles takes what they compute in vain for a slower device."""
+    """The mutant without tiles takes wasted computation for a slower device."""
     shapes = [MatmulSample(m=m, n=n, k=k, seconds=1.0) for m, n, k in LARGE]
     times = [replace(sample, seconds=TILED.matmul_s(sample)) for sample in shapes]
     found = kernel_curves(times, passes(TILED), number_bytes=2.0, tiles=TILED.tiles)
     for name in ("launch_s", "flop_per_s", "k_half", "memory_bytes_per_s"):
         assert getattr(found, name) == pytest.approx(getattr(TILED, name), rel=1e-6), name
-    twin = kernel_curves(times, passes(TILED), number_bytes=2.0)
-    assert twin.flop_per_s < 0.95 * TILED.flop_per_s
+    mutant = kernel_curves(times, passes(TILED), number_bytes=2.0)
+    assert mutant.flop_per_s < 0.95 * TILED.flop_per_s
 
 
 def test_noise_moves_the_curves_little() -> None:
@@ -170,29 +170,32 @@ def test_bidirectional_collectives_have_a_share_of_their_own() -> None:
     true = replace(LINK, exchange_fraction=0.6)
     samples = link_samples(true)
     unsharded = link_curve([sample for sample in samples if sample.kind in UNSHARDED])
-    assert max(unsharded.errors(samples).values()) > 0.2  # a twin that knows no exchanges
+    assert max(unsharded.errors(samples).values()) > 0.2  # the mutant has no bidirectional collectives
     found = with_bidirectional(unsharded, samples)
     assert found.exchange_fraction == pytest.approx(0.6, rel=1e-6)
     assert max(found.errors(samples).values()) < 1e-6
-    # Faster than their bytes allow is an error of the clock; without any nothing is known.
+    # A time below that of the bytes is an error of the clock; without any valid time nothing is known.
     fast = [replace(sample, seconds=sample.seconds / 2) for sample in link_samples(LINK)]
     assert with_bidirectional(unsharded, fast).exchange_fraction == 1.0
     assert with_bidirectional(unsharded, link_samples(true, UNSHARDED)) == unsharded
 
 
 def test_small_bidirectional_collectives_do_not_determine_the_share() -> None:
-    """Half of 4 KiB pass in 20 us at 100 MB/s; that its hop took 2.1 ms, not 1 ms, is no share of 2 %."""
+    """Half of 4 KiB passes in 20 us at 100 MB/s; a hop of 2.1 ms instead of 1 ms does not mean a share of 2
+    %.
+    """
     link = LinkCurve(latency_s=1e-3, startup_s=0.0, bytes_per_s=1e8)
     small = LinkSample(kind="all_to_all", ranks=2, nbytes=4096.0, seconds=2.1e-3)
-    # Half of 2 MB take 10 ms at the whole pace; 20 ms behind the hop are half of it.
+    # Half of 2 MB takes 10 ms at full rate; 20 ms after the hop mean half of the rate.
     large = LinkSample(kind="all_to_all", ranks=2, nbytes=2e6, seconds=21e-3)
     assert with_bidirectional(link, [small, large]).exchange_fraction == pytest.approx(0.5)
     assert with_bidirectional(link, [small]).exchange_fraction == 1.0
 
 
 def test_late_small_collectives_hardly_change_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4 KiB all take three times as long. A twin for which all sizes count alike is off at 8 MiB
-    by more than twice as much."""
+    """All collectives of 4 KiB take three times as long. The mutant, for which all sizes count equally, has
+    more than twice the error at 8 MiB.
+    """
     samples = [
         LinkSample(kind="all_reduce", ranks=4, nbytes=nbytes, seconds=1.0)
         for nbytes in (4096.0, 2.0**19, 2.0**21, 2.0**23)
@@ -215,17 +218,18 @@ def test_overlap_is_a_share_of_the_shorter() -> None:
     def sample(both_s: float, communication_s: float = 2.0) -> OverlapSample:
         return OverlapSample(communication_s=communication_s, computation_s=1.0, both_s=both_s)
 
-    # 2 + 1 - 2.25 = 0.75 of the second of computation; of 0.5 s of communication, 0.5 + 1 - 1.25 are half.
+    # 2 + 1 - 2.25 = 0.75 of the second of computation; with 0.5 s of communication, 0.5 + 1 - 1.25 is half of
+    # it.
     assert hidden_share([sample(2.25)]) == pytest.approx(0.75)
     assert hidden_share([sample(1.25, 0.5)]) == pytest.approx(0.5)
-    # Slower than one after the other, and faster than either: errors of the clock.
+    # Slower than one after the other, and faster than the longer one: errors of the clock.
     assert hidden_share([sample(3.5)]) == 0.0
     assert hidden_share([sample(1.5)]) == 1.0
     assert hidden_share([sample(2.25), sample(3.5), sample(2.5)]) == pytest.approx(0.5)  # the median
 
 
 def test_a_mutant_that_takes_a_shard_for_the_whole_tensor_is_caught() -> None:
-    """Bytes of an all-gather are its output: a factor of the number of ranks otherwise."""
+    """The bytes of an all-gather are those of its output; the mutant is off by the number of ranks."""
     wrong = [
         replace(s, nbytes=s.nbytes / s.ranks) if s.kind == "all_gather" else s for s in link_samples(LINK)
     ]
@@ -237,7 +241,7 @@ def test_a_mutant_that_takes_a_shard_for_the_whole_tensor_is_caught() -> None:
 @pytest.mark.parametrize("nbytes", [16.0, 1e6])
 @pytest.mark.parametrize("exchange_fraction", [1.0, 0.5])
 def test_a_collective_takes_the_predicted_time(ranks: int, nbytes: float, exchange_fraction: float) -> None:
-    """The same collectives, priced by the fabric of a cluster that has these figures."""
+    """The same collectives, predicted by the fabric of a cluster with these figures."""
     plain = load_cluster(f"1x{ranks}xcpu")
     of = plain.classes["cpu"].efficiency
     curve, tier = replace(of.scale_up, exchange_fraction=exchange_fraction), plain.tiers[0]
@@ -272,7 +276,7 @@ def test_measurements_of_links_that_determine_no_curve_are_refused() -> None:
 
 
 def test_coefficients_are_never_negative_and_the_best_of_those() -> None:
-    """Against a grid: t = 3 x - 1 has no coefficient for the constant but 0."""
+    """Compared with a grid: t = 3 x - 1 has no better coefficient for the constant than 0."""
     xs = [1.0, 2.0, 5.0]
     ts = [3.0 * x - 1.0 for x in xs]
     constant, slope = coefficients(([1.0] * 3, xs), ts)

@@ -1,4 +1,6 @@
-"""A measured step against its plan: parts that sum to the step, arithmetic by hand, traces of other plans."""
+"""A measured step compared with its plan: parts that sum to the step, arithmetic by hand, traces of other
+plans.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ STEP = (
     communicate("recv", 5.05, 9.5),
     communicate("all_reduce", 5.5, 6.5),
     communicate("all_gather", 6.0, 7.0),
-    compute("1B0", 5.2, 9.0),  # its input is here: works for 3.8, whatever is on its way
+    compute("1B0", 5.2, 9.0),  # its input is there: works for 3.8, whatever is in transit
     compute("1F1", 9.0, 11.0),  # waits to 9.5, works for 1.5
     compute("1I1", 11.0, 12.0),
     compute("1W1", 12.0, 12.5),
@@ -64,7 +66,7 @@ def test_the_parts_of_a_step_by_hand() -> None:
 
 
 def test_a_transfer_during_an_independent_action_does_not_count_as_waiting() -> None:
-    """A twin that takes every transfer for waiting would give the backward pass nothing of its 3.8 s."""
+    """The mutant counts every transfer as waiting, and leaves the backward pass none of its 3.8 s."""
     later = [replace(s, name="1RECV_F7") if s.name == "1RECV_F1" else s for s in STEP]
     times = stage_breakdown(later, start_s=0.5, finish_s=14.0)
     assert times.backward_s == pytest.approx(5.3)
@@ -72,7 +74,7 @@ def test_a_transfer_during_an_independent_action_does_not_count_as_waiting() -> 
 
 
 def measured_like(plan: Plan, *, slower: float = 1.0) -> Trace:
-    """A trace that all ranks of the plan would leave if it went as simulated, `slower` times as long."""
+    """The trace that all ranks of the plan leave if it runs as simulated, `slower` times as long."""
     schedule, durations = search.step_durations(plan.model, plan.cluster, plan.job, plan.best.strategy)
     timeline = trace_of(simulate(task_graph(schedule, durations)))
     end_s = plan.best.step_time_s
@@ -93,7 +95,7 @@ def sums(times: Sequence[StageBreakdown]) -> list[float]:
 
 
 def measured_unevenly(plan: UnevenFile, *, slower: float = 1.0) -> Trace:
-    """As `measured_like`, of all pipelines of an uneven plan."""
+    """As `measured_like`, for all pipelines of an uneven plan."""
     found = search.predict_record(plan.model, plan.cluster, plan.job, plan.best)
     spans: list[Span] = []
     for pipeline, count, times in zip(
@@ -115,7 +117,7 @@ def measured_unevenly(plan: UnevenFile, *, slower: float = 1.0) -> Trace:
 
 
 def test_an_uneven_step_as_planned_has_no_difference() -> None:
-    """Two stages of two and one of one rank, 5 and 3 microbatches."""
+    """Two stages of two ranks and one stage of one rank; 5 and 3 micro-batches."""
     plan = make_uneven("5 tp2l1 l3 + 3 l4")
     found = compare(plan, measured_unevenly(plan, slower=2.0))
     assert found.places == ((0, 0), (0, 1), (1, 0))
@@ -125,7 +127,7 @@ def test_an_uneven_step_as_planned_has_no_difference() -> None:
     for expected, seen in zip(found.predicted, found.measured, strict=True):
         for part in ("forward_s", "backward_s", "waiting_s", "after_s"):
             assert getattr(seen, part) == pytest.approx(2.0 * getattr(expected, part), abs=1e-9)
-    # Five microbatches on one pipeline, three on the other, which has all the layers.
+    # Five micro-batches on one pipeline, three on the other, which has all layers.
     assert found.predicted[2].forward_s > found.predicted[0].forward_s
     assert [found.both.name_of(rank) for rank in found.both.ranks] == [
         "predicted: pipeline 0, stage 0", "measured: rank 0", "measured: rank 1",
@@ -204,7 +206,7 @@ def test_a_trace_of_another_plan_is_refused(broken: object, words: str) -> None:
 
 
 def test_the_trace_of_a_plan_with_the_same_actions_is_refused() -> None:
-    """Two and two ranks, or two and two: ranks and actions do not tell them apart."""
+    """Stages of two and two ranks in both: ranks and actions do not distinguish the plans."""
     plan, other = make_plan(PIPELINE), make_plan("dp=2,pp=2,micro_batch_size=2")
     trace = measured_like(other)
     with pytest.raises(ConfigError, match=f"plan_hash: is a trace of another plan.*found {plan_hash(other)}"):

@@ -1,4 +1,4 @@
-"""A measured step of an operator graph against its plan: parts by hand, parts that sum, operators."""
+"""A measured step of an operator graph compared with its plan: parts by hand, parts that sum, operators."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ STEP = (
     span(COMPUTE, "0B0", 5.0, 11.0),
     span(OPERATORS, "B0 b/loss", 5.0, 6.0),
     span(OPERATORS, "B0 a/up", 6.0, 11.0),
-    span(OPERATORS, "R0 a/up", 6.5, 8.5),  # once more, within what it is made for
-    span(TRAFFIC, "conversions", 6.5, 7.0),  # which has its own traffic
+    span(OPERATORS, "R0 a/up", 6.5, 8.5),  # recomputed, within the pass that needs it
+    span(TRAFFIC, "conversions", 6.5, 7.0),  # has its own traffic
     span(TRAFFIC, "gradients", 10.0, 10.75),
     span(COMMUNICATION, "0REDUCE_GRAD", 11.0, 12.0),
     span(TRAFFIC, "gradients", 11.25, 11.5),  # in the sum already
@@ -46,7 +46,7 @@ STEP = (
 
 BY_HAND = {
     "forward": 3.25,  # 4.0 - 0.25 - 0.5
-    "backward": 3.25,  # 6.0 - 2.0 again - 0.75 of gradients
+    "backward": 3.25,  # 6.0 - 2.0 of recomputation - 0.75 of gradients
     "recomputation": 2.0,
     "exchanges": 0.5,
     "conversions": 0.25,
@@ -65,7 +65,7 @@ def test_the_parts_of_a_step_by_hand() -> None:
 
 
 def test_waiting_for_an_input_does_not_count_as_computation() -> None:
-    """It is there at 2.5: 1.5 s of the first pass are waiting, and 3.25 - 1.5 computing."""
+    """The input arrives at 2.5: 1.5 s of the first pass are waiting, and 3.25 - 1.5 computing."""
     late = (span(COMMUNICATION, "0RECV_F0", 0.5, 0.75), span(COMMUNICATION, "recv", 0.6, 2.5))
     shifted = [replace(each, start_s=2.5, finish_s=2.75) if each == STEP[2] else each for each in STEP]
     parts = measured_parts([*shifted, *late], start_s=0.0, finish_s=16.0)
@@ -74,7 +74,7 @@ def test_waiting_for_an_input_does_not_count_as_computation() -> None:
 
 
 def test_recomputed_operators_count_as_their_own() -> None:
-    """A twin that leaves it with the pass in which it lies would give the loss what is another's."""
+    """The mutant leaves recomputation in the pass around it, and charges the loss for another operator."""
     other = [replace(each, name="R0 b/loss") if each.name == "R0 a/up" else each for each in STEP]
     assert measured_passes(STEP) == pytest.approx({
         ("forward", "a/up"): 2.0, ("forward", "b/loss"): 2.0,
@@ -85,7 +85,7 @@ def test_recomputed_operators_count_as_their_own() -> None:
 
 
 def measured_like(plan: GraphPlan, *, slower: float = 1.0) -> Trace:
-    """A trace that all ranks of the plan would leave if it went as predicted, `slower` times as long."""
+    """The trace that all ranks of the plan leave if it runs as predicted, `slower` times as long."""
     timeline = graph_trace(plan.graph, graph_timeline(plan))
     devices = plan.mesh.devices
     spans = [
@@ -105,13 +105,13 @@ def whole_plans() -> list[GraphPlan]:
 
 
 def staged_plans() -> list[GraphPlan]:
-    """Three stages, half of each message beside other work."""
+    """Three stages; half of each message overlaps with other work."""
     plans = map(without_recomputation, sampled_in_stages(CHAIN, (2,), (1, 3), 4, range(3)))
     return [estimated(with_overlap(plan, 0.5)) for plan in plans]
 
 
 def test_predicted_parts_are_the_plans_breakdown_and_sum_to_the_step() -> None:
-    """With blocks that are recomputed too."""
+    """Also with recomputed blocks."""
     for plan in [*(estimated(plan) for plan in sampled(CHAIN, (2,), range(6))), *staged_plans()]:
         found = graph_timeline(plan)
         for price in found.stages:
@@ -128,7 +128,7 @@ def test_predicted_parts_are_the_plans_breakdown_and_sum_to_the_step() -> None:
 
 
 def test_overlapped_gradient_reduction_is_reported_and_counts_in_no_part() -> None:
-    """Where software hides nothing, the whole sum is shown: as much more as was hidden."""
+    """Software without overlap exposes the whole reduction: the difference is the overlapped part."""
     (plan,) = [plan for plan in whole_plans() if graph_timeline(plan).stages[0].hidden_s > 0.0][:1]
     found = compare_graph(plan, measured_like(plan))
     none = replace(plan.job.profile, data_overlap=0.0, shard_overlap=0.0)
@@ -148,7 +148,8 @@ def test_a_step_as_predicted_has_no_difference(slower: float) -> None:
         for expected, seen in zip(found.predicted_parts, found.measured_parts, strict=True):
             sends = plan.seconds.get("sends", 0.0)
             for part in PARTS:
-                # What a send holds a rank up for lies in its actions, and is nobody's there.
+                # The time for which a send occupies a rank is part of its actions, and belongs to no
+                # operator.
                 slack = slower * sends if part in ("forward", "backward", "rest") else 0.0
                 assert seen[part] == pytest.approx(slower * expected[part], rel=1e-6, abs=small + slack)
         for each in found.operators:
@@ -159,7 +160,7 @@ def test_a_step_as_predicted_has_no_difference(slower: float) -> None:
 
 
 def test_the_slowest_operator_is_listed_first() -> None:
-    """The loss's forward pass takes a second more than it was given."""
+    """The loss's forward pass takes a second more than predicted."""
     plan = whole_plans()[0]
     trace = measured_like(plan)
     longer = [
@@ -173,7 +174,7 @@ def test_the_slowest_operator_is_listed_first() -> None:
 
 
 def test_repetitions_of_a_block_count_together_on_each_stage() -> None:
-    (plan,) = staged_plans()[:1]  # cut before blocks 1 and 3: the middle's two are one stage
+    (plan,) = staged_plans()[:1]  # cut before blocks 1 and 3: the two middle blocks are one stage
     found = compare_graph(plan, measured_like(plan))
     mix = [each for each in found.operators if each.operator == "mix" and each.direction == "forward"]
     assert [(each.stage, each.repetitions) for each in mix] == [(1, 2)]

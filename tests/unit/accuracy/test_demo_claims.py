@@ -1,4 +1,4 @@
-"""The demo fails where any of its claims does not hold."""
+"""The demo fails if any of its claims does not hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The goals of `make accuracy`: figures by hand, what misses them, plans that are legal on their clusters."""
+"""The goals of `make accuracy`: figures by hand, failing cases, and plans that are legal on their
+clusters.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ from shardwise.model import model_from_config
 from shardwise.strategy import Calibration, Job, complete, parse_fields, read_calibration
 
 CORES = 2
-"""Of the machine that the settings are made for."""
+"""Cores of the machine that the settings are made for."""
 
 
 def rows(
     *times: tuple[float, float, float], job: str = "model", cluster: str = "one", epoch: int = 0
 ) -> list[dict[str, Any]]:
-    """Seconds as predicted, by the calibration before, and measured."""
+    """Predicted seconds, seconds by the calibration before, and measured seconds."""
     names = ("predicted_s", "calibrated_s", "measured_s")
     row_fields = {"cluster": cluster, "epoch": epoch, "job": job, "plan": "dp=2"}
     return [{**row_fields, **dict(zip(names, each, strict=True))} for each in times]
@@ -49,10 +51,11 @@ def rows(
 
 @pytest.mark.slow
 def test_a_slower_machine_trains_on_shorter_sequences(tmp_path: Path) -> None:
-    """A step of the first plan computes for one to two seconds. Twice as many tokens take twice as long and,
-    by attention, somewhat more: where 512 take 1.2 s, 1,024 take more than 2.4; where they take 2.4, 256 take
-    1.2 at most; where they take 5, 256 take more than 2 and 128 half of that; where they take 0.6, 1,024 take
-    more than 1.2. On a machine that is faster still it is 1,024, on one that is slower 128."""
+    """A step of the first plan computes for one to two seconds. Twice the tokens take twice as long and,
+    because of attention, somewhat more. If 512 tokens take 1.2 s, 1,024 take more than 2.4; if 512 take
+    2.4, 256 take at most 1.2; if 512 take 5, 256 take more than 2 and 128 half of that; if 512 take 0.6,
+    1,024 take more than 1.2. A still faster machine uses 1,024, a slower one 128.
+    """
     setting, file = SETTINGS["two hosts"], tmp_path / "cluster.yaml"
     file.write_text(f"name: two\nnodes:\n{setting.cluster}")
     calibration = read_calibration(written(tmp_path))
@@ -75,25 +78,25 @@ def test_a_slower_machine_trains_on_shorter_sequences(tmp_path: Path) -> None:
 
 
 def test_figures_by_hand() -> None:
-    # Accuracies 0.9, 1 and 0.75; the first is told best, measured 2.0 of a best of 1.9.
-    # Pairs: (1, 2) told up, measured down; (1, 3) both up; (2, 3) both up: tau (2 - 1) / 3.
+    # Accuracies 0.9, 1 and 0.75; the first has the best prediction, and measures 2.0 with a best of 1.9.
+    # Pairs: (1, 2) predicted up, measured down; (1, 3) both up; (2, 3) both up: tau (2 - 1) / 3.
     of_model = rows((1.8, 2.0, 2.0), (1.9, 1.8, 1.9), (3.0, 2.9, 4.0))
     found = judged(of_model)
     assert found["mean_accuracy"] == pytest.approx((0.9 + 1.0 + 0.75) / 3)
     assert found["worst_accuracy"] == pytest.approx(0.75)
     assert found["regret"] == pytest.approx(2.0 / 1.9 - 1)
     assert found["kendall_tau"] == pytest.approx(1 / 3)
-    # By the calibration before the second is best, which it is, and all pairs are told in their order.
+    # By the calibration before, the second is best, which is right, and all pairs are in order.
     assert found["mean_accuracy_before"] == pytest.approx((1.0 + 1.8 / 1.9 + 2.9 / 4.0) / 3)
     assert found["worst_accuracy_before"] == pytest.approx(2.9 / 4.0)
     assert found["regret_before"] == 0.0 and found["kendall_tau_before"] == 1.0
-    # Two plans of another job, faster than all of them, told in their order: (3 * 1/3 + 1) / 4 pairs, and the
-    # regret is still that of the model, which a twin that takes all for one job would not see.
+    # Two plans of another job, faster than all of them and in order: (3 * 1/3 + 1) / 4 pairs. The regret
+    # is still that of the model; a mutant that takes all plans for one job would not see it.
     both = judged([*of_model, *rows((1.0, 1.0, 1.0), (1.1, 1.1, 1.1), job="graph")])
     assert both["regret"] == pytest.approx(2.0 / 1.9 - 1)
     assert both["kendall_tau"] == pytest.approx(0.5)
-    # The same two on another cluster, or behind a change of the network, are as little for the model's plans
-    # to choose from; and all five count for the mean.
+    # The same two on another cluster, or after a change of the network, are no alternatives of the model's
+    # plans either; and all five count for the mean.
     for elsewhere in ({"cluster": "two"}, {"epoch": 1}):
         apart = judged([*of_model, *rows((1.0, 1.0, 1.0), (1.1, 1.1, 1.1), **elsewhere)])
         assert apart["regret"] == pytest.approx(2.0 / 1.9 - 1)
@@ -103,8 +106,9 @@ def test_figures_by_hand() -> None:
 
 
 def test_measurements_of_a_calibration_are_between_all_plans() -> None:
-    """Five rounds of 8 pieces behind 66 steps: 40 of them, in order, none further than two steps from the
-    next."""
+    """Five rounds of 8 measurements among 66 steps: 40 of them, in order, none more than two steps from the
+    next.
+    """
     found = [measurements_after(place, 66, 8) for place in range(66)]
     assert [piece for measurements in found for piece in measurements] == list(range(5 * 8))
     assert max(map(len, found)) == 1
@@ -123,9 +127,10 @@ def test_every_goal_can_be_missed() -> None:
 def test_all_clusters_together_decide_and_one_alone_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One cluster is told 10 % too fast: alone it misses the mean of 94 %. With another, told exactly, the
-    mean is 95 %; by itself it decides, and the command fails. A twin that judges each cluster alone fails
-    both times, one that never fails is seen by the second."""
+    """One cluster is predicted 10 % too fast: alone it misses the mean of 94 %. With another, predicted
+    exactly, the mean is 95 %. Alone it decides, and the command fails. A mutant that judges each cluster
+    alone fails both times; one that never fails is caught by the second case.
+    """
     off, exact = (rows((factor, factor, 1.0), (2 * factor, 2 * factor, 2.0)) for factor in (0.9, 1.0))
     found = {"uniform": off, "two hosts": [{**row, "cluster": "two"} for row in exact]}
     monkeypatch.setattr(emulated, "measure", lambda name, *_: found[name])

@@ -1,4 +1,4 @@
-"""The picture of `make accuracy`: which rows are on which panel, and that where it is written is a file."""
+"""The picture of `make accuracy`: which rows are on which panel, and an output path that must be a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Output of nccl-tests: curves that gave a table are found again; what a table does not say is asked for."""
+"""Output of nccl-tests: curves are recovered from tables that they gave, and missing parts of a table are
+requested.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def fabric(cluster: Cluster) -> CollectiveModel:
 
 
 def model_s(on: CollectiveModel, test: str, nbytes: float, sizes: Sequence[int]) -> float:
-    """Seconds that the cost model's own fabric says, of a group with these members per tier."""
+    """Seconds by the cost model's fabric for a group with these members per tier."""
     columns = tuple(map(np.array, sizes))
     crossed = max(at for at, size in enumerate(sizes) if size > 1)
     seconds = {
@@ -104,7 +106,9 @@ def test_a_mutant_that_ignores_shared_network_cards_is_caught() -> None:
 
 
 def test_known_figures_of_links_are_recovered_from_a_table() -> None:
-    """Between nodes: 80 % of the cards, 12 us a hop, 40 us a collective, as the fabric itself prices them."""
+    """Between nodes: 80 % of the cards, 12 us per hop, 40 us per collective, as the fabric itself
+    predicts.
+    """
     place = load_cluster("4x8xA100-40G")
     device = place.classes["A100-40G"]
     of = replace(device.efficiency.scale_out, fraction=0.8, startup_s=4e-5)
@@ -158,7 +162,7 @@ def test_a_table_alone_determines_its_collective_where_it_can() -> None:
 
 
 def test_more_elements_than_bytes_are_refused() -> None:
-    # 4 GiB are 2**30 floats, of which a rank of eight has 2**27; three times 2**30 are no rank's part.
+    # 4 GiB are 2**30 floats, of which a rank of eight has 2**27; three times 2**30 fits no rank.
     text = table("all_gather", 8, TIMES)
     with pytest.raises(ConfigError, match=r"line \d+.*has more elements"):
         nccl_tables(text.replace(f"{2**27}  float", f"{3 * 2**30}  float"), file="x.txt")
@@ -205,7 +209,7 @@ def test_text_without_a_table_is_refused() -> None:
 @pytest.mark.slow
 @given(st.data())
 def test_damaged_output_is_read_or_refused(data: st.DataObject) -> None:
-    """Any cut, any character put in the place of another: a table or a ConfigError, nothing else."""
+    """Any truncation and any replaced character gives a table or a ConfigError, nothing else."""
     at = data.draw(st.integers(0, len(GOOD) - 1))
     put = data.draw(
         st.text(max_size=4) | st.sampled_from(["\n", "\x00", "# Rank 0 Pid 1 on a device 0 [] x\n"])

@@ -1,4 +1,4 @@
-"""The command line with a planner of its own: the real models and clusters, and answers made by hand."""
+"""The command line with a planner that answers by hand; models and clusters are real."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_TIME_S = 12.5
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command left: exit code, stdout, stderr."""
+    """The result of a command: exit code, stdout, stderr."""
 
     code: int
     out: str
@@ -49,7 +49,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @dataclass
 class Planner:
-    """Stands for the search: answers by hand, and remembers what it was asked. `error` is raised instead."""
+    """Replaces the search: answers by hand, and records its questions. `error` is raised instead of an
+    answer.
+    """
 
     questions: list[Any] = field(default_factory=list)
     error: Exception | None = None
@@ -108,7 +110,7 @@ def certificate_of(space: str, gap: float) -> Certificate:
 
 
 def result_of(strategy: Strategy, model: Model, cluster: Cluster, job: Job) -> Result:
-    """A price by hand: 12.5 s, and 0.25 s more for another tp than 8 or a full recompute."""
+    """An estimate by hand: 12.5 s, and 0.25 s more for another tp than 8 or for full recomputation."""
     time_s = STEP_TIME_S + 0.25 * (strategy.tp != 8) + 0.25 * (strategy.recompute == "full")
     tokens = job.seq_len * job.global_batch_size
     per_stage = cluster.devices // strategy.pp
@@ -153,7 +155,7 @@ def _strategy(fields: Mapping[str, Any], model: Model, cluster: Cluster, job: Jo
 
 @pytest.fixture
 def planner(monkeypatch: pytest.MonkeyPatch) -> Planner:
-    """A planner in the place of the search."""
+    """Replaces the search by a `Planner`."""
     planner = Planner()
     for name in ("plan", "evaluate", "default_job", "step_durations"):
         monkeypatch.setattr(f"shardwise.search.{name}", getattr(planner, name), raising=False)

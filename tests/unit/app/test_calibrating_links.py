@@ -1,4 +1,4 @@
-"""What all pieces of a calibration's links tell."""
+"""Curves of links from all measurements of a calibration."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def sample(kind: Collective, nbytes: float, seconds: float) -> LinkSample:
 
 
 class FakeRanks:
-    """Ranks of 2x2xcpu, on which everything takes `factor` of what the curves say; what they are asked for
-    stays in `requested`."""
+    """Ranks of 2x2xcpu on which everything takes `factor` times the curves' times; their tasks are recorded
+    in `requested`.
+    """
 
     rank, speeds = 0, (1.0,) * 4
 
@@ -38,7 +39,7 @@ class FakeRanks:
         self, task: Any, members: Sequence[Sequence[int]], threads: int, *repeats: int
     ) -> list[Any]:
         self.requested.append(repeats)
-        if len(repeats) == 1:  # 1 s of communication and of computation, of which 0.2 s are hidden, or 0.8
+        if len(repeats) == 1:  # 1 s of communication and of computation, of which 0.2 s or 0.8 s overlap
             both_s = 1.8 if self.factor == 1.0 else 1.2
             fake_ranks: Any = [asdict(OverlapSample(communication_s=1.0, computation_s=1.0, both_s=both_s))]
         else:
@@ -54,7 +55,7 @@ def links_of(fake_ranks: FakeRanks, *, rounds: int = 1) -> LinkMeasurement:
 
 
 def test_a_measurement_is_of_a_group_or_of_overlap() -> None:
-    """Pairs of the nodes, pairs between them, and sums beside computation: of 5, 40 and 9 repeats."""
+    """Pairs within nodes, pairs between them, and reductions during computation: 5, 40 and 9 repeats."""
     fake_ranks = FakeRanks()
     links = links_of(fake_ranks)
     assert links.measurements == 3 == len(groups_of(load_cluster("2x2xcpu"))) + 1
@@ -71,8 +72,9 @@ def test_a_measurement_is_of_a_group_or_of_overlap() -> None:
 
 
 def test_a_calibration_in_rounds_shares_repeats_out_and_its_medians_count() -> None:
-    """Of three rounds one is ten times as slow, and hides 0.8 of sums for 0.2. A twin that takes the last
-    round, or means, would find links of a tenth or a fourth of the pace."""
+    """One of three rounds is ten times as slow and overlaps 0.8 instead of 0.2 of reductions. Mutants that
+    use the last round, or means, find links at a tenth or a fourth of the rate.
+    """
     fake_ranks = FakeRanks()
     links = links_of(fake_ranks, rounds=3)
     for factor in (1.0, 1.0, 10.0):
@@ -87,7 +89,7 @@ def test_a_calibration_in_rounds_shares_repeats_out_and_its_medians_count() -> N
 
 
 def test_measurements_of_some_rounds_only_are_used() -> None:
-    """A size that a slow round left out; kinds and sizes apart."""
+    """A size is missing in a slow round; kinds and sizes are separate."""
     found = median_samples(
         [
             sample("message", 8.0, 3.0), sample("all_reduce", 8.0, 5.0), sample("message", 16.0, 7.0),
@@ -115,7 +117,7 @@ def test_links_are_put_into_a_device_and_its_software() -> None:
 
 
 def test_calibrate_takes_every_measurement_once() -> None:
-    """One that left a piece out would find a tier without a curve, or nothing beside computation."""
+    """A mutant that leaves a measurement out finds a tier without a curve, or no overlap."""
     fake_ranks = FakeRanks()
     found = _links(load_cluster("2x2xcpu"), cast(Ranks, fake_ranks), 1)
     assert fake_ranks.requested == [(5, 40), (5, 40), (9,)]

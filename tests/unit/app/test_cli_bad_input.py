@@ -1,4 +1,6 @@
-"""Bad input: exit 2, one line on stderr that says where, nothing on stdout, nothing written, no traceback."""
+"""Bad input: exit 2, one line on stderr that names the place, nothing on stdout, no file written, no
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ PLAN = ("plan", "gpt2", "--cluster", "2x8xA100-80G", *JOB)
 
 
 def refused(ran: Ran, *words: str) -> str:
-    """The one line of an error that is the user's; it holds all `words`."""
+    """The only line of a user error; it contains all `words`."""
     assert ran.code == 2, ran
     assert ran.out == ""
     assert ran.err.startswith("shardwise: error: ") and ran.err.count("\n") == 1
@@ -43,7 +45,7 @@ def refused(ran: Ran, *words: str) -> str:
 
 
 def put(folder: Path, name: str, content: object) -> str:
-    """A file with `content`: text, bytes, or a value to write as YAML."""
+    """Write a file with `content`: text, bytes, or a value to write as YAML."""
     path = folder / name
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -297,7 +299,7 @@ def test_a_file_must_be_small_and_regular(
 def test_an_unreadable_file(
     run: Run, planner: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system's refusal is put in its place, since a test may run as root, who may read everything."""
+    """The system's refusal is simulated, since a test may run as root, who may read everything."""
     path = put(tmp_path, "model.yaml", MODEL)
 
     def denied(*arguments: object, **options: object) -> int:
@@ -336,7 +338,7 @@ def test_a_trace_does_not_replace_the_plan(run: Run, planner: Planner, tmp_path:
     plan = path.read_bytes()
     refused(run("simulate", str(path), "--trace", str(path)), "--trace", "an input")
     assert path.read_bytes() == plan
-    # A plan may be written over an old plan.
+    # A new plan may overwrite an old plan.
     assert run(*PLAN, "--save", str(path)).code == 0
 
 
@@ -344,7 +346,7 @@ def test_a_trace_does_not_replace_the_plan(run: Run, planner: Planner, tmp_path:
 def test_a_schedule_too_long_for_a_plan_file_is_refused_before_it_is_made(
     run: Run, planner: Planner, tmp_path: Path, option: str
 ) -> None:
-    # The planner answers tp 8, pp 2: 2 actions on each of 2 stages for 1,048,577 microbatches, 4 above 2^22.
+    # The planner answers tp 8, pp 2: 2 actions on each of 2 stages for 1,048,577 micro-batches, 4 above 2^22.
     command_line = (
         "plan",
         "gpt2",
@@ -379,7 +381,7 @@ ODD: tuple[Any, ...] = (
 
 
 def _mutated(value: Any, rng: random.Random) -> Any:
-    """`value` with one thing in it changed: replaced, removed, doubled or renamed."""
+    """`value` with one part changed: replaced, removed, doubled or renamed."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         key = rng.choice(list(value))
         changed = dict(value)
@@ -398,7 +400,7 @@ def _mutated(value: Any, rng: random.Random) -> Any:
 
 
 def _mangled(data: bytes, rng: random.Random) -> bytes:
-    """`data` with a few bytes changed, dropped or put in, or cut short."""
+    """`data` with a few bytes changed, dropped or inserted, or truncated."""
     for _ in range(rng.randint(1, 4)):
         place = rng.randrange(len(data) + 1)
         cut = rng.choice((0, 0, 1, 1, 5, len(data)))
@@ -435,7 +437,7 @@ def test_fuzzed_files_are_answered_or_refused_in_one_line(
 
 @pytest.mark.slow
 def test_fuzzed_plans_are_refused_in_one_line(run: Run, planner: Planner, tmp_path: Path, full: bool) -> None:
-    """Only changes that the hash leaves out (spelling, timings, provenance text) are answered."""
+    """Only changes that the hash leaves out (spelling, timings, provenance text) are accepted."""
     path = tmp_path / "plan.yaml"
     assert run(*PLAN, "--save", str(path)).code == 0
     data = path.read_bytes()
@@ -455,5 +457,5 @@ def test_fuzzed_plans_are_refused_in_one_line(run: Run, planner: Planner, tmp_pa
 
 
 def hash_of(data: bytes) -> str:
-    """The hash that the text should have, read by a general YAML reader."""
+    """The correct hash of the text, computed with a general YAML reader."""
     return document_hash(yaml.safe_load(data))

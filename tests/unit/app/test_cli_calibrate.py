@@ -1,4 +1,4 @@
-"""Costs of software out of whole steps; calibration files: written, read back, used by the planner."""
+"""Costs of software from whole steps; calibration files are written, read, and used by the planner."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def profile() -> Profile:
 
 
 def steps(true: Device, software: Profile) -> list[MeasuredStep]:
-    """The steps that a device and its software would take exactly as the cost model says."""
+    """The steps that a device and its software take exactly by the cost model."""
     plans = calibration_plans(load_cluster("1x1xcpu"), eager_profile())
     return [MeasuredStep(plan=plan, seconds=predicted_step_s(plan, true, software)) for plan in plans]
 
@@ -78,10 +78,11 @@ def test_known_costs_of_software_are_recovered() -> None:
 
 @pytest.mark.slow
 def test_known_costs_on_a_device_that_kernels_are_queued_for_are_recovered() -> None:
-    """Large steps tell all but the host's time per kernel, which the small ones tell; the launch is the
-    device's own."""
+    """Large steps determine everything but the host's time per kernel, which the small ones determine; the
+    launch time is the device's own.
+    """
     known = find_device("H100-SXM").efficiency
-    straight = replace(known, memory=replace(known.memory, half_bytes=0.0))  # as it is measured
+    straight = replace(known, memory=replace(known.memory, half_bytes=0.0))  # as measured
     true = replace(find_device("H100-SXM"), efficiency=straight)
     software = replace(profile(), dispatch_s=8e-5)
     plans = accelerator_plans(load_cluster("1x1xH100-SXM"), eager_profile(), "bf16")
@@ -95,7 +96,7 @@ def test_known_costs_on_a_device_that_kernels_are_queued_for_are_recovered() -> 
     assert costs.dispatch_s == 0.0
     found = with_dispatch(taken(plans.small, software), true, costs)
     assert found.dispatch_s == pytest.approx(8e-5, rel=1e-6)
-    # Kernels that take as long as that tell nothing of the host.
+    # Kernels that take this long do not depend on the host.
     assert with_dispatch(taken(plans.large, costs), true, costs) == costs
 
 
@@ -118,8 +119,9 @@ def test_steps_of_one_action_each_cannot_separate_actions_from_steps() -> None:
 
 
 def action_deviation_s(of: list[MeasuredStep], true: Device, software: Profile) -> float:
-    """By how much the action that is found scatters where each step is told 2 % off by itself: the root of
-    the sum of the squares of what each moves it."""
+    """Standard deviation of the fitted action time when each step has an independent error of 2 %: the root
+    of the sum of the squared effects of all steps.
+    """
     variance = 0.0
     for place, step in enumerate(of):
         off = [*of[:place], replace(step, seconds=1.02 * step.seconds), *of[place + 1 :]]
@@ -129,11 +131,12 @@ def action_deviation_s(of: list[MeasuredStep], true: Device, software: Profile) 
 
 @pytest.mark.slow
 def test_noise_of_a_step_hardly_changes_the_time_of_an_action() -> None:
-    """A pipeline of 8 microbatches on 4 stages has 22 actions in a row: 0.3 ms of each are 7 ms a step."""
+    """A pipeline of 8 micro-batches on 4 stages has 22 actions in a row: 0.3 ms each are 7 ms per step."""
     true, software = device(), replace(profile(), host_action_s=3e-3, host_step_s=2e-2)
     of = steps(true, software)
     assert action_deviation_s(of, true, software) < 3e-4
-    # Without the case of many actions they are mistaken for kernels and steps, by milliseconds.
+    # Without the case of many actions, action times are mistaken for those of kernels and steps, by
+    # milliseconds.
     assert action_deviation_s(of[:-1], true, software) > 1e-3
 
 
@@ -225,7 +228,7 @@ def test_the_planner_takes_a_calibration(run: Run, tmp_path: Path) -> None:
         assert ran.code == 0, ran.err
         times.append(json.loads(ran.out)["result"])
     plain, calibrated = times
-    assert calibrated["step_time_s"] < plain["step_time_s"]  # 75 GFLOP/s in the place of 50
+    assert calibrated["step_time_s"] < plain["step_time_s"]  # 75 GFLOP/s instead of 50
     assert calibrated["breakdown"]["host_step"] == 2e-3
     saved = str(tmp_path / "p.yaml")
     ran = run("plan", *question, "--calibration", written(tmp_path), "--fix", "dp=2", "--save", saved)
@@ -250,7 +253,7 @@ def test_a_calibration_of_other_devices_is_refused(run: Run, tmp_path: Path, com
 
 @pytest.mark.slow
 def test_our_measured_software_is_planned_for_on_an_accelerator_on_request(run: Run, tmp_path: Path) -> None:
-    """Others' software runs there too: on the measured device, but as it is known."""
+    """Software of others can be planned for there too: on the measured device, with its known profile."""
     model = tmp_path / "m.yaml"
     model.write_text("{layers: 4, hidden: 256, ffn: 1024, heads: 4, vocab: 512, seq_len: 128}\n")
     profiles = []
@@ -298,9 +301,9 @@ def test_an_invalid_calibration_is_refused_by_its_key(
 
 
 def test_groups_of_links_cross_one_tier_each() -> None:
-    # Two nodes of two: pairs inside the nodes, then the first devices of both and the second devices of both.
+    # Two nodes of two: pairs within the nodes, then the first devices of both and the second devices of both.
     assert groups_of(load_cluster("2x2xcpu")) == [(0, [[0, 1], [2, 3]]), (1, [[0, 2], [1, 3]])]
-    # Four devices of one node: pairs, and all.
+    # Four devices of one node: pairs, and all of them.
     assert groups_of(load_cluster("1x4xcpu")) == [(0, [[0, 1], [2, 3]]), (0, [[0, 1, 2, 3]])]
 
 
@@ -340,11 +343,11 @@ def test_an_impossible_calibration_is_refused_in_one_line(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["base.yaml"]
 
 
-# --- from what there is -------------------------------------------------------------------------------------
+# --- from logs and nccl-tests ------------------------------------------------------------------------------
 
 
 def test_figures_of_links_are_read_from_nccl_tests(run: Run, tmp_path: Path) -> None:
-    """Two nodes by their output alone, one node more beside it; nothing else of the device changes."""
+    """Two nodes from their output alone, and one node in addition; nothing else of the device changes."""
     path, out = tmp_path / "between.txt", str(tmp_path / "c.yaml")
     times = [(nbytes, 1e-4 + 15 / 8 * nbytes / (8 * 20e9)) for nbytes in SIZES]
     path.write_text(run_head((8, 8), "NVIDIA A100-SXM4-40GB") + table("all_reduce", 16, times))
@@ -355,7 +358,7 @@ def test_figures_of_links_are_read_from_nccl_tests(run: Run, tmp_path: Path) -> 
     assert "A100-40G" in ran.out and "links of InfiniBand" in ran.out
     known, found = find_device("A100-40G"), read_calibration(out).devices["A100-40G"]
     achieved = found.efficiency.scale_out
-    # 20 GB/s of the 25 GB/s card of each device is 0.8, and two nodes lose 2^-crowding of it
+    # 20 GB/s of the device's 25 GB/s card are 0.8, and two nodes lose 2^-crowding of it
     assert achieved.fraction == pytest.approx(0.8 * 2**achieved.crowding, rel=1e-3)
     assert found.scale_out_latency_s * 30 + achieved.startup_s == pytest.approx(1e-4, rel=0.01)
     assert replace(found, efficiency=known.efficiency, scale_out_latency_s=known.scale_out_latency_s,
@@ -379,7 +382,7 @@ def test_figures_of_links_are_read_from_nccl_tests(run: Run, tmp_path: Path) -> 
 
 
 def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-80G") -> tuple[str, str]:
-    """A plan and the log of a run on a device `factor` times as fast as it is known, after a slow start."""
+    """A plan and the log of a run on a device `factor` times as fast as its record, after a slow start."""
     plan, log = tmp_path / "p.yaml", tmp_path / "steps.jsonl"
     ran = run("plan", "gpt2-xl", "--cluster", cluster, "--seq-len", "1024", "--global-batch-size", "8",
               "--fix", "tp=5,zero_stage=0,recompute=none", "--save", str(plan))  # fmt: skip
@@ -407,7 +410,7 @@ def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.6, 1.2])
 def test_the_speed_of_a_device_comes_from_a_log_and_its_plan(run: Run, tmp_path: Path, factor: float) -> None:
-    """The median behind the first quarter of six steps is the fourth smallest of five: `seconds`."""
+    """Without the first quarter of six steps, the median is the fourth smallest of five: `seconds`."""
     plan, log = logged(tmp_path, run, factor)
     out = str(tmp_path / "c.yaml")
     ran = run("calibrate", "--out", out, "--from", plan, "--from", log)

@@ -1,4 +1,4 @@
-"""The answer card: every figure where it belongs, within 100 columns, whatever the answer."""
+"""The answer card: every figure at its place, within 100 columns, for any answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB = Job(seq_len=4096, global_batch_size=64, dtype="bf16")
 
 
 class Question:
-    """A question with what the planner reads of it."""
+    """A question with the objects that the planner reads from it."""
 
     model, cluster, job, space, top = MODEL, CLUSTER, JOB, "default", 2
 
@@ -148,11 +148,11 @@ def test_cost_is_shown_where_all_prices_are_known(answer: Answer) -> None:
 
 
 def test_assumptions_and_next_commands_close_the_card(answer: Answer) -> None:
-    cluster = replace(CLUSTER, assumptions=("between nodes 200 Gb/s, customary",))
+    cluster = replace(CLUSTER, assumptions=("between nodes 200 Gb/s, default",))
     lines = evaluation_card(answer.best, model=MODEL, cluster=cluster, job=JOB, next_commands=("one", "two"))
     card = plain_text(lines).splitlines()
     assert "bf16, adamw, 5 % of device memory kept free" in row(card, "assumptions")
-    assert any("between nodes 200 Gb/s, customary" in line for line in card)
+    assert any("between nodes 200 Gb/s, default" in line for line in card)
     assert any("evaluated by max-plus" in line for line in card)
     assert row(card, "next") == "one"
     assert card[-2].strip() == "two"
@@ -182,7 +182,7 @@ def test_every_non_default_field_of_a_strategy_is_shown() -> None:
         tp=4, pp=4, cp=2, cp_kind="all_to_all", micro_batch_size=2, schedule="interleaved_1f1b", vpp=2,
         recompute="full", recompute_layers=2, offload="both", first_stage_layers=3, axis_order="cp-tp-dp-pp",
     )  # fmt: skip
-    # dp is 64 / (4 * 4 * 2) = 2, so 64 / (2 * 2) = 16 microbatches.
+    # dp is 64 / (4 * 4 * 2) = 2, so 64 / (2 * 2) = 16 micro-batches.
     assert words.detail_texts(chosen, JOB, 32) == [
         "micro-batch size 2, 16 micro-batches", "interleaved_1f1b × 2", "states replicated",
         "recompute 2 layers in full",

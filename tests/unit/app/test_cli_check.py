@@ -26,7 +26,7 @@ def saved(run: Run, tmp_path: Path) -> Path:
 
 
 def rewritten(path: Path, **best: Any) -> Path:
-    """The plan with some keys of `best` changed, and the hash that belongs to it."""
+    """The plan with some keys of `best` changed, and with its new hash."""
     document = plan_document(read_plan(str(path)))
     document["best"] = {**document["best"], **best}  # type: ignore[dict-item]
     document["hash"] = document_hash(document)

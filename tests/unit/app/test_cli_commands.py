@@ -28,7 +28,7 @@ QUESTION = ("llama-3.1-8b", "--cluster", "2x8xA100-80G", "--seq-len", "4096", "-
 
 
 def validated(text: str, name: str) -> Any:
-    """The JSON document in `text`, held against its published schema."""
+    """The JSON document in `text`, validated against its published schema."""
     document = json.loads(text)
     schema = json.loads((ROOT / "docs" / "reference" / "schemas" / f"{name}.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -86,7 +86,7 @@ def test_plan_json_has_the_documented_schema(run: Run, planner: Planner) -> None
     assert [stage["layers"] for stage in document["best"]["layout"]["pipelines"][0]["stages"]] == [16, 16]
     assert len(document["runners_up"]) == 2
     certificate = document["certificate"]
-    # 1,000 + 200 rejected, 30 cut, 4 simulated.
+    # 1,000 + 200 rejected, 30 pruned, 4 simulated.
     assert certificate["enumerated"] == sum(certificate["rejected"].values()) + 30 + 4
 
 
@@ -140,12 +140,12 @@ def test_simulate_draws_the_step_and_writes_a_trace(run: Run, planner: Planner, 
     assert max(map(len, ran.out.splitlines())) <= 100
     assert sum(line.startswith("rank ") for line in ran.out.splitlines()) == 2
     events = json.loads(Path(trace).read_text())["traceEvents"]
-    # 2 ranks, 64 microbatches (dp 1, micro-batch 1), a forward and a backward each.
+    # 2 ranks, 64 micro-batches (dp 1, micro-batch 1), a forward and a backward each.
     assert sum(event["ph"] == "X" and event["cat"] == "compute" for event in events) == 2 * 64 * 2
     document = validated(run("simulate", plan, "--json").out, "timeline")
     # 1F1B, equal stages: with hops of 0.5 ms below the slack, each rank computes 64 * (1 + 2) ms.
     assert [round(rank["busy_s"], 9) for rank in document["ranks"]] == [0.192, 0.192]
-    # (m + pp - 1) * 3 ms without hops; the first and the last microbatch cross one hop each way.
+    # (m + pp - 1) * 3 ms without hops; the first and the last micro-batch cross one hop each way.
     assert document["timeline_s"] >= 0.195
     assert document["step_time_s"] == 12.5
 
@@ -249,7 +249,7 @@ def test_ctrl_c_exits_130_quietly(run: Run, planner: Planner, monkeypatch: pytes
 
 
 class ClosedPipe(io.StringIO):
-    """A stdout whose reader has gone."""
+    """A stdout whose reader has closed the pipe."""
 
     encoding = "utf-8"
 
@@ -270,7 +270,7 @@ def test_a_closed_pipe_is_no_error(
 
 
 class FullDisk(ClosedPipe):
-    """A stdout on a disk without room."""
+    """A stdout on a full disk."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -503,7 +503,7 @@ def test_plans_that_train_does_not_run_are_planned_on_request_and_marked(run: Ru
 
 @pytest.mark.slow
 def test_context_ranks_are_planned_only_where_attention_has_no_windows(run: Run, tmp_path: Path) -> None:
-    """Our runtime does not divide a sequence that layers look at through windows: the search knows."""
+    """Our runtime does not divide the sequence of layers with windows, and the search respects that."""
     config = {
         "model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 128,
@@ -536,7 +536,9 @@ def test_a_target_on_devices_that_it_does_not_know_is_refused(run: Run) -> None:
 def test_plans_for_accelerators_are_marked_where_our_runtime_does_not_run_them(
     run: Run, tmp_path: Path
 ) -> None:
-    """Any plan may be asked for there; a file of one that is not run is told of, an answer has it in JSON."""
+    """Any plan may be requested there; a message on stderr names the file of one that is not run, and the
+    JSON answer has a key for it.
+    """
     command_line = ("plan", *TINY, "--cluster", "1x4xA100-40G")
     assert validated(run(*command_line, "--json").out, "plan-answer")["not_run"] == []
     muon = run(*command_line, "--optimizer", "muon", "--json")

@@ -1,4 +1,4 @@
-"""The command `compare`: its card, document and trace, and what it refuses."""
+"""The command `compare`: its card, document and trace, and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "compari
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan, a trace of it, and one in which a rank left the order, in the working folder."""
+    """A plan, a trace of it, and a trace with an order violation, in the working folder."""
     monkeypatch.chdir(tmp_path)
     plan = make_plan(PIPELINE)
     write_plan("p.yaml", plan)
@@ -108,7 +108,7 @@ def test_an_uneven_plan_is_compared_pipeline_by_pipeline(run: Run, files: None) 
 
 
 def test_the_trace_of_another_plan_is_refused_by_its_hash(run: Run, files: None) -> None:
-    """Stages, ranks and actions are those of the plan."""
+    """Stages, ranks and actions equal those of the plan."""
     write_plan("dp.yaml", make_plan("dp=2,pp=2,micro_batch_size=2"))
     ran = run("compare", "dp.yaml", "m.json")
     assert (ran.code, ran.out) == (2, "")

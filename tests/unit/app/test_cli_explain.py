@@ -82,7 +82,7 @@ def test_why_not_shows_the_difference_term_by_term(run: Run, saved: str) -> None
 
 
 def test_why_not_of_an_illegal_change_exits_3_with_its_reasons(run: Run, saved: str) -> None:
-    """A pipeline of 4 ranks with 12 / 6 = 2 microbatches has no interleaving."""
+    """A pipeline of 4 ranks with 12 / 6 = 2 micro-batches has no interleaving."""
     ran = run("explain", saved, "--why-not", "pp=4,schedule=interleaved_1f1b,micro_batch_size=6")
     assert ran.code == 3
     assert ran.err.splitlines()[1].startswith("  rejected: interleaved_microbatches")
@@ -212,8 +212,9 @@ def test_a_search_that_finds_nothing_in_time_is_a_one_line_error(run: Run) -> No
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    """Given whether it is to be after the first find, else before it: an interrupt in the next search, which
-    looks first, as that of a large space does."""
+    """An interrupt in the next search, after its first incumbent or before it; the search runs its primal
+    heuristics first, as in a large space.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     offer, subtree_run = Fastest.offer, SubtreeSearch.run
 
@@ -289,7 +290,7 @@ def test_an_interrupt_of_explain_prints_the_best_so_far(
 
 
 def heed_interrupts() -> None:
-    """What was started in the background ignores interrupts, and so would what it starts."""
+    """Processes in the background ignore interrupts, and their children would ignore them too."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -314,8 +315,8 @@ def test_an_interrupt_from_the_keyboard_ends_all_processes() -> None:
             process.communicate(timeout=2.0)
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=600)
-    # A shell says 130 of both. Python ends itself by the signal, whatever the exit code, where the interrupt
-    # came while source text was executed (as dataclasses do when modules load, still, on a busy machine).
+    # A shell reports 130 for both. Python ends itself by the signal, whatever the exit code, if the interrupt
+    # arrives while source text is executed (dataclasses do that while modules load).
     assert process.returncode in (130, -signal.SIGINT)
     assert b"Traceback" not in err and b"interrupted" in err
     with pytest.raises(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The command `export`: what it writes, what it refuses, and what the target's reader makes of it."""
+"""The command `export`: its files, its errors, and the check by the target's own reader."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FILES = ["megatron-lm.args", "megatron-lm.sh"]
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The path of a plan of experts, from the folder that it lies in."""
+    """The path of a plan with experts, from its folder."""
     monkeypatch.chdir(tmp_path)
     write_plan("p.yaml", requested_plan())
     return "p.yaml"
 
 
 def read_as(reading: Reading) -> Callable[..., list[Reading]]:
-    """A reader of flags that understands this."""
+    """A reader of flags with this result."""
 
     def read(requests: Sequence[Any]) -> list[Reading]:
         assert [request.world_size for request in requests] == [8]

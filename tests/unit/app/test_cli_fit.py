@@ -28,13 +28,13 @@ RUNS = [
     {"id": f"yours-{number:03}", "gpus": "32", "dp": "8", "step_time_s": f"{1.6 + 0.01 * number}"}
     for number in range(8)
 ]  # fmt: skip
-"""Just enough runs of two sources."""
+"""Just enough runs from two sources."""
 
 UNUSED = ({"gpu": "Quantum9"}, {"layers": "many"}, {"step_time_s": "", "peak_mem_gib": "10"})
 
 
 def validated(document: Any) -> Any:
-    """A document, held against its published schema."""
+    """A document, validated against its published schema."""
     schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.Draft202012Validator(schema).validate(document)
@@ -57,11 +57,11 @@ def test_the_file_and_the_answer(run: Run, tmp_path: Path) -> None:
     assert json.loads(ran.out) == document
     fitted = len(Numbers.shipped().fitted())
     assert ran.err == f"wrote {out}: {fitted} numbers from {LEAST_RUNS} runs, 3 rows skipped\n"
-    # Nothing beside it: the temporary file has become the new one.
+    # No other file remains: the temporary file was renamed.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fit.json", "rows.csv"]
     assert (document["runs"], document["fitted_numbers"]) == (LEAST_RUNS, fitted)
     assert document["sources"]["mine"]["runs"] == LEAST_RUNS - 8 and document["sources"]["yours"]["runs"] == 8
-    # Twelve runs of 3.00 to 3.11 s that are predicted the same: none needs to be further off than that.
+    # Twelve runs of 3.00 to 3.11 s with the same prediction: no error needs to be larger than that.
     assert document["sources"]["mine"]["mape"] < 0.04
     # Only values differ from the shipped numbers, and only fitted ones.
     numbers = numbers_of((*document["devices"], *document["software"]))
@@ -73,11 +73,11 @@ def test_the_file_and_the_answer(run: Run, tmp_path: Path) -> None:
 
 
 def check_merged(document: Any) -> None:
-    """The data files of the package take what was found, and keep what is assumed."""
+    """The package's data files accept the fitted numbers and keep the assumed ones."""
     for file, package in ((DEVICES, "devices"), (SOFTWARE, "software")):
         own = json.loads(file.read_text("utf-8"))["numbers"]
         assert merged(own, document[package]) == document[package]
-        # A number that was assumed otherwise since the fit keeps its new value.
+        # A number whose assumption changed after the fit keeps its new value.
         changed = [
             number if number["source"] == "fitted" else {**number, "value": 0.125, "source": "assumed: anew"}
             for number in own
@@ -147,7 +147,7 @@ def test_too_few_rows_are_refused(
 def test_arguments_that_cannot_be_used(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    """Told before anything is fitted, which takes a minute on many rows."""
+    """Reported before the fit, which takes a minute on many rows."""
 
     def unexpected(*_: object) -> None:
         raise AssertionError("rows were fitted")
@@ -164,7 +164,7 @@ def test_arguments_that_cannot_be_used(
 def test_a_file_that_cannot_be_written_after_all(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full when the fit is done: the older file stays."""
+    """The disk is full when the fit ends: the older file stays."""
 
     def full(*_: object) -> None:
         raise ConfigError("cannot be written: no space left on device", file="fit.json")

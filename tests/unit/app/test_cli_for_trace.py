@@ -1,4 +1,4 @@
-"""`plan --events`: a plan for a trace, as a card, as JSON and as a file that goes on to other commands."""
+"""`plan --events`: a plan for a trace, as a card, as JSON and as a file for other commands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_answer_follows_the_policy_and_its_plan_is_replayed(run: Any, trace:
         assert document["plan_hash"] == saved["hash"] == document_hash(saved)
         assert run("check", path).code == 0
     assert sorted(nodes["now"]) == ["n0", "n1", "n2"] and sorted(nodes["worst"]) == ["n0", "n2"]
-    # The plan lies on the nodes that it names: without n1 it goes on as it is.
+    # The plan is on the nodes that it names: without n1 it continues unchanged.
     decision = json.loads(run("replan", path, *JOB[1:3], "--events", "lost n1", "--json").out)
     assert decision["decision"] == "keep" and decision["plan"]["nodes"] == nodes["worst"]
 

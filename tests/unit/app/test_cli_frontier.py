@@ -62,7 +62,7 @@ def test_the_pick_is_the_best_of_the_points_within_the_limit(run: Run) -> None:
     for mode, limit in (("time", None), ("time", "2.6GiB"), ("devices", "5GiB"), ("devices", "1.6GiB")):
         given = () if limit is None else ("--memory-limit", limit)
         document = answer(run, *CORE, "--mode", mode, "--devices", "1,2,4", *given)
-        assert document["points"] == profile  # the limit takes nothing from the points
+        assert document["points"] == profile  # the limit excludes no point
         limit_bytes = inf if limit is None else parse_quantity(limit, "B")
         fitting = [point for point in profile if point["memory_bytes"] <= limit_bytes]
         assert document["chosen"] == min(fitting, key=key_of(mode)), (mode, limit)
@@ -85,7 +85,7 @@ def test_reference_strategies_are_estimated_as_by_evaluate_and_beaten(run: Run) 
         keys = ("time_s", "memory_bytes")
         assert any(all(point[key] <= found[key] for key in keys) for point in document["points"])
     assert parallel["layout"]["strategy"]["dp"] == 4
-    # No strategy of the core that shards nothing is faster; data parallelism is one of them.
+    # No strategy of the core space without sharding is faster; data parallelism is one of them.
     fastest = answer(run, *CORE, "--devices", "4", "--fix", "zero_stage=0")["chosen"]
     assert megatron["time_s"] == fastest["time_s"] <= parallel["time_s"]
 
@@ -100,7 +100,7 @@ def test_a_reference_that_does_not_fit_is_its_smallest_variant(run: Run) -> None
 
 @pytest.mark.slow
 def test_limits_change_the_pick(run: Run) -> None:
-    """What keeps the test above from passing where the limit is ignored."""
+    """The limit, not chance, makes the test above pass."""
     for mode in ("time", "devices"):
         argv = (*CORE, "--mode", mode, "--devices", "1,2,4")
         picks = [answer(run, *argv, *more)["chosen"] for more in ((), ("--memory-limit", "1.6GiB"))]
@@ -156,7 +156,7 @@ def test_cost_is_weighed_between_device_counts(run: Run) -> None:
         assert plain["kept"] == plain["points"] == entry["points"]
     shown = run(*argv, "--objectives", "time,memory,cost").out
     assert f"{len(undominated)} points of time, memory and cost on 3 device counts" in shown
-    # A device of a node costs as much as the node: on one device nothing is best in anything.
+    # A device of a node costs as much as the node: on one device no point is best in any objective.
     assert three["profile"][0]["kept"] == 0 and "1  fastest" in shown
     assert f"0 of {two['profile'][0]['points']}" in shown
 
@@ -190,7 +190,7 @@ def test_a_limit_below_the_smallest_point_exits_3_with_that_point(run: Run) -> N
     error = validated(ran.out, "error")
     assert error["error"]["kind"] == "infeasible"
     assert error["point"] == least
-    # Exactly so much is enough, a byte less is not.
+    # Exactly this much is enough, a byte less is not.
     needed = -int(-least["memory_bytes"] // 1)
     assert answer(run, *CORE, "--memory-limit", f"{needed}B")["chosen"] == least
     assert run(*CORE, "--memory-limit", f"{needed - 1}B").code == 3
@@ -236,7 +236,7 @@ def test_every_point_is_saved_as_a_plan_that_the_checker_accepts(run: Run, tmp_p
 
 @pytest.mark.slow
 def test_a_point_saved_with_too_much_memory_is_detected(run: Run, tmp_path: Path) -> None:
-    """The margin is what makes a slower point an optimum: with that of the fastest, the check fails."""
+    """The margin makes a slower point optimal: with the margin of the fastest point, the check fails."""
     run(*NODES, "--save", str(tmp_path))
     names = json.loads((tmp_path / "frontier.json").read_text())["plans"]
     slow = read_plan(str(tmp_path / names[1]))
@@ -373,7 +373,7 @@ def test_the_plot_is_written_in_addition_to_the_answer(run: Run, tmp_path: Path,
     assert path.stat().st_size > 10_000
     if suffix == "html":
         text = path.read_text()
-        # A head; the pick and both ends; what is customary, on two devices alone.
+        # A head; the pick and both extremes; the references, on two devices alone.
         devices = document["chosen"]["devices"]
         assert text.count("<tr>") == 1 + len(document["points"]) + 3 + 2 * (devices > 1)
         assert "gpt2 on 1x4xA100-80G" in text and "micro-batch" in text
@@ -391,7 +391,7 @@ def test_plots_that_cannot_be_written(run: Run, tmp_path: Path, monkeypatch: pyt
 def test_an_interrupted_frontier_is_not_answered(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupted search has found some points; they are not answered with as if they were all."""
+    """An interrupted search has found some points; they are not reported as the whole frontier."""
     offer = Tradeoff.offer
 
     def interrupted(self: Tradeoff, *incumbents: Any) -> None:
@@ -415,5 +415,5 @@ def test_the_next_commands_can_be_copied(run: Run, tmp_path: Path, monkeypatch: 
         assert again.code == 0
         assert json.loads(again.out)["mode"] == "devices"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["frontier", "frontier.html"]
-    # What was asked for already is not proposed again.
+    # A change that was requested already is not proposed again.
     assert " next " not in run(*CORE, "--plot", "plot.svg", "--save", "plans").out

@@ -13,7 +13,7 @@ import pytest
 from tests.property.layout_instances import chain, mlp
 from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
-from tests.unit.graph.texts import bent
+from tests.unit.graph.texts import with_value
 
 from shardwise.app.cli import checking
 from shardwise.app.cli.frontier.graphs import GraphRequest, GraphSubject
@@ -36,7 +36,7 @@ QUESTION = ("frontier", "graph:lstm-2x2048", "--cluster", CLUSTER, "--global-bat
 
 
 def estimate_of(point: Any, batch: int) -> tuple[float, float]:
-    """Seconds and bytes of the layout of a point, priced from its names by code of its own."""
+    """Seconds and bytes of the layout of a point, estimated from its names by separate code."""
     graph = scaled(load_graph("graph:lstm-2x2048"), batch)
     cluster = part_of(load_cluster(CLUSTER), point["devices"])
     mesh = mesh_of(cluster, tuple(point["layout"]["mesh"]))
@@ -58,7 +58,7 @@ def test_every_point_has_the_cost_of_its_layout(run: Run) -> None:
 
 
 def test_measured_numbers_are_used_for_layouts(run: Run, tmp_path: Path) -> None:
-    """With a calibration: its software, and links of 2 GB/s that make the same frontier slower."""
+    """With a calibration: its software, and links of 2 GB/s, make the same frontier slower."""
     graph = tmp_path / "mlp.yaml"
     graph.write_text(graph_text(mlp(64, 512, 512, 64)))
     question = (
@@ -110,7 +110,7 @@ LSTM = ("frontier", "graph:lstm-2x2048", "--cluster", "1x4xV100-32G", "--global-
 
 @pytest.mark.slow
 def test_other_meshes_add_points_that_name_their_mesh(run: Run) -> None:
-    """A recurrent layer is divided best by units in pairs, and by samples among pairs."""
+    """A recurrent layer is best divided by units within pairs, and by samples between pairs."""
     tiers = answer(run, *LSTM, "--epsilon", "0.01")
     every = answer(run, *LSTM, "--epsilon", "0.01", "--meshes", "all")
     pairs = answer(run, *LSTM, "--epsilon", "0.01", "--meshes", "2x2")
@@ -126,7 +126,7 @@ def test_other_meshes_add_points_that_name_their_mesh(run: Run) -> None:
         assert all(of_all[name] > count for name, count in one["layouts_per_operator"].items())
     shown = run(*LSTM, "--epsilon", "0.01", "--meshes", "all").out
     assert "2x2, no recomputation" in shown and "on all meshes: 4, 2x2" in shown
-    assert "mesh 2x2" not in shown  # told once
+    assert "mesh 2x2" not in shown  # reported once
     plain = run(*LSTM, "--epsilon", "0.1").out
     assert "on the mesh of the tiers: 4" in plain and "mesh 4 ·" in plain
 
@@ -138,7 +138,7 @@ def test_an_invalid_mesh_is_refused(run: Run, text: str) -> None:
 
 @pytest.mark.slow
 def test_each_device_count_uses_the_requested_meshes_of_its_size(run: Run) -> None:
-    """A mesh that none of the counts has is refused, and so is a count that has none of the meshes."""
+    """A mesh that fits none of the counts is refused, and so is a count that fits none of the meshes."""
     few = (*LSTM, "--epsilon", "0.1")
     document = answer(run, *few, "--meshes", "2,1,4,2x2", "--mode", "profile")
     assert document["certificate"]["meshes"] == {"1": [[1]], "2": [[2]], "4": [[4], [2, 2]]}
@@ -185,7 +185,7 @@ def save(run: Run, folder: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_plans_of_several_graphs_each_contain_their_own(run: Run, tmp_path: Path) -> None:
-    """One after the other in one process, and changed by nobody who looked into one."""
+    """One after the other in one process; reading one plan changes no other."""
     first = read_graph_plan(str(save(run, tmp_path)[0]))
     other = replace(first, graph=replace(first.graph, name="other"))
     for plan in (first, other, first, other):
@@ -246,7 +246,7 @@ def test_a_point_whose_cost_differs_from_its_layout_is_no_plan(
 
 
 def rewritten(path: Path, change: Callable[[Any], None]) -> Path:
-    """A plan file with a change and the hash that belongs to it."""
+    """A plan file with a change and its new hash."""
     document: Any = read_mapping(str(path))
     change(document)
     document["hash"] = document_hash(document)
@@ -314,7 +314,7 @@ def test_an_inconsistent_graph_file_names_its_operator(
 ) -> None:
     file = tmp_path / "graph.json"
     argv = ("frontier", str(file), "--cluster", CLUSTER, "--global-batch-size", "8")
-    file.write_text(json.dumps(bent(path, value)))
+    file.write_text(json.dumps(with_value(path, value)))
     refused(run(*argv), str(file), *words)
     ran = run(*argv, "--json")
     error = json.loads(ran.out)["error"]
@@ -361,9 +361,9 @@ def test_stages_and_their_layouts_are_answered_together(run: Run, tmp_path: Path
     schema = json.loads((Path(__file__).parents[3] / "docs/reference/schemas/frontier.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
     proof = document["certificate"]
-    # Eight blocks of which all but the first read what the one before made: seven cuts, twice.
+    # Eight blocks, each of which but the first reads the previous one: seven cuts, twice.
     assert (proof["space"], proof["partitions"]) == ("stages", 14)
-    # Floors spare most of them, and something is left to be evaluated.
+    # Lower bounds prune most of them; some are left to evaluate.
     assert 1 <= proof["evaluated"] < 14 and proof["epsilon"] < 0.05
     names = json.loads((tmp_path / "frontier.json").read_text())["plans"]
     for name, point in zip(names, document["points"], strict=True):
@@ -387,7 +387,7 @@ def test_stages_and_their_layouts_are_answered_together(run: Run, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_card_names_operators_that_compute_across_samples(run: Run, tmp_path: Path) -> None:
-    """Statistics of a batch norm are those of the batch: `train` computes no others."""
+    """Statistics of a batch norm are those of the batch; `train` computes no others."""
     path = tmp_path / "normed.yaml"
     path.write_text(graph_text(chain(16, 8, 16, 4, norm="batch_norm")))
     command_line = ("frontier", str(path), "--cluster", "1x2xV100-32G", "--global-batch-size", "16")
@@ -401,7 +401,7 @@ def test_the_card_names_operators_that_compute_across_samples(run: Run, tmp_path
 
 @pytest.mark.slow
 def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) -> None:
-    """Each point says its mesh, and is what a plan of it costs; none of those on one mesh alone is better."""
+    """Each point names its mesh and costs as much as its plan; no point of a single mesh is better."""
     question = (
         *("frontier", "graph:lstm-2x2048", "--cluster", "1x8xV100-32G", "--global-batch-size", "64"),
         *("--stages", "2", "--microbatches", "2", "--epsilon", "0.05"),
@@ -422,7 +422,7 @@ def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_fewest_devices_are_the_smallest_count_on_which_a_point_fits(run: Run) -> None:
-    """Two devices of a node cost as much as all four, which are faster; two are fewer all the same."""
+    """Two devices of a node cost as much as all four, which are faster; two are still the fewest."""
     question = (*LSTM, "--epsilon", "0.1", "--mode", "devices", "--devices", "2,4")
     plain, weighed = answer(run, *question), answer(run, *question, "--objectives", "time,memory,cost")
     assert {point["devices"] for point in weighed["points"]} == {4}
@@ -463,7 +463,7 @@ def test_a_graph_that_fits_nowhere_is_refused_with_its_smallest_point(run: Run) 
 
 
 def test_the_card_shows_the_number_of_layouts_of_operators(run: Run) -> None:
-    """By kind: each number with how many operators have it, repetitions counted."""
+    """By kind: each number of layouts, with the number of operators that have it, repetitions counted."""
     document = answer(run, *LSTM, "--epsilon", "0.1")
     counts = document["layouts_per_operator"]
     (line,) = [line for line in run(*LSTM, "--epsilon", "0.1").out.splitlines() if "layouts  " in line]
@@ -475,7 +475,7 @@ def test_the_card_shows_the_number_of_layouts_of_operators(run: Run) -> None:
 
 @pytest.mark.slow
 def test_stages_are_compared_with_the_references(run: Run, tmp_path: Path) -> None:
-    """On as many devices, all of them in one stage."""
+    """References use as many devices, all of them in one stage."""
     path = tmp_path / "plot.html"
     question = (*LSTM, "--epsilon", "0.1")
     staged = answer(run, *question, "--stages", "2")
@@ -486,8 +486,9 @@ def test_stages_are_compared_with_the_references(run: Run, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_stages_leave_no_devices_idle_unrequested(run: Run) -> None:
-    """All devices where none are asked for, or what could be asked instead; in other modes the parts that can
-    be shared out."""
+    """All devices where no number is requested, or the numbers that could be requested; in other modes the
+    parts into which they can be divided.
+    """
     lstm = ("frontier", "graph:lstm-2x2048", "--global-batch-size", "64", "--epsilon", "0.1")
     eight = (*lstm, "--cluster", "1x8xV100-32G", "--stages", "3")
     for more in ((), ("--mode", "profile")):

@@ -1,4 +1,6 @@
-"""`shardwise frontier` on a mixed cluster: the frontier over all unions of its pools, and what stays idle."""
+"""`shardwise frontier` on a mixed cluster: the frontier over all unions of its pools, and the idle
+devices.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def undominated(points: list[tuple[float, float, int]]) -> list[tuple[float, flo
 @pytest.mark.slow
 @BY_SUBJECT
 def test_the_frontier_is_that_of_the_points_of_all_unions(run: Run, question: tuple[str, ...]) -> None:
-    """As the pools alone and all devices have them, in any order of the pools."""
+    """The unions are each pool alone and all devices, in any order of the pools."""
     alone = [answer(run, *on(question, cluster)) for cluster in POOLS.values()]
     every = answer(run, *on(question, f"{FAST}+{SLOW}"), "--use-all")
     expected = undominated([point for document in (*alone, every) for point in figures(document)])
@@ -61,7 +63,7 @@ def test_the_frontier_is_that_of_the_points_of_all_unions(run: Run, question: tu
             assert (point["idle"] == ALL_USED) is (point["devices"] == 4)
         assert [(one["devices"], one["kept"] > 0) for one in found["profile"]][-1] == (4, True)
         assert sum(one["kept"] for one in found["profile"]) == len(expected)
-    # The broken twin: on all devices the fastest is slower than on two of them.
+    # The mutant uses all devices: its fastest plan is slower than that on two of them.
     assert every["chosen"]["time_s"] > 1.1 * found["chosen"]["time_s"]
     assert every["chosen"]["idle"] == ALL_USED
     assert {point["devices"] for point in found["points"]} == {2, 4}
@@ -107,7 +109,7 @@ def test_a_saved_plan_names_idle_devices_and_is_accepted(run: Run, tmp_path: Pat
 
 
 def test_the_fewest_devices_are_those_of_any_pool(run: Run) -> None:
-    """One device of the second pool is enough where one of the first is too small."""
+    """One device of the second pool is enough where one device of the first is too small."""
     limit = ("--mode", "devices", "--memory-limit", "12GiB")
     small = answer(run, *on(MODEL, f"1x2xT4+{FAST}"), *limit)
     assert (

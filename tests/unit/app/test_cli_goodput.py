@@ -1,4 +1,4 @@
-"""Goodput on the card and in JSON: when it is told, what the options change, and what they refuse."""
+"""Goodput on the card and in JSON: when it is reported, the effect of its options, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`simulate` and `compare` with the plan of an operator graph: cards, documents, traces, what is refused."""
+"""`simulate` and `compare` with the plan of an operator graph: cards, documents, traces, errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def validated(text: str, name: str) -> dict[str, object]:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans of a whole graph and of one in stages with traces of them, twice as long as predicted."""
+    """Plans of a whole graph and of one with stages, with traces that take twice the predicted time."""
     monkeypatch.chdir(tmp_path)
     for name, plan in (
         ("whole", whole_plans()[0]),
@@ -36,7 +36,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         write_graph_plan(f"{name}.yaml", plan)
         read = read_graph_plan(f"{name}.yaml")
-        write_trace(measured_like(read, slower=2e6), f"{name}.json")  # of seconds: files have nanoseconds
+        write_trace(measured_like(read, slower=2e6), f"{name}.json")  # of seconds: files are in nanoseconds
     trace = read_trace("staged.json")
     names = {"2B0": "2F1", "2F1": "2B0"}
     swapped = [
@@ -105,7 +105,7 @@ def test_a_violated_order_is_exit_code_4(run: Run, files: None) -> None:
 
 
 def test_the_trace_of_another_plan_is_refused_by_its_hash(run: Run, files: None) -> None:
-    """Ranks and actions are those of the plan."""
+    """Ranks and actions equal those of the plan."""
     ran = run("compare", "whole.yaml", "other.json")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("shardwise: error: other.json: plan_hash: is a trace of another plan;")

@@ -1,4 +1,4 @@
-"""A command starts fast because it imports little; and the command as a process of its own."""
+"""A command starts fast because it imports little; and commands in a process of their own."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_planning_imports_nothing_heavy() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *HEAVY, "numpy"], capture_output=True, text=True, check=True
     )
-    # numpy is there, so the list does report what is imported.
+    # numpy is in it, so the list does contain imported modules.
     assert json.loads(done.stdout.splitlines()[-1]) == ["numpy"]
 
 
 def test_an_interrupt_while_modules_load_ends_the_command() -> None:
-    """Before `main` runs, next to nothing is imported: an interrupt there would leave a traceback."""
+    """Before `main` runs, hardly anything is imported: an interrupt there would leave a traceback."""
     program = "import sys, shardwise.app.cli.main; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -48,7 +48,7 @@ def test_the_module_runs_as_the_command() -> None:
 
 @pytest.mark.slow
 def test_a_closed_pipe_prints_nothing() -> None:
-    """As in `shardwise models | head -0`: the reader is gone before anything is written."""
+    """As in `shardwise models | head -0`: the reader is gone before the first write."""
     with subprocess.Popen(
         [sys.executable, "-m", "shardwise", "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

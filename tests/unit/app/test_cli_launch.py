@@ -1,4 +1,4 @@
-"""The command `launch`: what it prints, writes and hands over, and what it refuses."""
+"""The command `launch`: its output, its files, its child process, and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardwise.plans import write_graph_plan, write_plan, write_uneven_plan
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The path of a plan for four processes, from the folder that it lies in."""
+    """The path of a plan for four processes, from its folder."""
     monkeypatch.chdir(tmp_path)
     write_plan("p.yaml", make_plan("tp=2,pp=2,micro_batch_size=2"))
     return "p.yaml"
@@ -106,7 +106,7 @@ def test_a_plan_that_train_refuses_is_not_launched(run: Run, plan: str) -> None:
 
 
 def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
-    """With the launchers that other plans have; what its `train` does not do is refused here too."""
+    """With the same launchers as other plans; whatever `train` does not support is refused here too."""
     graph = mlp(8, 6, 12, 5)
     write_graph_plan("g.yaml", plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))
     ran = run("launch", "g.yaml", "--with", "torchrun", "--print", "--", "--steps", "5")
@@ -126,7 +126,7 @@ def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
 
 
 def _dropping(block: Block) -> Block:
-    """With a dropout in the place of what is told element by element."""
+    """The graph with a dropout in place of an elementwise operator."""
     incomplete = {"function": "dropout"}
     operators = (
         replace(op, attributes=incomplete) if op.kind == "elementwise" else op for op in block.operators

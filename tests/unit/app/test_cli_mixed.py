@@ -1,4 +1,4 @@
-"""`plan` on mixed clusters: uneven answers, and why an answer is uniform."""
+"""`plan` on mixed clusters: uneven answers, and reasons for uniform ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def answer(run: Any, *argv: str) -> Any:
 
 @pytest.fixture(scope="module")
 def text_of_plan(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The file of the uneven plan that `QUESTION` has."""
+    """The file of the uneven plan for `QUESTION`."""
     path = tmp_path_factory.mktemp("plan") / "plan.yaml"
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         assert main([*QUESTION, "--save", str(path)]) == 0
@@ -63,7 +63,7 @@ def text_of_plan(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def saved(text_of_plan: str, tmp_path: Path) -> str:
-    """The path of a copy of it."""
+    """The path of a copy of that file."""
     path = tmp_path / "plan.yaml"
     path.write_text(text_of_plan)
     return str(path)
@@ -132,7 +132,7 @@ def test_an_uneven_answer_is_complete(run: Any, question: tuple[str, ...]) -> No
     assert sum(memory.values()) == pytest.approx(best["peak_memory_bytes"]["device"])
     certificate = document["certificate"]
     assert certificate["enumerated"] == certificate["cut_by_bound"] + certificate["simulated"]
-    assert certificate["simulated"] >= 1  # the plan itself was laid out
+    assert certificate["simulated"] >= 1  # the plan itself was estimated
 
 
 @pytest.mark.slow
@@ -188,8 +188,9 @@ def test_a_saved_uneven_plan_is_predicted_equally(
 @pytest.mark.slow
 @pytest.mark.parametrize("question", [QUESTION, PIPED])
 def test_the_timeline_of_an_uneven_plan(run: Any, tmp_path: Path, question: tuple[str, ...]) -> None:
-    """The event engine, which knows nothing of the walk that priced the plan, ends each pipeline when that
-    does; every stage is there once, by its first rank."""
+    """The event engine, which shares no code with the estimate of the plan, ends each pipeline at the same
+    time; every stage occurs once, by its first rank.
+    """
     path, trace = str(tmp_path / "plan.yaml"), str(tmp_path / "trace.json")
     assert run(*question, "--save", path).code == 0
     plan = read_uneven_plan(path)
@@ -276,7 +277,7 @@ def test_a_plan_where_nothing_uniform_fits_is_read(run: Any, saved: str) -> None
 
 
 def relocated(layout: Layout) -> Layout:
-    """The layout with the first stage on ranks of another stage."""
+    """The layout with the first stage on the ranks of another stage."""
     first, *others = layout.pipelines
     stage = replace(first.stages[0], ranks=others[-1].stages[0].ranks)
     return Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
@@ -432,7 +433,7 @@ def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
     plan = read_uneven_plan(path)
     assert plan.for_trace is not None and plan.for_trace.policy == "worst"
     assert list(plan.for_trace.nodes) == found["nodes"]
-    # What `check` finds, and what runs on the nodes that it names, is what the answer says.
+    # The checker's answer, and the run on the nodes that the plan names, agree with the plan.
     assert run("check", path).code == 0
     decision = json.loads(run("replan", path, "--cluster", cluster, "--events", "slow n1 0.9", "--json").out)
     assert decision["keep_step_time_s"] == pytest.approx(own["worst_step_time_s"], rel=1e-12)
@@ -448,7 +449,7 @@ def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
 def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The best uniform strategy is proven, but an uneven plan may be 1.5 % faster."""
+    """The best uniform strategy is proven optimal, but an uneven plan may be 1.5 % faster."""
     module = sys.modules["shardwise.search.hetero.answer"]
 
     def ended(*command_line: Any, cutoff_s: float, **more: Any) -> UnevenOutcome:

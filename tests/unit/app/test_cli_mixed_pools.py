@@ -1,4 +1,4 @@
-"""`plan --mixed-pool-stages`: stages on two pools, from question to file, the check, and who refuses it."""
+"""`plan --mixed-pool-stages`: from the question to the file, its check, and the commands that refuse it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ON_CPU = (
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The file of a plan with stages on two pools."""
+    """The file of a plan with mixed-pool stages."""
     model, cluster = load_model("gpt2-xl"), load_cluster(CLUSTER, inter_node="200Gb/s")
     job = default_job(model, cluster, seq_len=4096, global_batch_size=8)
     found = plan_mixed_cluster(Question(model=model, cluster=cluster, job=job, mixed_stage_rows=4))
@@ -94,7 +94,7 @@ def test_the_timeline_shows_both_parts_of_a_stage_as_one(run: Any, saved: str) -
 def with_parts(
     best: UnevenResult, change: Callable[[StagePart, StagePart], Any], **more: Any
 ) -> UnevenResult:
-    """The plan with other parts of its first stage."""
+    """The plan with other parts for its first stage."""
     first, *others = best.layout.pipelines
     stage = replace(first.stages[0], parts=change(*first.stages[0].parts), **more)
     return replace(best, layout=Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others)))
@@ -131,7 +131,7 @@ def test_wrong_parts_are_detected(
 
 
 def test_another_split_of_rows_takes_another_time(run: Any, saved: str, tmp_path: Path) -> None:
-    """Both parts do their rows: with one row more the slower one tells."""
+    """Both parts compute their rows: with one row more, the slower part decides."""
     plan, path = read_uneven_plan(saved), str(tmp_path / "plan.yaml")
     other = with_parts(plan.best, lambda a, b: (replace(a, rows=2), replace(b, rows=2)))
     write_uneven_plan(path, replace(plan, best=other))

@@ -72,7 +72,7 @@ def validate(document: Any, schema: str) -> None:
 
 
 def rewrite(path: str, change: Callable[[Any], None]) -> None:
-    """A plan file with another content, whose hash is right."""
+    """A plan file with other content and its correct hash."""
     document: dict[str, Any] = dict(read_mapping(path))
     change(document)
     document["hash"] = document_hash(document)
@@ -80,7 +80,7 @@ def rewrite(path: str, change: Callable[[Any], None]) -> None:
 
 
 def read(run: Run, *argv: str) -> str:
-    """What people read, lines joined; without a claim of a proof."""
+    """The text for people with joined lines, which claims no proof."""
     ran = run(*argv)
     assert ran.code == 0, ran.err
     text = " ".join(ran.out.replace("not proven: the input is approximated", "").split())
@@ -111,7 +111,7 @@ def test_a_plan_on_links_is_not_proven(run: Run, cluster: str) -> None:
     document = answered(run, "plan-answer", *command_line)
     assert document["is_proven"] is False and document["uneven_gap"] is None
     assert document["certificate"]["gap"] is None and document["certificate"]["priced_as"] == [LINE]
-    # The same of tiers, which are priced as they are.
+    # The same with tiers, which are estimated as given.
     plain = answered(run, "plan-answer", *command_line[:-6], "--cluster", "2x2xT4", *JOB)
     assert plain["is_proven"] is True and plain["priced_as"] == []
     assert plain["certificate"]["gap"] == 0.0 and "priced_as" not in plain["certificate"]
@@ -139,7 +139,7 @@ def test_a_saved_plan_on_links_names_its_approximation_in_every_command(run: Run
     assert read_plan(saved).priced_as == (LINE,)
     for command in ("explain", "simulate"):
         assert f"approximation {LINE}" in read(run, command, saved)
-    # The best with tp 2 uses a part, whose links are one tier.
+    # The best plan with tp 2 uses a part whose links form one tier.
     assert "approximation links are priced as " in read(run, "explain", saved, "--why-not", "tp=2")
     for argv in (("explain", saved), ("explain", saved, "--what-if", "devices=2")):
         (line,) = answered(run, "explanation", *argv)["priced_as"]
@@ -167,7 +167,7 @@ def test_check_leaves_the_proof_open(run: Run, saved: str) -> None:
 def test_a_plan_on_links_that_claims_more_is_refused(
     run: Run, saved: str, key: str, value: object, message: str
 ) -> None:
-    """Without the line a plan would be proven, on tiers that its file does not give."""
+    """Without the line the plan would count as proven, on tiers that its file does not give."""
 
     def change(document: Any) -> None:
         document["certificate"][key] = value
@@ -191,7 +191,7 @@ def test_a_plan_on_links_without_its_approximation_is_refused(run: Run, saved: s
 
 @pytest.mark.slow
 def test_a_plan_on_a_part_of_links_names_its_approximation(run: Run, cluster: str, tmp_path: Path) -> None:
-    """One device has no links; that it serves the objective best was found by pricing them."""
+    """One device has no links; but links were approximated to find that it is best for the objective."""
     path = str(tmp_path / "part.yaml")
     command_line = ("plan", "gpt2", "--cluster", cluster, *JOB, "--space", "core", "--objective", "devices")
     assert "links are priced as tiers; " in read(run, *command_line, "--save", path)
@@ -259,7 +259,7 @@ def test_a_plan_for_a_trace_with_device_events_has_no_gap(run: Run, tmp_path: Pa
     saved: Any = read_mapping(path)
     validate(saved, "plan")
     assert saved["for_trace"]["gap"] is None and run("check", path).code == 0
-    # Of whole nodes there is one.
+    # Whole nodes: there is one.
     plain = answered(run, "plan-answer", *command_line, "slow n0 0.5")
     assert plain["priced_as"] == [] and plain["for_trace"]["gap"] is not None
 

@@ -1,4 +1,4 @@
-"""The line that says how far a search is: on a terminal, and nowhere else."""
+"""The progress line of a search: on a terminal, and nowhere else."""
 
 from __future__ import annotations
 

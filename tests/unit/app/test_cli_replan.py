@@ -1,4 +1,4 @@
-"""`replan`: a plan and events in, a decision out; bad input is one line."""
+"""`replan`: a plan and events in, a decision out; errors take one line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_patch_has_the_given_costs(run: Any, saved: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["lost n1; joined n1", "joined n1"])
 def test_a_node_that_comes_back_fetches_what_it_needs(run: Any, saved: str, words: str) -> None:
-    """The plan runs on n1, which is there but was not: what it held is gone."""
+    """The plan runs on n1, which left and came back: its state is gone."""
     ran = run("replan", saved, "--cluster", CLUSTER, "--events", words, "--json")
     found = json.loads(ran.out)
     assert found["decision"] != "keep" and found["keep_step_time_s"] is None
@@ -74,7 +74,9 @@ def test_a_node_that_comes_back_fetches_what_it_needs(run: Any, saved: str, word
 
 @pytest.mark.slow
 def test_a_raised_horizon_is_reported(run: Any, saved: str) -> None:
-    """Ten restarts of 60 s are 600 s, of 6 s 60 s; a plan that goes on is decided for what is requested."""
+    """Ten restarts of 60 s are 600 s, of 6 s 60 s; a plan that continues unchanged is decided for the
+    requested horizon.
+    """
     lost = ("replan", saved, "--cluster", CLUSTER, "--events", "lost n1", "--horizon", "2min")
     found = json.loads(run(*lost, "--json").out)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
@@ -128,7 +130,7 @@ def test_a_node_that_a_dead_link_cuts_off_is_named(run: Any, saved: str) -> None
 
 
 def cut(tmp_path: Path) -> str:
-    """A trace in which nothing passes between two sites."""
+    """A trace in which two sites cannot communicate."""
     path = tmp_path / "cut.jsonl"
     path.write_text(
         '{"schema": "shardwise.events", "version": 1, "nodes": 4, '
@@ -153,7 +155,7 @@ def test_sites_that_are_cut_off_work_alone(run: Any, saved: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_devices_are_those_that_the_plan_was_made_for(run: Any, saved: str, tmp_path: Path) -> None:
-    """They may have been measured: a plan for devices of half the speed is kept at its own step time."""
+    """The devices may have been measured: a plan for devices of half the speed keeps its own step time."""
     plan = read_plan(saved)
     device = plan.cluster.classes["T4"]
     slow = replace(device, peak_flop_per_s={key: 0.5 * own for key, own in device.peak_flop_per_s.items()})

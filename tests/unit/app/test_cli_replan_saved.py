@@ -1,4 +1,4 @@
-"""`replan --save`: what is decided on is a plan file, which is checked, trained and replanned like others."""
+"""`replan --save`: the decision is a plan file that can be checked, trained and replanned like others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def decided(run: Any, path: str, cluster: str, events: str, *more: str) -> dict[
 
 @pytest.mark.slow
 def test_the_saved_file_has_the_decision(run: Any, saved: str, tmp_path: Path) -> None:
-    """On the nodes that it names, and goes on from there."""
+    """The decision is on the nodes that it names, and continues from there."""
     path = str(tmp_path / "decided.yaml")
     found = decided(run, saved, CLUSTER, "lost n1", "--save", path)
     plan = read_plan(path)
@@ -62,8 +62,9 @@ def test_the_saved_file_has_the_decision(run: Any, saved: str, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_an_unchanged_plan_is_saved_as_it_is(run: Any, saved: str, tmp_path: Path) -> None:
-    """For a second nothing pays. It is slower than the file says, since a node is: the file is of the nodes
-    as the cluster has them."""
+    """In one second no change pays. The plan is slower than its file says, since a node is slow: the file
+    describes the nodes as the cluster has them.
+    """
     path = str(tmp_path / "decided.yaml")
     found = decided(run, saved, CLUSTER, "slow n3 0.5", "--horizon", "1s", "--save", path)
     before, after = read_plan(saved), read_plan(path)
@@ -74,7 +75,7 @@ def test_an_unchanged_plan_is_saved_as_it_is(run: Any, saved: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_shares_that_a_file_cannot_represent_are_not_chosen(run: Any, saved: str, tmp_path: Path) -> None:
-    """For a minute and a half the pipeline of a slow node is best given less to do, and nothing else pays."""
+    """For ninety seconds, a smaller share for the pipeline of a slow node is best, and nothing else pays."""
     command_line = (saved, CLUSTER, "slow n1 0.5", "--horizon", "90s")
     free = decided(run, *command_line)
     assert free["decision"] == "patch" and len(set(free["plan"]["microbatches"])) > 1
@@ -99,8 +100,9 @@ def test_an_uneven_plan_is_saved_too(run: Any, tmp_path: Path) -> None:
 def test_on_devices_of_our_runtime_the_saved_plan_is_one_that_it_runs(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On clusters of processes a plan file is for `shardwise train`: if that ran micro-batches of one sample
-    alone, shapes would be looked for with one."""
+    """On clusters of processes a plan file is for `shardwise train`. If that supported only micro-batches of
+    one sample, the shapes of the decision would be limited to these.
+    """
     first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
     cluster = "4x1xcpu"
     job = ("gpt2", "--cluster", cluster, "--seq-len", "64", "--global-batch-size", "12", "--dtype", "fp32")
@@ -116,7 +118,7 @@ def test_on_devices_of_our_runtime_the_saved_plan_is_one_that_it_runs(
     monkeypatch.setattr(replanning, "target_of", lambda name: ones)
     decided(run, first, cluster, "lost n3", "--save", path)
     assert read_plan(path).best.strategy.micro_batch_size == 1
-    # What no values along axes tell is refused where it was found.
+    # Results that no degrees can express are refused where they are found.
     assert strategy.pp > 1
     monkeypatch.setattr(replanning, "target_of", lambda name: own)
     refusals = Target.refusals
@@ -146,7 +148,7 @@ def test_nothing_is_written_where_nothing_runs(run: Any, saved: str, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("events", ["slow d0 1.0", "slow n0 0.5; slow n0 1.0"])
 def test_events_that_change_nothing_are_answered_by_keep(run: Any, tmp_path: Path, events: str) -> None:
-    """gpt2-xl on 6 nodes of 2 RTX4090: `slow d0 1.0` was answered by a move."""
+    """gpt2-xl on 6 nodes of 2 RTX4090: `slow d0 1.0` was once answered by a migration."""
     path, cluster = str(tmp_path / "plan.yaml"), ("6x2xRTX4090", "--inter-node", "25Gb/s")
     job = ("gpt2-xl", "--cluster", *cluster, "--seq-len", "1024", "--global-batch-size", "16")
     assert run("plan", *job, "--use-all", "--top", "0", "--save", path).code == 0
@@ -155,7 +157,7 @@ def test_events_that_change_nothing_are_answered_by_keep(run: Any, tmp_path: Pat
     document = json.loads(ran.out)
     assert document["decision"] == "keep" and document["gain_s_per_step"] == 0.0
     assert document["idle"] == {"devices": 0, "nodes": 0, "ranks": ""}
-    # The twin: an event that slows a node is weighed.
+    # The counterpart: an event that slows a node is considered.
     slower = run("replan", path, "--cluster", *cluster, "--events", "slow n0 0.5", "--json")
     assert json.loads(slower.out)["step_time_s"] != document["step_time_s"]
 
@@ -172,7 +174,7 @@ def test_a_new_plan_has_the_restrictions_of_the_old_one(run: Any, tmp_path: Path
     name, _, value = fix.partition("=")
     strategy = read_plan(path).best.strategy
     assert str(getattr(strategy, name)) == value and strategy.pp == 2 and strategy.cp == 1
-    # The twin: without its question, the same plan is left for something faster.
+    # The counterpart: without its question, the same plan is replaced by a faster one.
     old = read_plan(first)
     write_plan(first, replace(old, certificate=replace(old.certificate, fixed={}, space="default")))
     decided(run, first, cluster, "lost n3; lost n2", "--save", path)
@@ -183,7 +185,7 @@ def test_a_new_plan_has_the_restrictions_of_the_old_one(run: Any, tmp_path: Path
 
 @pytest.mark.slow
 def test_nodes_that_are_not_used_are_idle_and_those_that_are_gone_are_not(run: Any, tmp_path: Path) -> None:
-    """2 of 3 nodes run what needs an even number of them; the third is idle, or gone."""
+    """2 of 3 nodes run a plan that needs an even number of them; the third is idle, or gone."""
     path, cluster = str(tmp_path / "plan.yaml"), "3x2xV100-32G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
     assert run("plan", *job, "--fix", "tp=2,pp=2", "--save", path).code == 0
@@ -191,7 +193,7 @@ def test_nodes_that_are_not_used_are_idle_and_those_that_are_gone_are_not(run: A
         document = decided(run, path, cluster, events)
         assert document["idle"]["devices"] == idle, events
         assert document["idle"]["nodes"] == idle // 2
-    # A node used in part is named, with what helps.
+    # A node that is used in part is named, with advice.
     small = ("gpt2", "--cluster", "1x8xV100-32G", "--seq-len", "64", "--global-batch-size", "7")
     assert run("plan", *small, "--fix", "dp=7", "--save", path).code == 0
     ran = run("replan", path, "--cluster", "1x8xV100-32G", "--events", "slow n0 0.5")

@@ -1,4 +1,4 @@
-"""`replay`: policies through a trace, as a card, JSON, a picture and a page."""
+"""`replay`: policies run on a trace, as a card, JSON, a picture and a page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_pictures_and_pages_are_written(run: Any, trace: str, tmp_path: Path) ->
         assert path.read_bytes().startswith(start)
     page = (tmp_path / "a.html").read_text()
     assert "<td>oracle</td>" in page and "<td>move</td>" in page
-    # Beside every curve what it reaches, as curves may hide each other; marks by the kind of change.
+    # Each curve has its final value as a label, as curves may hide each other; marks show the kind of change.
     chart = (tmp_path / "a.svg").read_text()
     assert chart.count("goodput") == 5 and "move (adaptive)" in chart
     assert "<script" not in page and "src=" not in page and "default-src 'none'" in page
@@ -66,7 +66,7 @@ def test_a_replay_starts_with_the_plan_of_the_file(run: Any, trace: str, tmp_pat
     argv = ("replay", path, "--cluster", CLUSTER, "--events", trace, "--json", "--policy", "static")
     (static,) = json.loads(run(*argv).out)["policies"]
     assert static["decisions"][0]["strategy"]["tp"] == 2
-    # The adaptive policy begins with it too, and stays where a move costs more than the trace is long.
+    # The adaptive policy begins with it too, and makes no change that costs more time than the trace has.
     dear = json.loads(run(*argv[:-1], "adaptive", "--restart", "1d").out)["policies"][0]["decisions"][0]
     assert (dear["decision"], dear["strategy"]["tp"], dear["transition_s"]) == ("keep", 2, 0.0)
     model = json.loads(run("replay", *JOB, "--events", trace, "--json", "--policy", "adaptive").out)
@@ -114,8 +114,9 @@ def test_bad_input_is_a_one_line_error_and_writes_nothing(run: Any, trace: str, 
 
 @pytest.mark.slow
 def test_every_policy_loses_the_steps_of_a_lost_node(run: Any, tmp_path: Path) -> None:
-    """On one node all policies do the same: they wait where it is gone, and start again behind it with half
-    of what lies between checkpoints done again; nothing where it had notice."""
+    """On one node all policies are equal: they wait while it is gone and restart when it is back. They redo
+    half of a checkpoint interval; nothing after a notice.
+    """
     head = '{"schema": "shardwise.events", "version": 1, "nodes": 1}\n'
     notice = '{"time_s": 3500, "kind": "notice", "node": "n0", "lost_at_s": 3600}\n'
     events = '{"time_s": 3600, "kind": "lost", "node": "n0"}\n'

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end, in processes of their own."""
+"""Signals that end a process, tested in separate processes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ def ran(*lines: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_termination_signal_ends_like_an_interrupt() -> None:
-    done = ran("try:", f"  with signals_as_interrupts(): {SENDS}", "except KeyboardInterrupt: print('told')")
-    assert (done.stdout, done.returncode) == ("told\n", 0)
+    done = ran(
+        "try:", f"  with signals_as_interrupts(): {SENDS}", "except KeyboardInterrupt: print('interrupted')"
+    )
+    assert (done.stdout, done.returncode) == ("interrupted\n", 0)
 
 
 @pytest.mark.parametrize("ignores", [True, False])
 def test_after_its_last_report_a_process_keeps_its_exit_code(ignores: bool) -> None:
-    """A launcher ends all others when it has seen one end: those that have spoken keep their exit codes."""
+    """A launcher ends all other processes when one ends: those that have reported their error keep their exit
+    codes.
+    """
     words = "ignore_termination()" if ignores else "pass"
     done = ran(f"with signals_as_interrupts(): {words}", SENDS, "raise SystemExit(2)")
     assert done.returncode == (2 if ignores else -signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`plan --target` for the software of others: its profile, its limits, its name in every answer."""
+"""`plan --target` for other software: its profile, its limits, and its name in every answer."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_a_plan_is_one_that_the_target_runs_and_its_file_names_it(
     path = tmp_path / "plan.yaml"
     ran = run("plan", *command_line, "--target", MEGATRON, "--save", str(path))
     assert ran.code == 0 and f"target        {MEGATRON}" in ran.out
-    assert "shardwise train" not in ran.err  # that is not what was requested
+    assert "shardwise train" not in ran.err  # not the requested profile
     plan = read_plan(str(path))
     assert plan.target == MEGATRON
-    assert plan.job.profile == MEGATRON_2024  # not that of our own runtime
+    assert plan.job.profile == MEGATRON_2024  # not the profile of our own runtime
     target = target_of(MEGATRON).for_job(plan.model, plan.job)
     assert list(target.refusals(plan.best.strategy)) == []
     assert plan.certificate.rejected["target"] > 0
@@ -65,7 +65,7 @@ def test_a_plan_is_one_that_the_target_runs_and_its_file_names_it(
 
 
 def test_a_plan_file_of_a_target_that_cannot_run_it_is_refused(run: Run, tmp_path: Path) -> None:
-    """Without the target the same file claims too much: what was rejected for it is legal."""
+    """Without the target the same file claims too much: candidates that its target excludes are legal."""
     path = tmp_path / "plan.yaml"
     run("plan", *DENSE, "--target", MEGATRON, "--save", str(path))
     plan = read_plan(str(path))

@@ -1,4 +1,4 @@
-"""The command `validate`: bad rows are told and the rest is used; exit 2 where nothing can be read."""
+"""The command `validate`: bad rows are reported and the rest is used; exit 2 where nothing can be read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIXED = ({"peak_mem_gib": "10"}, {"gpu": "Quantum9"}, {"tp": "3"}, {"layers": "m
 
 
 def answered(ran: Ran) -> Any:
-    """The JSON answer, held against its published schema."""
+    """The JSON answer, validated against its published schema."""
     assert (ran.code, ran.err) == (0, "")
     document = json.loads(ran.out)
     schema = json.loads(SCHEMA.read_text())
@@ -177,7 +177,7 @@ def test_files_without_a_readable_row_are_refused(
 
 
 def refused(ran: Ran, *words: str) -> None:
-    """Exit 2 with one line that has all the words."""
+    """Assert exit 2 and one line that contains all the words."""
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("shardwise: error: ") and ran.err.count("\n") == 1
     for word in words:
@@ -194,7 +194,9 @@ CELLS = (
 
 @pytest.mark.parametrize("seed", range(12))
 def test_nothing_in_a_file_is_a_bug(run: Run, tmp_path: Path, seed: int) -> None:
-    """Rows with cells of other rows' kinds, cut and broken text, bytes: an answer, or one line and exit 2."""
+    """Rows with cells of other rows' kinds, truncated and damaged text, bytes: an answer, or one line and
+    exit 2.
+    """
     rng = random.Random(seed)
     changes = [{rng.choice(tuple(PLAIN)): rng.choice(CELLS) for _ in range(3)} for _ in range(12)]
     text = text_of(*changes)

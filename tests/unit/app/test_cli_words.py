@@ -1,4 +1,4 @@
-"""How times of a step and memory are told."""
+"""How step times and memory are written."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from shardwise.app.cli.words import memory, seconds
         (0.5, "500 ms"),
         (-0.0125, "-12.5 ms"),
         (0.0, "0 ms"),
-        # What is left of sums of seconds: a rounding of one unit in the last place, of either sign.
+        # Sums of seconds leave rounding errors of one unit in the last place, of either sign.
         (1.1e-15, "0 ms"),
         (-3.3e-16, "0 ms"),
     ],

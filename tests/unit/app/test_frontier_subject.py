@@ -1,4 +1,4 @@
-"""The command `frontier` about a subject that is no transformer: nothing in it knows what a layout is."""
+"""The command `frontier` with a subject that is no transformer: it does not depend on what a layout is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ Layout = tuple[str, ...]
 GIB = 2.0**30
 
 POINTS = {
-    # By hand: seconds and GiB. On two devices 3 s and 2 GiB lie farthest below the chord, on four none does.
+    # By hand: seconds and GiB. On two devices 3 s and 2 GiB are farthest below the chord, on four no point
+    # is.
     1: [(8.0, 9.0)],
     2: [(2.0, 16.0), (3.0, 2.0), (16.0, 1.0)],
     4: [(1.0, 4.0), (2.0, 2.0)],
@@ -34,7 +35,7 @@ POINTS = {
 
 
 class Curves:
-    """Curves by hand; remembers what was asked."""
+    """Curves by hand; records its questions."""
 
     cluster, sizes = CLUSTER, (1, 2, 3, 4)
 
@@ -76,7 +77,7 @@ class Curves:
 
 
 class Graph:
-    """A subject of two operators; no plan file holds its layouts."""
+    """A subject of two operators; plan files do not support its layouts."""
 
     priced_as: Sequence[str] = ()
 
@@ -187,7 +188,7 @@ def test_a_device_count_on_which_nothing_fits_is_named() -> None:
     assert "3  nothing fits" in text
     with pytest.raises(Infeasible, match="nothing fits on 3") as caught:
         answered(Graph(), query("profile", sizes=(3,)), options(), inputs=())
-    # The smallest of all comes with it, as it does where a limit leaves all out.
+    # The smallest of all is included, as it is where a limit excludes all points.
     assert caught.value.reasons == {"memory": 7} and caught.value.point is not None
     assert caught.value.point["memory_bytes"] == 99 * GIB and caught.value.point["devices"] == 3
 
@@ -212,7 +213,7 @@ def test_its_plot_has_a_line_per_count_and_its_layouts(tmp_path: Path) -> None:
     path = tmp_path / "plot.html"
     answered(Graph(), query("profile"), options(plot=str(path)), inputs=())
     text = path.read_text("utf-8")
-    # Six points, both ends of the last curve, and what is customary on as many devices.
+    # Six points, both extremes of the last curve, and the references on as many devices.
     assert "graph:two on 4 devices" in text and text.count("op0: S(0) · op1: R") == 6 + 2
 
 
@@ -235,7 +236,7 @@ def test_references_are_compared_with_the_pick(
     page = path.read_text("utf-8")
     lines = plain_text(answered(Graph(), given, options(), inputs=()).lines).splitlines()
     shown_lines = [line for line in lines if line.startswith("  data parallel")]
-    if fits is None:  # on one device everything is the same
+    if fits is None:  # on one device all layouts are equal
         assert document["references"] == [] and not shown_lines and "data parallel" not in page
         return
     figures = {"time_s": 2.5, "memory_bytes": 20 * GIB, "cost_usd": None, "devices": devices}

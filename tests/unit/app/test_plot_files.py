@@ -1,4 +1,4 @@
-"""Plots as files: what is in them, where it lies, and that nothing comes from elsewhere."""
+"""Plots as files: content and location, without resources from elsewhere."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_labels_overlap_neither_each_other_nor_the_edge() -> None:
     for place, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:place])
         assert box.x0 >= 0 and box.x1 <= WIDTH_IN * DPI and box.y0 >= 0 and box.y1 <= HEIGHT_IN * DPI
-    # The broken twin: labels all at the same offset do meet.
+    # The mutant: with one offset for all labels, some do overlap.
     for label in labels:
         label.set_position((11, 11))
     label_boxes = [box_of(label, renderer) for label in labels]
@@ -89,7 +89,7 @@ def test_labels_overlap_neither_each_other_nor_the_edge() -> None:
 
 
 def crossed(plot: Plot) -> int:
-    """How many labels the lines to others pass under."""
+    """Number of labels that a leader of another label crosses."""
     labels, renderer = labels_of(plot)
     boxes = [box_of(label, renderer) for label in labels]
     leads = [leader_of(label.axes, label.xy, box) for label, box in zip(labels, boxes, strict=True)]
@@ -99,7 +99,7 @@ def crossed(plot: Plot) -> int:
 
 @pytest.mark.slow
 def test_no_line_to_a_label_passes_under_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of marks close to each other, drawn at random; a twin that does not look for lines draws some."""
+    """For random marks close to each other; the mutant ignores leaders, and some cross labels."""
     plots = []
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -125,7 +125,7 @@ def test_marks_in_one_place_share_a_label() -> None:
 
 
 def test_a_line_is_a_step_function_that_claims_no_more_than_its_points() -> None:
-    """Between two points there is nothing with the memory of the slower and less than its time."""
+    """Between two points, no plan has the memory of the slower one and less than its time."""
     (axes,) = render(PLOT).figure.axes
     steps: Any = next(path for path in axes.get_lines() if path.get_drawstyle() == "steps-post")
     dots = PLOT.lines[0].dots
@@ -162,7 +162,7 @@ def test_an_svg_is_well_formed_and_fetches_nothing(tmp_path: Path) -> None:
 
 
 def assert_fetches_nothing(text: str) -> None:
-    """References are to ids within the file; addresses are names of namespaces and of metadata only."""
+    """References are to ids within the file; addresses are names of namespaces and metadata only."""
     for value in re.findall(r"""(?:href|src)\s*=\s*["']([^"']*)""", text):
         assert value.startswith("#"), value
     for value in re.findall(r"url\(([^)]*)\)", text):
@@ -233,7 +233,7 @@ def test_no_name_breaks_out_of_its_element(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gib", [0.8245, 12.0, 1234.567])
 def test_all_labels_are_within_the_figure(gib: float) -> None:
-    """Of an axis that spans a few thousandths the labels have many digits; the axes make room for them."""
+    """Labels of an axis that spans a few thousandths have many digits; the axes leave space for them."""
     narrow = PlotLine(
         name="1 device", dots=tuple(dot(0.1 + 0.01 * n, gib * (1.0 - 0.003 * n)) for n in range(4)), knee=None
     )

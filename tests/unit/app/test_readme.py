@@ -1,6 +1,6 @@
-"""README.md's examples print what it says, but for what depends on the speed of the machine.
+"""README.md's examples print the output that it shows, except where that depends on the speed of the machine.
 
-`python -m tests.documented README.md` writes what they print into the page.
+`python -m tests.documented README.md` writes their output into the page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What carries collectives between devices, by their class."""
+"""The backend of collectives between devices, by device class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions of a cluster after events, node by node, against shares worked out by hand."""
+"""Conditions of a cluster after events, node by node, compared with shares by hand."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_a_lost_node_is_gone_and_its_notice_with_it() -> None:
 
 def test_a_node_is_as_slow_as_its_slowest_device() -> None:
     # d8 to d15 are on n1. At 0.7 and 0.5 the node is at 0.5; 1.02**-36 = 0.4902 <= 0.5 < 1.02**-35 = 0.50003,
-    # so that a half is rounded down to 0.4902.
+    # so a half is rounded down to 0.4902.
     slow = START.after(Slowdown(time_s=0.0, where="d8", speed=0.7))
     slow = slow.after(Slowdown(time_s=0.0, where="d15", speed=0.5))
     assert VIEW.states(slow)["n1"].speed == pytest.approx(1.02**-36)
     assert VIEW.states(slow)["n2"].speed == 1.0
-    # What is planned on is never better than what the cluster has.
+    # The planned cluster is never better than the real one.
     fast = START.after(Slowdown(time_s=0.0, where="n3", speed=2.0))
     assert VIEW.states(fast)["n3"].speed == 1.0
     well = slow.after(Slowdown(time_s=1.0, where="d15", speed=1.0))
@@ -96,7 +96,7 @@ def test_a_node_whose_link_stands_still_is_unreachable() -> None:
 
 
 def test_added_latency_starts_from_that_of_the_tier() -> None:
-    # The tier's latency is spread over the way: more on one link is more on the whole.
+    # The tier's latency is divided over the path: more on one link is more in total.
     name = next(link.name for link in link_graph(CLUSTER) if link.name.startswith("n1>s"))
     own_s = next(link.latency_s for link in link_graph(CLUSTER) if link.name == name)
     changed = START.after(LinkChange(time_s=0.0, link=name, latency_s=own_s + 1e-3))

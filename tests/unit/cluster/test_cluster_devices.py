@@ -87,7 +87,7 @@ DENSE_16_BIT = {
 
 
 def sparse_or_nominal(device: Device, dense_tflop: float, nominal_gb: int) -> list[str]:
-    """What is wrong with a device's figures: peaks of structured sparsity, or capacities from the name."""
+    """Wrong figures of a device: peaks of structured sparsity, or capacities taken from the name."""
     found = []
     peaks = device.peak_flop_per_s
     best = peaks.get("bf16", peaks.get("fp16", 0.0))
@@ -126,9 +126,9 @@ def test_a_sparse_peak_and_a_nominal_capacity_are_caught() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_has_a_source(name: str) -> None:
     device = devices()[name]
-    # What is known of a backend has its source beside it.
+    # Every figure of a backend has its source next to it.
     words = {"name", "vendor", "scale_up_name", "scale_out_name", "efficiency", "sources", "backend"}
-    if not device.scale_up_links:  # a switch or a bus: nothing to say
+    if not device.scale_up_links:  # a switch or a bus: no direct links
         words |= {"scale_up_links"}
     figures = {field.name for field in fields(Device)} - words
     assert set(device.sources) == figures
@@ -207,7 +207,8 @@ def test_units_are_those_of_the_data_sheets() -> None:
 
 def test_direct_links_are_those_of_the_nodes() -> None:
     """A V100 has six NVLinks: one to its nearest neighbour, four into its half of the node (listed link by
-    link in the topology of a DGX-1); in a full mesh n - 1 of the 7 lead to others of a group of n."""
+    link in the topology of a DGX-1). In a full mesh n - 1 of the 7 lead to the others of a group of n.
+    """
     cube = {  # NVLinks between the devices of a DGX-1, as `nvidia-smi topo` lists them
         (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
         (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,

@@ -1,4 +1,4 @@
-"""Event traces: what may follow what, the file form, and which cluster they belong to."""
+"""Event traces: legal orders of events, the file format, and the cluster of a trace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEAD = '{"schema": "shardwise.events", "version": 1, "nodes": 3}\n'
 LOST = '{"time_s": 10, "kind": "lost", "node": "n1"}\n'
 REGIONS = "region_a,region_b,delay_ms,bandwidth_gbit_per_s\n"
 REAL = Path(__file__).parents[4] / "shared" / "data" / "traces"
-"""Recorded traces, where they lie beside the repository; none are tested elsewhere."""
+"""Recorded traces, if they are next to the repository; otherwise they are not tested."""
 
 
 def test_a_file_is_read_back_as_it_was_written() -> None:
@@ -78,7 +78,7 @@ def test_shuffled_events_and_broken_rules_are_invalid() -> None:
         rng.shuffle(events)
         if [e.time_s for e in events] != sorted(e.time_s for e in events):
             assert first_invalid_event(replace(trace, events=tuple(events))) is not None
-        # Leaving a loss out leaves its node there when it joins again, or nothing is wrong.
+        # Without its loss, a later join of the node is invalid; without a later join the trace stays valid.
         lost = [place for place, event in enumerate(trace.events) if isinstance(event, NodeLost)]
         for place in lost:
             remaining_events = trace.events[:place] + trace.events[place + 1 :]
@@ -151,7 +151,7 @@ def test_added_and_removed_nodes_become_a_trace(tmp_path: Path) -> None:
         "1000,add,b\n1000,add,a\n3000,remove,b\n2000,add,c\n4000,add,c\n5000,remove,x\n6000,add,b\n"
     )
     trace, notes = convert_events(str(path), per_node=1)
-    # b, a and c are n0, n1, n2 as they come by time; x is n3, which is removed without being there.
+    # b, a and c are n0, n1, n2 by time of arrival; x is n3, which is removed without having been there.
     assert trace.nodes == 4 and trace.absent == {"n0", "n1", "n2", "n3"}
     assert [(event.time_s, type(event).__name__, event.node) for event in trace.events] == [  # type: ignore[union-attr]
         (0.0, "NodeJoined", "n0"), (0.0, "NodeJoined", "n1"), (1.0, "NodeJoined", "n2"),
@@ -219,7 +219,7 @@ def test_the_real_traces_convert_to_valid_events(path: Path) -> None:
 
 
 def test_a_quote_without_an_end_is_named(tmp_path: Path) -> None:
-    """It makes one cell of all that follows, longer than any may be."""
+    """Without its end, a cell would contain all that follows, which is longer than any cell may be."""
     path = tmp_path / "q.csv"
     path.write_text('0,add,"a\n' + "1,add,b\n" * 30_000)
     with pytest.raises(ConfigError, match="is not a CSV file") as caught:

@@ -1,4 +1,4 @@
-"""Tiers of nodes that are taken in another order than the cluster's, or some of them alone."""
+"""Tiers of nodes in another order than the cluster's, or of some of its nodes."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def spans(cluster: Cluster) -> dict[str, int]:
         # Without n0: n1 and n2 are in two racks, n3 and n4 in two rooms.
         ([1, 2, 3, 4, 5, 6, 7], {"NVLink 3": 8, "WAN": 56}),
         ([1, 2, 3], {"NVLink 3": 8, "room": 24}),
-        # The same nodes, racks and rooms one after the other.
+        # The same nodes, racks and rooms, in order.
         ([4, 5, 6, 7, 2, 3, 1], {"NVLink 3": 8, "rack": 16, "room": 32, "WAN": 56}),
-        # Whole racks of different rooms: what a room has no longer holds, what a rack has does.
+        # Whole racks of different rooms: the spans of rooms no longer hold, those of racks do.
         ([0, 1, 4, 5], {"NVLink 3": 8, "rack": 16, "WAN": 32}),
         # Two nodes of two racks of one room.
         ([0, 2], {"NVLink 3": 8, "room": 16}),
@@ -74,7 +74,8 @@ def test_a_permutation_of_nodes_within_racks_keeps_the_cluster(racks: Cluster) -
 
 def test_every_span_is_the_largest_that_holds(racks: Cluster) -> None:
     """By brute force over all orders of four nodes: any two neighbours in a group of a tier are in one group
-    of the cluster's, and no larger divisor of its span would do."""
+    of the cluster's tier, and no larger divisor of its span has this property.
+    """
     groups = NodeGroups(racks)
     for order in permutations(range(4)):
         rack, outer = groups.common_spans(order)
@@ -98,7 +99,8 @@ def test_scale_up_groups_are_filled_node_by_node() -> None:
 
 def test_groups_stay_whole_and_full_ones_are_used_first(racks: Cluster) -> None:
     groups = NodeGroups(racks)
-    # n2 is the worst and n0 is gone: of the first room three nodes are left, its whole rack before n1 alone.
+    # n2 is the worst and n0 is gone: three nodes of the first room are left, and its whole rack comes before
+    # n1.
     order = groups.ordered([1, 2, 3, 4, 5, 6, 7], lambda place: (place == 2, place))
     assert order == [4, 5, 6, 7, 3, 2, 1]
     assert groups.common_spans(order) == (16, 32)
@@ -133,7 +135,7 @@ tiers:
     )
     cluster = load_cluster(str(path))
     assert spans(cluster_of_nodes(cluster, [2, 3])) == {"NVLink": 4, "rack": 8}
-    # n1, and n2 with n3: 8 devices of either rack.
+    # n1, and n2 with n3: 8 devices of each rack.
     assert spans(cluster_of_nodes(cluster, [1, 2, 3])) == {"NVLink": 4, "rack": 8, "room": 16}
     small = pools_of(cluster)[1]
     state = NodeState(pool=1, spans=NodeGroups(cluster).changed_spans([2, 3, 4, 5], 2))

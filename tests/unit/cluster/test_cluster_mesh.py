@@ -9,11 +9,11 @@ from shardwise.errors import ConfigError
 @pytest.mark.parametrize(
     ("cluster", "devices", "names"),
     [
-        # One tier of 8: 8 itself, and its cuts into two or three.
+        # One tier of 8: 8 itself, and its factorisations into two or three.
         ("1x8xV100-32G", 8, ["8", "2x4", "4x2", "2x2x2"]),
-        # Nodes of 8, 8 of them: whole tiers together or apart, one of them cut in two.
+        # Nodes of 8, 8 of them: whole tiers joined or separate, one of them factorised in two.
         ("8x8xH100-SXM", 64, ["64", "8x8", "2x4x8", "4x2x8", "8x2x4", "8x4x2"]),
-        # 12 devices of nodes of 8 fall into 3 groups of 4.
+        # 12 devices on nodes of 8 form 3 groups of 4.
         ("8x8xH100-SXM", 12, ["12", "3x4", "3x2x2"]),
         ("8x8xH100-SXM", 1, ["1"]),
         ("8x8xH100-SXM", 7, ["7"]),
@@ -31,14 +31,14 @@ def test_meshes_of_the_same_axes_have_the_same_members() -> None:
 
 
 def test_axes_have_their_members_per_tier() -> None:
-    # 4x2x8 on nodes of 8: the innermost 8 are a node, the others are among nodes.
+    # 4x2x8 on nodes of 8: the innermost 8 are a node, the others are between nodes.
     axes = mesh_of(load_cluster("8x8xH100-SXM"), (4, 2, 8)).axes
     assert [(axis.size, axis.stride, axis.sizes) for axis in axes] == [
         (4, 16, (1, 4)),
         (2, 8, (1, 2)),
         (8, 1, (8, 1)),
     ]
-    # 16 in a row are two nodes: 8 inside, 2 among them.
+    # 16 in a row are two nodes: 8 within each, 2 between them.
     assert mesh_of(load_cluster("8x8xH100-SXM"), (4, 16)).axes[1].sizes == (8, 2)
 
 

@@ -1,4 +1,4 @@
-"""The clusters that are shipped by name."""
+"""The clusters that shardwise ships by name."""
 
 from __future__ import annotations
 

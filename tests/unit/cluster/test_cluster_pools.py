@@ -1,4 +1,4 @@
-"""Pools of alike nodes, and the clusters that unions of them make up."""
+"""Pools of equal nodes, and the clusters of their unions."""
 
 from __future__ import annotations
 
@@ -66,8 +66,9 @@ def test_given_tiers_keep_their_figures(tmp_path: Path) -> None:
 
 
 def mixed(rate: float, fractions: tuple[float, float]) -> Cluster:
-    """Two nodes of four devices `near` on a card of 10 B/s each and two of `far` on cards of 40, behind a
-    network of `rate` bytes per second and device."""
+    """Two nodes of four devices `near` on a card of 10 B/s each and two of `far` on cards of 40, with a
+    network of `rate` bytes per second and device between them.
+    """
     classes = {
         name: replace(with_efficiency(scale_out=CollectiveCurve(fraction=fraction, startup_s=0.0)), name=name)
         for name, fraction in zip(("near", "far"), fractions, strict=True)
@@ -87,17 +88,17 @@ def mixed(rate: float, fractions: tuple[float, float]) -> Cluster:
 @pytest.mark.parametrize(
     ("rate", "fractions", "seen"),
     [
-        # A quarter of 10 B/s each, of which 0.8 are reached: 2. Of far's 10, 0.4 are 4, so it keeps that pace
-        # of 2: it reaches 0.4 of 5.
+        # A quarter of 10 B/s each, of which 0.8 are reached: 2. Of far's 10, 0.4 are 4, so the pair runs at
+        # 2, which is 0.4 of far's 5.
         (2.5, (0.8, 0.4), (2.5, 5.0)),
-        # 0.1 of far's 10 are 1, less than 0.8 of near's 2.5: of near's tier of 1.25 that are 0.8.
+        # 0.1 of far's 10 are 1, less than 0.8 of near's 2.5: for near's tier of 1.25 that is 0.8.
         (2.5, (0.8, 0.1), (1.25, 10.0)),
         (2.5, (0.5, 0.5), (2.5, 2.5)),
-        # A link narrower than all cards is one for both.
+        # A network narrower than all cards limits both.
         (1.0, (0.8, 0.4), (1.0, 1.0)),
     ],
 )
-def test_a_tier_goes_at_the_pace_of_its_slowest_end(
+def test_a_tier_has_the_rate_of_its_slowest_end(
     rate: float, fractions: tuple[float, float], seen: tuple[float, float]
 ) -> None:
     cluster = mixed(rate, fractions)

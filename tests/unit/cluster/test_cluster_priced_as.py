@@ -1,4 +1,4 @@
-"""What a cluster and its events are priced as where that is not what was given: one line each, or none."""
+"""Approximations of a cluster and its events: one line for each, none where the cluster is as given."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def racks(tmp_path: object, uplinks: dict[str, tuple[int, ...]]) -> Cluster:
 @pytest.mark.parametrize(
     ("uplinks", "outer"),
     [
-        # The ring over d0 to d7 leaves each rack once: the 2 Gb/s, 250 MB/s, carry one hop each way.
+        # The ring over d0 to d7 leaves each rack once: the 2 Gb/s, 250 MB/s, carry one hop in each direction.
         ({"ra": (0, 1), "rb": (2, 3)}, "250 MB/s"),
-        # Every second node is of the other rack: four hops between racks, two each way.
+        # Every second node is in the other rack: four hops between racks, two in each direction.
         ({"ra": (0, 2), "rb": (1, 3)}, "125 MB/s"),
     ],
 )
@@ -71,7 +71,9 @@ def test_links_state_the_tiers_that_approximate_them(
 
 
 def test_a_part_of_a_cluster_of_links_states_them_too(tmp_path: object) -> None:
-    """A part has no links any more, and its tiers stand for them all the same, in a plan file as well."""
+    """A part has no links any more, and its tiers are an approximation all the same, in a plan file
+    as well.
+    """
     whole = racks(tmp_path, {"ra": (0, 1), "rb": (2, 3)})
     part = part_of(whole, 4)
     assert not part.links and "250 MB/s between all 4" in part.priced_as[0]
@@ -97,7 +99,7 @@ PROVEN = "; nothing is proven of the devices themselves"
     ("words", "line"),
     [
         ("slow d0 0.5", "d0 is taken for its node n0: all 2 devices of it run at 0.5"),
-        # 0.5 x 0.8 on d2, 0.5 on d3: both count as at 0.4.
+        # 0.5 x 0.8 on d2, 0.5 on d3: both count as 0.4.
         ("slow n1 0.5; slow d2 0.8", "d2 is taken for its node n1: all 2 devices of it run at 0.4"),
         ("slow d5 0.9; slow d4 0.5", "d4, d5 are taken for their node n2: all 2 devices of it run at 0.5"),
         ("lost d1", "d1 is taken for its node n0: all 2 devices of it count as lost"),
@@ -121,10 +123,10 @@ def test_a_device_approximated_by_its_node_is_named(words: str, line: str) -> No
         "lost n0",
         "slow d0 1.0",
         "slow d0 0.5; slow d0 1.0",
-        "slow d0 0.5; slow d1 0.5",  # all devices of the node alike: that is the node
+        "slow d0 0.5; slow d1 0.5",  # all devices of the node equally: that is the node
         "slow d0 0.5; lost n0",
         "notice n1",
-        "link n0>s1g0 6.25GB/s",  # as it is
+        "link n0>s1g0 6.25GB/s",  # no approximation
     ],
 )
 def test_events_of_whole_nodes_and_void_ones_need_no_approximation(words: str) -> None:
@@ -162,7 +164,7 @@ def test_approximated_changes_between_sites_are_reported_in_one_line() -> None:
 
 
 def test_the_loss_of_a_device_is_the_loss_of_its_node() -> None:
-    """Each node is lost once, and comes back as new, with all of its devices."""
+    """Each node is lost once, and comes back as new with all of its devices."""
     given = EventTrace(
         nodes=3,
         events=(
@@ -220,7 +222,7 @@ def test_a_device_that_cannot_be_lost_is_named(
 
 
 def test_a_node_that_lost_no_device_does_not_join() -> None:
-    """Which node a device is of is known with the cluster only: then the fault is found."""
+    """The node of a device is known only with the cluster: then the invalid event is found."""
     head = '{"schema": "shardwise.events", "version": 1, "nodes": 3}\n'
     lost = '{"time_s": 1, "kind": "lost", "device": "d1"}\n'
     for node, is_invalid in (("n0", False), ("n2", True)):

@@ -1,4 +1,4 @@
-"""Parts and multiples of a cluster: which there are, their tiers, nodes and prices."""
+"""Parts and multiples of a cluster: their tiers, nodes and prices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shorthands, tiers, groups of ranks, links and records, with the arithmetic written out."""
+"""Shorthands, tiers, groups of ranks, links and records, with their arithmetic."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tiers_of(cluster: Cluster) -> list[tuple[str, int, float, float]]:
         # One card of 100 Gb/s = 12.5 GB/s for 8 devices: 1.5625 each, 12.5 alone; for 4 devices 3.125 each.
         ("2x8xV100-16G", [("NVLink 2", 8, 150, 150), ("InfiniBand", 16, 1.5625, 12.5)]),
         ("2x4xV100-16G", [("NVLink 2", 4, 150, 150), ("InfiniBand", 8, 3.125, 12.5)]),
-        # NVL72: 18 nodes of 4 are one domain. More devices take equal parts of domains: two of 40, three of
+        # NVL72: 18 nodes of 4 are one domain. More devices fill equal parts of domains: two of 40, three of
         # 52 (156 has no larger part of whole nodes), four of 64; 19 and 21 nodes have no equal parts of more
         # than half a domain, and fill one.
         ("18x4xGB200", [("NVLink 5", 72, 900, 900)]),
@@ -76,12 +76,12 @@ def tiers_of(cluster: Cluster) -> list[tuple[str, int, float, float]]:
         ("8x1xGH200", [("Slingshot", 8, 25, 25)]),
         ("1xcpu", [("shared memory", 1, 3, 3)]),
         ("3xH100", [("NVLink 4", 3, 450, 450)]),
-        # The weakest figures; groups start at 8, 16, 24, 32, 36: their greatest common divisor is 4.
+        # The weakest figures; groups start at 8, 16, 24, 32, 36, whose greatest common divisor is 4.
         (
             "4x8xA100-80G+2x4xT4",
             [("NVLink 3 / PCIe 3.0 x16", 4, 12.5, 12.5), ("InfiniBand / Ethernet", 40, 1.5625, 6.25)],
         ),
-        # A last node that is smaller leaves the span of the others: starts 8 only.
+        # A smaller last node does not change the span: groups start at multiples of 8 only.
         ("12xH100", [("NVLink 4", 8, 450, 450), ("InfiniBand", 12, 50, 50)]),
     ],
 )  # fmt: skip
@@ -141,7 +141,7 @@ def test_malformed_networks_are_refused(text: str) -> None:
 
 def test_oversubscription_and_rails() -> None:
     pods = load_cluster(str(next(path for path in EXAMPLES if path.name == "two-pods.yaml")))
-    # 8 cards of 50 GB/s for 8 devices; the spine carries half: 25. A device alone has one of 8 rails.
+    # 8 cards of 50 GB/s for 8 devices; the spine carries half: 25. A single device has one of 8 rails.
     assert tiers_of(pods) == [("NVLink 4", 8, 450, 450), ("leaf", 128, 50, 50), ("spine", 256, 25, 50)]
     assert pods.price_usd_per_hour == 32 * 98
     one_rail = of_yaml(
@@ -169,28 +169,30 @@ def test_classes_take_figures_of_their_own_with_their_source() -> None:
     assert mine.peak_flop_per_s == known.peak_flop_per_s
     assert mine.sources["peak_flop_per_s"] == known.sources["peak_flop_per_s"]
     node = cluster.nodes[0]
-    # 8 cards for 8 devices are customary, so 4 for 4.
+    # The default is 8 cards for 8 devices, so 4 for 4.
     assert (node.devices, node.nics, node.speed, node.host_memory_bytes) == (4, 4, 0.5, 2**30)
     assert cluster.price_usd_per_hour == 14 and set(cluster.classes) == {"mine"}
 
 
 def test_devices_without_a_switch_share_the_links_between_them() -> None:
-    """V100: one, four and all of six links lead to others of two, four and eight. Beside A100 at 300 GB/s the
-    weaker of both: 150 * 1/6 of 150."""
+    """V100: one, four and all of six links lead to others of two, four and eight. With A100 at 300 GB/s the
+    weaker of both counts: 150 * 1/6 of 150.
+    """
     assert load_cluster("4x8xV100-32G").tiers[0].part_shares == ((2, 1 / 6), (4, 4 / 6), (8, 1.0))
     assert load_cluster("4x8xV100-32G").tiers[1].part_shares == ()
-    # A node of four has the links of four: no share is that of all six.
+    # A node of four has the links of four: no group has all six.
     assert load_cluster("2x4xV100-32G").tiers[0].part_shares == ((2, 1 / 6), (4, 4 / 6), (8, 1.0))
     assert load_cluster("2x8xA100-80G").tiers[0].part_shares == ()
     mixed = load_cluster("1x8xA100-80G+1x8xV100-32G").tiers[0]
     assert (mixed.bytes_per_s, mixed.part_shares) == (150e9, ((2, 1 / 6), (4, 4 / 6), (8, 1.0)))
-    # 448 GB/s over seven links, so 64 GB/s of two: more than the 25 of two V100; of four 192, more than 100.
+    # 448 GB/s over seven links, so 64 GB/s between two: more than the 25 of two V100; 192 of four, more than
+    # 100.
     mesh = load_cluster("1x8xMI300X+1x8xV100-32G").tiers[0]
     assert dict(mesh.part_shares)[2] == pytest.approx(25 / 150)
     assert dict(mesh.part_shares)[3] == pytest.approx(25 / 150)
     assert dict(mesh.part_shares)[4] == pytest.approx(100 / 150)
     assert dict(mesh.part_shares)[8] == 1.0
-    # 64 of the 300 GB/s of A100.
+    # 64 of A100's 300 GB/s.
     assert dict(load_cluster("1x8xMI300X+1x8xA100-80G").tiers[0].part_shares)[2] == pytest.approx(64 / 300)
 
 
@@ -202,7 +204,7 @@ def test_links_of_a_class_of_its_own() -> None:
     assert cluster.classes["mine"].scale_up_links == ((2, 1), (4, 3))
     assert cluster.classes["mine"].sources["scale_up_links"] == "given in c.yaml"
     assert cluster.tiers[0].part_shares == ((2, 1 / 3), (4, 1.0))
-    # One node with a fabric of its own: the network that more of them need has no such links.
+    # One node with its own fabric: the network that several of them would need has no such links.
     node = part_of(cluster, 4)
     slower = replace(node, tiers=(replace(node.tiers[0], latency_s=1.0),))
     assert [tier.part_shares for tier in multiplied(slower, 3).tiers] == [((2, 1 / 3), (4, 1.0)), ()]
@@ -210,7 +212,7 @@ def test_links_of_a_class_of_its_own() -> None:
 
 def test_a_ring_over_given_links() -> None:
     links = load_cluster(str(next(path for path in EXAMPLES if path.name == "links.yaml")))
-    # In a machine 3 GB/s. The ring 0-1-2-3 crosses the lan once each way: 1 Gb/s = 0.125 GB/s.
+    # 3 GB/s within a machine. The ring 0-1-2-3 crosses the lan once per direction: 1 Gb/s = 0.125 GB/s.
     assert tiers_of(links) == [("node", 2, 3, 3), ("cluster", 4, 0.125, 0.125)]
     assert links.tiers[1].latency_s == pytest.approx(5e-6 + 50e-6 + 50e-6 + 5e-6)
     assert route(links, 0, 3) == ("d0>n0", "n0>lan", "lan>n1", "n1>d3")
@@ -302,7 +304,7 @@ def test_members_of_mesh_axes_in_nodes_of_8() -> None:
     tiers = load_cluster("8x8xH100").tiers
     # tp 8 at stride 1: all 8 in a node. dp 8 at stride 8: one per node. dp 16 at stride 4: 2 per node.
     inside, everywhere = group_members(tiers, [1, 8, 4, 1, 3, 2], [8, 8, 16, 64, 8, 6])
-    # Stride 3 does not divide 8: only 1 is sure. 6 at stride 2: 4 fit, but 6 falls into equal parts of 2.
+    # Stride 3 does not divide 8: only 1 is certain. 6 at stride 2: 4 fit, but 6 has equal parts of 2 only.
     assert inside.tolist() == [8, 1, 2, 8, 1, 2]
     assert everywhere.tolist() == [8, 8, 16, 64, 8, 6]
 
@@ -311,7 +313,7 @@ def test_members_of_mesh_axes_in_nodes_of_8() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
 def test_columns_agree_with_explicit_groups(stride: int, size: int, node: int, pod: int, more: int) -> None:
-    """Where tiers cut the groups evenly, both ways of counting agree; elsewhere columns are not larger."""
+    """Where tiers divide the groups evenly, both ways of counting agree; elsewhere columns are not larger."""
     devices = stride * size * more
     spans = [span for span in (node, node * pod) if span < devices] + [devices]
     tiers = [
@@ -409,7 +411,7 @@ def test_records_of_links() -> None:
     cluster = load_cluster("2x8xV100-32G")
     record = json.loads(json.dumps(cluster_record(cluster)))
     assert record["tiers"][0]["part_shares"] == [[2, 1 / 6], [4, 4 / 6], [8, 1.0]]
-    # A record from before there were any has switches everywhere.
+    # A record from before switches were a field has switches everywhere.
     for part in (*record["tiers"], *record["classes"].values()):
         part.pop("part_shares", None), part.pop("scale_up_links", None)
     old = cluster_from_record(record)
@@ -424,7 +426,7 @@ def test_records_of_links() -> None:
 
 
 RATES = ("_bytes_per_s", "_flop_per_s", "bytes_per_s")
-"""How the names of what is divided by end."""
+"""Endings of the names of rates."""
 
 
 def numbers_below(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -441,7 +443,7 @@ def numbers_below(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any,
 
 @pytest.mark.parametrize("text", ["2x4xMI300X", LINKS, "1x2xA100-80G+1x2xT4"])
 def test_every_figure_of_a_record_has_a_range(text: str) -> None:
-    """Nothing is negative or without end, and no rate is nothing."""
+    """Nothing is negative or infinite, and no rate is zero."""
     record = json.loads(json.dumps(cluster_record(load_cluster(text))))
     paths = list(numbers_below(record))
     assert len(paths) > 60

@@ -1,8 +1,8 @@
-"""Models, devices and clusters whose prices can be worked out by hand.
+"""Models, devices and clusters whose costs can be computed by hand.
 
-The ideal device computes 1000 flop/s and moves 1000 B/s at full efficiency, without any fixed cost. Nodes
-hold four of them at 100 B/s; between nodes each has 20 B/s. The microbatch of the brick model is five tokens
-of ten elements of two bytes: 100 B, one second inside a node and five between.
+The ideal device computes 1000 flop/s and reads and writes 1000 B/s at full efficiency, without any fixed
+cost. Nodes have four of them at 100 B/s; between nodes each has 20 B/s. The micro-batch of the brick model is
+five tokens of ten elements of two bytes: 100 B, one second within a node and five between nodes.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def cluster(
     bytes_per_s: tuple[float, float] = (100.0, 20.0),
     in_switch: bool = False,
 ) -> Cluster:
-    """So many nodes of four; one tier for a single node."""
+    """`nodes` nodes of four; a single node has one tier."""
     made = of or device()
     inner = Tier(
         name="bus", span=4, bytes_per_s=bytes_per_s[0], flow_bytes_per_s=bytes_per_s[0],
@@ -139,11 +139,11 @@ def matmul(name: str, k: Extent, n: Extent, *, rows: Any = "tokens", saved: tupl
 
 
 def brick(size: int = 10, name: str = "brick") -> Layer:
-    """One layer, per microbatch of five tokens on one rank; n is size / 10.
+    """One layer, per micro-batch of five tokens on one rank; n is size / 10.
 
-    Matmul [5, 10] x [10, 10 n]: n seconds forward, n for the input, n for the weight; 100 n weights; keeps
-    its input (100 B). Norm: 0.1 s forward, 0.2 s backward, 10 weights on every rank; keeps 200 B unless
-    selective.
+    Matmul [5, 10] x [10, 10 n]: n seconds forward, n for the input gradient, n for the weight gradient; 100 n
+    weights; saves its input (100 B). Norm: 0.1 s forward, 0.2 s backward, 10 weights on every rank; saves 200
+    B except under selective recomputation.
     """
     return Layer(
         name=name,
@@ -169,10 +169,10 @@ def brick(size: int = 10, name: str = "brick") -> Layer:
 
 
 def brick_model(pattern: tuple[int, ...] = (0, 0, 0, 0), *, tied: bool = False, **changes: Any) -> Model:
-    """Bricks by `pattern`: kind 0 of one second a phase, kind 1 of two.
+    """Bricks by `pattern`: kind 0 of one second per phase, kind 1 of two.
 
-    Embedding: 0.2 s forward, 0.5 s for its weight, 200 weights. Head: 2 s a phase for the matmul, loss 1.2 s
-    forward and 0.8 s backward; 200 weights unless tied; keeps 5 * 20 logits of 4 B.
+    Embedding: 0.2 s forward, 0.5 s for its weight gradient, 200 weights. Head: 2 s per phase for the matmul,
+    loss 1.2 s forward and 0.8 s backward; 200 weights unless tied; saves 5 * 20 logits of 4 B.
     """
     hidden, vocab = Extent(10), Extent(20, "vocab")
     embedding = Lookup(name="embedding", width=hidden, weights=(Weight(name="table", shape=(vocab, hidden)),))
@@ -221,7 +221,7 @@ def with_efficiency(**changes: Any) -> Device:
 
 
 def table(given: Problem, *texts: str) -> StrategyTable:
-    """Strategies as text, what is not named at its plainest."""
+    """Strategies from text; fields that are not named have their simplest values."""
     experts = given.model.experts
     return StrategyTable.of(
         [
@@ -244,7 +244,7 @@ def with_software(given: Problem, **changes: Any) -> Problem:
 
 
 def exposed(given: Problem) -> Problem:
-    """The same problem with software that hides no communication but that between stages."""
+    """The same problem with software that overlaps no communication but that between stages."""
     return with_software(given, context_overlap=0.0, data_overlap=0.0, state_overlap=0.0, shard_overlap=0.0)
 
 
@@ -255,7 +255,7 @@ def times_of(given: Problem, text: str) -> StageTimes:
 
 
 def end_of(given: Problem, text: str) -> StepEnd:
-    """The end of one strategy's step."""
+    """The end of the step of one strategy."""
     rows = table(given, text)
     return step_end(given, rows, costs_of_all_stages(given, rows))
 
@@ -267,6 +267,6 @@ def bytes_of(given: Problem, text: str) -> RankBytes:
 
 
 def operator_model(operators: tuple[Operator, ...], **changes: Any) -> Model:
-    """A model of one kind of layer, made of `operators`."""
+    """A model with one kind of layer, made of `operators`."""
     kind = Layer(name="kind", operators=operators, experts=changes.pop("experts", None))
     return brick_model(pattern=(0, 0), kinds=(kind,), **changes)

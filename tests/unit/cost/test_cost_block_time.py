@@ -1,8 +1,9 @@
-"""The least time of blocks by hand: a stack of bricks without ends, so that all stages are alike.
+"""Lower bounds of the time of subproblems by hand, for a stack of bricks without embedding and head, so that
+all stages are equal.
 
-A brick is 1.1 s forward, 1.2 s backward for the input and 1.0 s for the weight; a hop between stages is one
-second; there are eight microbatches on four stages. What is expected is the longest of few paths, without the
-end of the step.
+A brick is 1.1 s forward, 1.2 s for the input gradient and 1.0 s for the weight gradient; a hop between stages
+is one second; there are eight micro-batches on four stages. Expected values are the longest of a few paths,
+without the end of the step.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def stack(layers: int = 4, **efficiency: Any) -> Problem:
 
 
 def path_s(p: Problem, text: str, split: Split | None = None) -> float:
-    """The least time of the strategy `text` (of any with the splits given), without the end of the step."""
+    """The lower bound of the strategy `text` (or of any with the given splits), without the end of
+    the step.
+    """
     rows, one = table(p, text), np.arange(1)
     own = known_split(p.model.layers, rows.pp * rows.vpp, rows.first_stage_layers, rows.last_stage_layers)
     grids = grids_of(p, rows)
@@ -63,28 +66,28 @@ def evaluated_s(p: Problem, text: str) -> float:
 @pytest.mark.parametrize(
     ("layers", "text", "expected"),
     [
-        # All stages and hops, 13.2 + 6; rank 0 turns four times between its first backward and its last
-        # forward, 4 * 3.3; the last microbatch has three stages and hops to go and to come, 3 * 5.3.
+        # All stages and hops, 13.2 + 6; rank 0 has four micro-batches between its first backward and its last
+        # forward, 4 * 3.3; the last micro-batch passes three stages and hops each way, 3 * 5.3.
         (4, "pp=4", 19.2 + 13.2 + 15.9),
-        # Rank 3 waits for three stages there and back and works 8 * 3.3: exact.
+        # Rank 3 waits for three stages in both directions and works 8 * 3.3: exact.
         (4, "pp=4,schedule=gpipe", 15.9 + 26.4),
-        # Rank 0 gets its first gradient after 4.4 + 3.6 + 6, and has then done four forwards: four whole
-        # microbatches and four backwards of 2.2 are left.
+        # Rank 0 gets its first gradient after 4.4 + 3.6 + 6, when it has done four forwards: four whole
+        # micro-batches and four backwards of 2.2 remain.
         (4, "pp=4,schedule=zb_h1", 14.0 + 13.2 + 8.8),
-        # It may hold seven.
+        # Up to seven may be in flight.
         (4, "pp=4,schedule=zb_h2", 14.0 + 3.3 + 15.4),
-        # Eight stages and fourteen hops, 40.4; rank 3 does four times both of its chunks and three times the
-        # last between its first backward and its last forward: exact.
+        # Eight stages and fourteen hops, 40.4; rank 3 does both of its chunks four times, and the last
+        # three times between its first backward and its last forward: exact.
         (8, "pp=4,vpp=2", 40.4 + 11 * 3.3),
         # Rank 3 waits for three forwards and hops.
         (8, "pp=4,schedule=zb_v", 6.3 + 8 * 6.6),
         (8, "pp=4,schedule=dualpipe_v", 6.3 + 8 * 6.6),
-        # Two samples a rank.
+        # Two samples per rank.
         (4, "dp=4,zero_stage=1", 26.4),
-        # A layer gathers 110 * 2 B over four in each pass, 1.65 s, and reduces 3.3 s.
+        # A layer gathers 110 * 2 B over four ranks in each pass, 1.65 s, and reduces 3.3 s.
         (4, "dp=4,zero_stage=3", 2 * 4 * (3.3 + 6.6)),
-        # Over two, two layers a stage: 2.2 s, 2.2 s and 4.4 s; all stages and hops, two turns of rank 0, and
-        # the last stage with its hops: exact.
+        # Over two ranks, two layers per stage: 2.2 s, 2.2 s and 4.4 s; all stages and hops, two micro-batches
+        # of rank 0, and the last stage with its hops: exact.
         (4, "pp=2,zero_stage=3", 32.8 + 2 * 15.4 + 17.4),
     ],
 )
@@ -104,10 +107,10 @@ def test_the_longest_path(layers: int, text: str, expected: float) -> None:
         # 8 s + 14 and 11 s.
         (8, "pp=4,vpp=2,recompute=full", 19 * 4.4 + 14.0),
         (8, "pp=4,vpp=2,recompute=selective", 19 * 3.4 + 14.0),
-        # A layer's 300 B take 6 s each way, 1.1 s and 1.2 s of which hide: 3.3 + 4.9 + 4.8.
+        # A layer's 300 B take 6 s each way, which overlap with 1.1 s and 1.2 s: 3.3 + 4.9 + 4.8.
         (8, "pp=4,offload=activations", 11 * 26.0 + 12.0),
         (8, "pp=4,vpp=2,offload=activations", 19 * 13.0 + 14.0),
-        # Recomputed in full a layer keeps 100 B, 2 s: 3.3 + 1.1 + 0.9 + 0.8.
+        # With full recomputation a layer saves 100 B, 2 s: 3.3 + 1.1 + 0.9 + 0.8.
         (8, "pp=4,offload=activations,recompute=full", 11 * 12.2 + 12.0),
         (8, "pp=4,vpp=2,offload=activations,recompute=full", 19 * 6.1 + 14.0),
     ],
@@ -123,7 +126,7 @@ def test_recomputation_and_offload_on_the_longest_path(layers: int, text: str, e
     [
         # 0.1 s for each action: 4 * 3.5 + 6, 4 * 3.5, 3 * 5.5.
         ("pp=4", 20.0 + 14.0 + 16.5),
-        # 4 * 1.2 + 3 there, 3 * 1.3 + 3 back; 4 * 3.5, and 4 * 2.3.
+        # 4 * 1.2 + 3 forward, 3 * 1.3 + 3 backward; 4 * 3.5, and 4 * 2.3.
         ("pp=4,schedule=zb_h1", 7.8 + 6.9 + 14.0 + 9.2),
     ],
 )
@@ -136,7 +139,7 @@ def test_host_cost_on_the_longest_path(text: str, expected: float) -> None:
 @pytest.mark.parametrize(
     ("layers", "text", "expected"),
     [
-        # Nothing is known of the split: two rounds of all stages and hops.
+        # The split is open: two rounds of all stages and hops.
         (4, "pp=4", 2 * 19.2),
         # Stages that shrink by 7/8 balance waiting and working.
         (4, "pp=4,schedule=gpipe", 13.2 / (1 - 0.875**4)),

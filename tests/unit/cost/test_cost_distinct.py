@@ -1,4 +1,4 @@
-"""Distinct rows of integer columns, held against a dictionary of tuples."""
+"""Distinct rows of integer columns, compared with a dictionary of tuples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def column(values: list[int]) -> Any:
 
 
 def checked(*columns: list[int]) -> int:
-    """Checks representatives and inverse; returns how many rows are distinct."""
+    """Check representatives and inverse; returns the number of distinct rows."""
     rows, inverse = distinct_rows([column(values) for values in columns])
     whole = list(zip(*columns, strict=True))
     distinct = [whole[row] for row in rows]

@@ -1,4 +1,4 @@
-"""Where groups of ranks lie on the tiers of a cluster, and what their collectives cost."""
+"""Groups of ranks on the tiers of a cluster, and the costs of their collectives."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tiers(*spans: int) -> tuple[Tier, ...]:
         (2, 4, (2, 2, 1)),
         (8, 2, (1, 1, 2)),
         (1, 1, (1, 1, 1)),
-        (3, 2, (1, 1, 2)),  # does not fit the nodes: taken as apart
+        (3, 2, (1, 1, 2)),  # does not fit the nodes: all members count as apart
     ],
 )
 def test_members_of_a_group_per_tier(stride: int, size: int, expected: tuple[int, ...]) -> None:
@@ -83,24 +83,24 @@ def test_a_shard_group_over_three_tiers() -> None:
 
 
 def test_a_shard_group_that_does_not_divide_a_node() -> None:
-    # 3 of a group of 2 x 6: none of the pairs inside, three nodes.
+    # 3 of a group of 2 x 6: no pair within a node, three nodes.
     assert tuple(int(s) for s in inner_part((2, 6), 3)) == (1, 3)
 
 
-# Groups by brute force: every rank's coordinates, listed.
+# Groups by brute force: the coordinates of every rank, listed.
 
 Coordinates = dict[str, int]
 
 
 def coordinates(order: str, sizes: dict[str, int]) -> list[Coordinates]:
-    """Of every rank, in rank order; the first axis of the order varies fastest."""
+    """Coordinates of every rank, in rank order; the first axis of the order varies fastest."""
     axes = order.split("-")
     listed = product(*(range(sizes[axis]) for axis in reversed(axes)))
     return [dict(zip(reversed(axes), values, strict=True)) for values in listed]
 
 
 def counted_sizes(spans: Sequence[int], groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Sizes per tier of groups that all lie alike."""
+    """Sizes per tier of groups with equal placement."""
     found = set()
     for ranks in groups:
         below, sizes = 1, []
@@ -121,13 +121,14 @@ def grouped(ranks: Sequence[int], key: Callable[[int], Any]) -> list[list[int]]:
 
 
 def counted_groups(order: str, degrees: dict[str, int], etp: int, ep: int) -> dict[str, tuple[int, ...]]:
-    """The groups of a mesh on 32 ranks in pairs, nodes and racks: every field of `ProcessGroups` with
-    sizes."""
+    """The groups of a mesh on 32 ranks in pairs, nodes and racks: every field of `ProcessGroups`
+    with sizes.
+    """
     places = coordinates(order, degrees)
     spans, ranks = (2, 4, 16, 32), range(len(places))
 
     def apart(*axes: str) -> Callable[[int], Any]:
-        """Ranks that differ in `axes` only have the same key."""
+        """A key that is equal for ranks that differ in `axes` only."""
         return lambda rank: tuple(places[rank][axis] for axis in AXES if axis not in axes)
 
     stages = grouped(ranks, lambda rank: places[rank]["pp"])
@@ -180,7 +181,7 @@ def test_groups_are_those_of_listed_ranks(order: str, degrees: tuple[int, ...]) 
 @pytest.mark.parametrize(
     ("order", "expected", "ends"),
     [
-        # Pipeline neighbours are 8 apart: two in a rack of 16, in different nodes of 4.
+        # Pipeline neighbours are 8 apart: two in a rack of 16, on different nodes of 4.
         ("tp-cp-dp-pp", [2, 3, 2], 3),
         ("pp-tp-cp-dp", [0, 1, 0], 1),  # four next to each other, from one pair to the other in the middle
         ("tp-pp-cp-dp", [1, 2, 1], 2),  # 2 apart in nodes of 4
@@ -194,7 +195,7 @@ def test_the_tiers_between_neighbouring_stages(order: str, expected: list[int], 
 
 
 def test_axis_orders_with_the_same_groups_are_one() -> None:
-    # On one tier all orders are alike; on nodes of 4, those that keep tp and the rest where they are.
+    # On one tier all orders are equal; on nodes of 4, those with tp and the rest at the same strides.
     p = problem(on=cluster(2))
     texts = [f"tp=4,dp=2,axis_order={order}" for order in ("tp-cp-dp-pp", "tp-cp-pp-dp", "dp-tp-cp-pp")]
     rows, of_alike = alike_grids(p, table(p, *texts, "tp=2,dp=4", "tp=4,dp=2,micro_batch_size=2"))
@@ -202,15 +203,15 @@ def test_axis_orders_with_the_same_groups_are_one() -> None:
     assert of_alike[0] == of_alike[1]
     assert len(set(of_alike.tolist())) == 4
     one = problem(on=replace(cluster(1), tiers=tiers(4)))
-    # With stages on either side of everything else the neighbours are apart, or not; on one tier it is the
-    # same.
+    # With stages on either side of everything else the neighbours are apart, or not; on one tier both are
+    # equal.
     texts = [f"tp=2,pp=2,axis_order={order}" for order in ORDERS]
     assert len(alike_grids(one, table(one, *texts))[0]) == 1
 
 
 def test_orders_with_more_concurrent_senders_are_not_equivalent() -> None:
-    # Stages that lie across nodes of 4 in every way, one device of a node sending or three: the groups are
-    # alike, the hops are not, unless each device has a card of its own.
+    # Stages cross nodes of 4 in every way, with one or three devices of a node that send: the groups are
+    # equal, the hops are not, unless each device has its own card.
     texts = [f"tp=4,pp=3,dp=3,axis_order={order}" for order in ("pp-dp-tp-cp", "dp-pp-tp-cp")]
     on = cluster(9)
     wide = replace(on, tiers=(on.tiers[0], replace(on.tiers[1], flow_bytes_per_s=80.0)))
@@ -237,7 +238,9 @@ CURVES: dict[str, Any] = {
 
 
 def slow_problem(*, in_switch: bool = False) -> Problem:
-    """100 and 20 B/s of which collectives reach 50 and 5; latencies 0.5 s and 2 s; start-up 0.2 s and 4 s."""
+    """100 and 20 B/s, of which collectives reach 50 and 5; latencies 0.5 s and 2 s; start-up 0.2 s
+    and 4 s.
+    """
     on = cluster(2, of=with_efficiency(**CURVES), latency_s=(0.5, 2.0), in_switch=in_switch)
     return problem(on=on)
 
@@ -271,17 +274,18 @@ def test_a_pass_over_the_fabric(sizes: Sizes, expected: float) -> None:
 def test_two_ranks_that_send_to_each_other_share_the_bandwidth() -> None:
     curves = CURVES | {"scale_out": replace(CURVES["scale_out"], exchange_fraction=0.5)}
     fabric = collective_model_of(problem(on=cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0))))
-    # A pass of two over the network: 2 + 1/2 * 100 / (5 * 0.5) + 4. Of two in a node all: 0.5 + 1 + 0.2.
+    # A collective of two over the network: 2 + 1/2 * 100 / (5 * 0.5) + 4. Two in a node have the whole rate:
+    # 0.5 + 1 + 0.2.
     assert float(fabric.all_gather_s(100.0, (1, 2))) == pytest.approx(26.0, rel=1e-14)
     assert float(fabric.all_gather_s(100.0, (2, 1))) == pytest.approx(1.7, rel=1e-14)
-    # Rings of more send to one and receive from another; reductions and messages go one way at a time.
+    # Larger rings send to one and receive from another; reductions and messages use one direction at a time.
     plain = collective_model_of(slow_problem())
     assert float(fabric.all_gather_s(100.0, (2, 2))) == float(plain.all_gather_s(100.0, (2, 2)))
     assert float(fabric.all_reduce_s(100.0, (1, 2))) == float(plain.all_reduce_s(100.0, (1, 2)))
     assert float(fabric.send_s(100.0, 1)) == float(plain.send_s(100.0, 1))
-    # In an all-to-all all do: 2 + 100 * 4 / 8 / (5 * 0.5) + 4.
+    # In an all-to-all every pair does: 2 + 100 * 4 / 8 / (5 * 0.5) + 4.
     assert float(fabric.all_to_all_s(100.0, (4, 2))) == pytest.approx(26.0, rel=1e-14)
-    # Rows of a column each by their own size.
+    # Each row of a column has its own size.
     both = fabric.all_gather_s(100.0, (np.array([1, 2]), np.array([2, 2])))
     np.testing.assert_allclose(both, [26.0, 25.0], rtol=1e-14)
 
@@ -295,15 +299,15 @@ def test_ranks_wait_for_each_other_at_collectives_and_not_at_messages() -> None:
         assert float(getattr(fabric, name)(100.0, sizes)) == float(getattr(plain, name)(100.0, sizes)) + 3.0
     assert float(fabric.all_gather_s(100.0, (4, 1))) == float(
         plain.all_gather_s(100.0, (4, 1))
-    )  # inside a node
+    )  # within a node
     assert float(fabric.send_s(100.0, 1)) == float(plain.send_s(100.0, 1))
 
 
 @pytest.mark.parametrize(
     ("group", "replicas", "expected"),
     [
-        ((2, 1), (2, 1), True),  # both inside nodes
-        ((2, 1), (2, 2), False),  # replicas' pace is set between the nodes, where the group does not go
+        ((2, 1), (2, 1), True),  # both within nodes
+        ((2, 1), (2, 2), False),  # the rate of replicas is set between nodes, which the group does not cross
         ((2, 2), (1, 2), True),
         ((1, 2), (4, 1), False),  # the group leaves the node, replicas do not
         ((2, 2), (2, 2), True),
@@ -318,13 +322,13 @@ def test_groups_that_share_network_cards_with_the_replicas_contend(
     assert contends(tiers, group, replicas) == expected
     columns = [tuple(np.array([size, 1]) for size in sizes) for sizes in (group, replicas)]
     assert contends(tiers, *columns).tolist() == [expected, False]
-    # Racks and what lies between them are left by the same cards.
+    # Racks and what is between them are reached through the same cards.
     racks = (*tiers, replace(tiers[1], name="between racks", span=16))
     assert contends(racks, (1, 2, 1), (1, 1, 2)) and not contends(racks, (2, 1, 1), (1, 1, 2))
 
 
 def test_a_reduce_scatter_costs_the_collectives_that_the_backend_uses() -> None:
-    # Once around four of a node, 3.2 s as above; or all reduced, 6.2 s as below.
+    # One pass around four of a node, 3.2 s as above; or all reduced, 6.2 s as below.
     own = collective_model_of(slow_problem())
     assert float(own.reduce_scatter_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)
     sums = replace(own, backend=Backend(name="sums", instead={"reduce_scatter": "all_reduce"}))
@@ -352,7 +356,7 @@ def test_an_all_reduce_over_the_fabric() -> None:
     [
         ((4, 2), 5.0),  # whole nodes: 100 / (4 * 5)
         ((2, 2), 20.0),  # parts of nodes reach half: 100 / (2 * 5 * 0.5)
-        ((1, 2), 20.0),  # one rank of a node has its card to itself: 100 / 5
+        ((1, 2), 20.0),  # a single rank of a node has the card to itself: 100 / 5
         ((3, 2), 100 / 7.5),
         ((2, 1), 0.0),  # does not leave the node
     ],
@@ -396,8 +400,8 @@ def test_parts_of_columns_are_slower_row_by_row() -> None:
 
 
 def test_networks_that_join_more_nodes_are_crowded() -> None:
-    # Two, eight and 32 nodes with crowding 1/2: 5 B/s over the square root of 2, 8 and 32; inside all is as
-    # before, and a tier between counts what it joins alone.
+    # Two, eight and 32 nodes with crowding 1/2: 5 B/s over the square root of 2, 8 and 32; inside a node all
+    # is as before, and a tier between counts its own groups alone.
     crowded = {**CURVES, "scale_out": replace(CURVES["scale_out"], crowding=0.5)}
     for nodes in (2, 8, 32):
         fabric = collective_model_of(problem(on=cluster(nodes, of=with_efficiency(**crowded))))
@@ -412,7 +416,7 @@ def test_networks_that_join_more_nodes_are_crowded() -> None:
 
 def test_all_to_all_and_send_do_not_run_around_rings() -> None:
     fabric = collective_model_of(slow_problem())
-    # 100 * 2/4 / 5 = 10 beats the inside; 2 s of latency and 4 to start.
+    # 100 * 2/4 / 5 = 10 exceeds the time inside; 2 s of latency and 4 to start.
     assert float(fabric.all_to_all_s(100.0, (2, 2))) == pytest.approx(16.0, rel=1e-14)
 
 
@@ -421,7 +425,7 @@ def test_an_all_to_all_over_the_fabric() -> None:
     # Inside 100 * 3/8 / 50 = 0.75; outside 100 * 4/8 / 5 = 10, or half of it; 2 s latency and 4 s start-up.
     assert float(fabric.all_to_all_s(100.0, (4, 2))) == pytest.approx(16.0, rel=1e-14)
     assert float(fabric.all_to_all_s(100.0, (4, 2), 0.5)) == pytest.approx(11.0, rel=1e-14)
-    # Copies are spared beyond the innermost tier only: 100 * 3/4 / 50 + 0.5 + 0.2.
+    # Copies are saved beyond the innermost tier only: 100 * 3/4 / 50 + 0.5 + 0.2.
     assert float(fabric.all_to_all_s(100.0, (4, 1), 0.5)) == pytest.approx(2.2, rel=1e-14)
 
 
@@ -440,15 +444,15 @@ def test_groups_reach_what_the_links_between_them_carry() -> None:
     assert float(linked.all_gather_s(100.0, (2, 1))) == pytest.approx(4.7, rel=1e-14)
     assert float(linked.all_gather_s(100.0, (3, 1))) == pytest.approx(1.0 + 2 / 3 * 8.0 + 0.2, rel=1e-14)
     assert float(linked.all_gather_s(100.0, (4, 1))) == float(plain.all_gather_s(100.0, (4, 1)))
-    # Two trees: 2 * 0.5 + 2 * 8; twice the pass is 2 * 4.5.
+    # Two trees: 2 * 0.5 + 2 * 8; twice one pass is 2 * 4.5.
     assert float(linked.all_reduce_s(100.0, (2, 1))) == pytest.approx(9.2, rel=1e-14)
-    # All to all: 0.5 + 50 / 12.5 + 0.2; a message takes the links of two: 0.5 + 0.2 + 100 / 12.5, and outside
+    # All-to-all: 0.5 + 50 / 12.5 + 0.2; a message uses the links of two: 0.5 + 0.2 + 100 / 12.5; outside
     # nothing changes.
     assert float(linked.all_to_all_s(100.0, (2, 1))) == pytest.approx(4.7, rel=1e-14)
     tiers_of_rows = np.array([0, 1])
     found = linked.send_s(100.0, tiers_of_rows)
     np.testing.assert_allclose(found, [8.7, plain.send_s(100.0, tiers_of_rows)[1]], rtol=1e-14)
-    # Across nodes the two of a node are the slower hop: 3 * 2 + 3/4 * max(8, 100 / (2 * 5 * 0.5)) + 4; a
+    # Across nodes the two in a node have the slower hop: 3 * 2 + 3/4 * max(8, 100 / (2 * 5 * 0.5)) + 4; a
     # column row by row.
     sizes = (np.array([2, 2, 4, 1]), np.array([2, 1, 1, 2]))
     np.testing.assert_allclose(linked.all_gather_s(100.0, sizes), [25.0, 4.7, 3.2, 16.0], rtol=1e-14)
@@ -458,8 +462,8 @@ def test_a_message_to_a_neighbour() -> None:
     fabric = collective_model_of(slow_problem())
     # 0.5 + 0.2 + 100 / 50 and 2 + 4 + 100 / 5.
     np.testing.assert_allclose(fabric.send_s(100.0, np.array([0, 1])), [2.7, 26.0], rtol=1e-14)
-    # With a card of 80 B/s per node, of which 20 are reached: 20, 10 and 6.7 B/s for one to three at once, 5
-    # for more and for all; nothing changes inside.
+    # With a card of 80 B/s per node, of which 20 are reached: 20, 10 and 6.7 B/s for one to three senders, 5
+    # for more and for all; nothing changes within nodes.
     on = collective_model_of(slow_problem())
     wide = replace(on, flow_bytes_per_s=(50.0, 20.0))
     found = wide.send_s(100.0, np.array([0, 1, 1, 1, 1, 1]), np.array([1, 1, 2, 3, 6, 0]))

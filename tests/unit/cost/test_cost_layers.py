@@ -1,5 +1,6 @@
-"""What a block costs: operators summed by phase and part, weights, activations, and communication beside
-them."""
+"""Costs of a block: operators summed by phase and part, weights, activations, and communication that overlaps
+with them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def close(found: Any, expected: float) -> None:
 
 def test_parts_add_up() -> None:
     parts = PhaseTimes(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-    assert parts.compute_s == 71.0  # waiting for the host with it
+    assert parts.compute_s == 71.0  # including the wait for the host
     assert parts.total_s == 127.0
     assert (parts + parts.scaled(2.0)).total_s == 381.0
     assert parts.scaled(3.0).expert_s == 96.0
@@ -62,7 +63,7 @@ def test_a_layer_on_one_device() -> None:
     close(cost.selective_bytes, 100.0)
     close(cost.input_bytes, 100.0)
     close(cost.largest_bytes, 200.0)
-    close(cost.output_bytes, 100.0)  # of the product: 5 * 10 * 2 B
+    close(cost.output_bytes, 100.0)  # for the product: 5 * 10 * 2 B
 
 
 @pytest.mark.parametrize(
@@ -91,18 +92,18 @@ def test_sequence_parallel_passes_beat_a_switch_only_without_it() -> None:
 def test_tensor_communication_hides_as_far_as_the_software_can() -> None:
     p = problem(on=cluster(of=with_efficiency(overlap_slowdown=1.5)))
     p = with_software(p, tensor_overlap=0.2)
-    # Of 2 s, 0.4 s hide beside 0.5 s of matmul and slow it by half of 0.4 s.
+    # Of 2 s, 0.4 s overlap with 0.5 s of matmul and slow it by half of 0.4 s.
     close(layer_cost(p, "tp=2", brick()).forward.tensor_s, 1.8)
 
 
 @pytest.mark.parametrize(
     ("tensor", "backward", "forward_s", "input_s"),
     [
-        # Forward 2 s beside 0.5 s of matmul, backward beside 1 s: that of the weights' gradients too.
-        (0.2, 0.0, 1.6, 1.6),  # 0.4 of 2 s hide
-        (0.0, 0.4, 2.0, 1.2),  # 0.8 s hide
+        # Forward 2 s overlap with 0.5 s of matmul, backward with 1 s: that of the weight gradients too.
+        (0.2, 0.0, 1.6, 1.6),  # 0.4 of 2 s overlap
+        (0.0, 0.4, 2.0, 1.2),  # 0.8 s overlap
         (0.2, 0.2, 1.6, 1.2),
-        (0.2, 0.8, 1.6, 1.0),  # all could hide, but not beside more than 1 s
+        (0.2, 0.8, 1.6, 1.0),  # all could overlap, but not with more than 1 s
     ],
 )
 def test_tensor_communication_hides_more_in_the_backward(
@@ -121,23 +122,23 @@ def test_tensor_communication_hides_more_in_the_backward(
 @pytest.mark.parametrize(
     ("dispatch_s", "waits"),
     [
-        (0.5, (0.0, 0.0, 0.0)),  # 1 s, 1 s and 0.5 s beside 1.1 s, 1.2 s and 1 s of work
+        (0.5, (0.0, 0.0, 0.0)),  # 1 s, 1 s and 0.5 s during 1.1 s, 1.2 s and 1 s of work
         (0.6, (0.1, 0.0, 0.0)),
         (2.0, (2.9, 2.8, 1.0)),  # 4 - 1.1, 4 - 1.2, 2 - 1
     ],
 )
-def test_a_device_that_is_sooner_done_waits_for_the_host(
+def test_a_device_that_ends_first_waits_for_the_host(
     dispatch_s: float, waits: tuple[float, float, float]
 ) -> None:
     cost = layer_cost(with_software(problem(), dispatch_s=dispatch_s), "tp=1", brick())
     for one, host_s in zip((cost.forward, cost.backward_input, cost.backward_weight), waits, strict=True):
         close(one.host_s, host_s)
     close(cost.forward.total_s, 1.1 + waits[0])
-    close(cost.repeated_s, 1.1 + waits[0])  # what is computed again waits as the first time
+    close(cost.repeated_s, 1.1 + waits[0])  # recomputed kernels wait as in the first pass
 
 
 def test_communication_covers_the_waiting_for_the_host() -> None:
-    # tp 2: 0.6 s of work and 2 s of messages forward, so that 2 * 2 s leave 1.4 s; backward 0.7 + 2.
+    # tp 2: 0.6 s of work and 2 s of messages forward, so 2 * 2 s leave 1.4 s; backward 0.7 + 2.
     cost = layer_cost(with_software(problem(), dispatch_s=2.0), "tp=2,sequence_parallel=no", brick())
     close(cost.forward.host_s, 1.4)
     close(cost.backward_input.host_s, 1.3)
@@ -145,13 +146,13 @@ def test_communication_covers_the_waiting_for_the_host() -> None:
 
 
 def test_a_pass_through_experts_keeps_the_host_busy_longer() -> None:
-    # One kernel and 10 s more; the work of 6.4 s hides as much of it.
+    # One kernel and 10 s more; the work of 6.4 s overlaps with as much of it.
     p = with_software(expert_problem(), dispatch_s=0.5, expert_dispatch_s=10.0)
     cost = layer_cost(p, "ep=1", expert_layer())
     close(cost.forward.host_s, 10.5 - 6.4)
     close(cost.backward_input.host_s, 10.5 - 6.4)
     close(cost.backward_weight.host_s, 0.0)
-    # Blocks without routed work do not pay it: two kernels of 0.5 s.
+    # Blocks without routed work do not have it: two kernels of 0.5 s.
     close(layer_cost(p, "ep=1", brick()).forward.host_s, 0.0)
 
 
@@ -172,7 +173,7 @@ def test_recomputation_that_stops_early_omits_the_last_matmul_and_its_successors
     early = with_software(problem(), recompute_stops_early=True)
     close(layer_cost(problem(), "tp=1", brick()).repeated_s, 1.1)
     close(layer_cost(early, "tp=1", brick()).repeated_s, 0.0)  # the matmul comes first
-    # Two bricks in one layer: the second's matmul and norm are left out.
+    # Two bricks in one layer: the second's matmul and norm are not repeated.
     first, second = brick(), brick(20, "second")
     both = replace(first, operators=(*first.operators, *second.operators))
     close(layer_cost(problem(), "tp=1", both).repeated_s, 1.1 + 2.1)
@@ -182,7 +183,7 @@ def test_recomputation_that_stops_early_omits_the_last_matmul_and_its_successors
     # Without a product everything is repeated.
     plain = replace(first, operators=first.operators[1:])
     close(layer_cost(early, "tp=1", plain).repeated_s, 0.1)
-    # The host starts two kernels of the four again, 2 s each, whatever the others take on the device.
+    # The host starts two of the four kernels again, 2 s each, however long the others take on the device.
     slow = with_software(early, dispatch_s=2.0)
     close(layer_cost(slow, "tp=1", both).repeated_s, 4.0)
     close(layer_cost(with_software(problem(), dispatch_s=2.0), "tp=1", both).repeated_s, 8.0)
@@ -198,12 +199,12 @@ def unfused(p: Problem) -> Problem:
 
 def test_unfused_attention_saves_five_bytes_of_every_score() -> None:
     cost = layer_cost(unfused(attention_problem()), "cp=1", attention_layer())
-    # 8 queries * 8 keys * 4 heads * 5 B beside the saved tensors; all but the log-sum-exp and the scores
-    # under selective recompute.
+    # 8 queries * 8 keys * 4 heads * 5 B in addition to the saved tensors; selective recomputation drops all
+    # but the log-sum-exp and the scores.
     close(cost.saved_bytes, 368.0 + 1280.0)
     close(cost.selective_bytes, 240.0)
     close(cost.largest_bytes, 1280.0)
-    # cp 2 keeps half of the queries, tp 2 half of the heads.
+    # cp 2 leaves half of the queries, tp 2 half of the heads.
     close(layer_cost(unfused(attention_problem()), "cp=2,tp=2", attention_layer()).largest_bytes, 320.0)
 
 
@@ -238,14 +239,14 @@ def test_attention_is_a_part_of_its_own_and_selective() -> None:
     close(cost.forward.attention_s, 2.048)  # 2 * 8 * 4 * 4 * 8 flop
     close(cost.backward_input.attention_s, 5.12)
     close(cost.selective.attention_s, 2.048)
-    # 8 * 12 * 2 B, 8 * 4 * 4 B, 8 * 6 * 1 B; the log-sum-exp is computed again under selective recompute.
+    # 8 * 12 * 2 B, 8 * 4 * 4 B, 8 * 6 * 1 B; selective recomputation computes the log-sum-exp again.
     close(cost.saved_bytes, 368.0)
     close(cost.selective_bytes, 240.0)
     close(cost.largest_bytes, 192.0)
 
 
 def test_ring_attention_moves_keys_and_values() -> None:
-    # 4 tokens * 2 heads * 8 * 2 B = 128 B a rank, 256 B in all: 1/2 * 256 / 100; gradients too in the
+    # 4 tokens * 2 heads * 8 * 2 B = 128 B per rank, 256 B in total: 1/2 * 256 / 100; gradients too in the
     # backward.
     cost = layer_cost(attention_problem(), "cp=2", attention_layer())
     close(cost.forward.context_s, 1.28)
@@ -256,15 +257,15 @@ def test_ring_attention_moves_keys_and_values() -> None:
 
 def test_ring_attention_is_hidden_by_attention() -> None:
     cost = layer_cost(attention_problem(overlap=0.5, slowdown=1.25), "cp=2", attention_layer())
-    # Forward: 0.64 of 1.28 s hide beside 1.024 s and cost a quarter of it; backward twice as much beside 2.56
+    # Forward: 0.64 of 1.28 s overlap with 1.024 s and cost a quarter of it; backward twice as much with 2.56
     # s.
     close(cost.forward.context_s, 0.8)
     close(cost.backward_input.context_s, 1.6)
 
 
 def test_all_to_all_attention_moves_heads_and_hides_nothing() -> None:
-    # q, k, v and output of 4 tokens: (4 + 2) heads * 8 * 2 B * 4 = 384 B in four exchanges, half to the other
-    # rank.
+    # q, k, v and output of 4 tokens: (4 + 2) heads * 8 * 2 B * 4 = 384 B in four all-to-alls, half to the
+    # other rank.
     cost = layer_cost(attention_problem(overlap=0.5), "cp=2,cp_kind=all_to_all", attention_layer())
     close(cost.forward.context_s, 1.92)
     close(cost.backward_input.context_s, 1.92)
@@ -302,8 +303,8 @@ def test_experts_on_one_rank_send_nothing() -> None:
 
 @pytest.mark.parametrize(("imbalance", "seconds"), [(1.0, 3.2), (1.5, 4.8)])
 def test_tokens_are_sent_to_experts_and_back(imbalance: float, seconds: float) -> None:
-    # 8 tokens * 2 * 10 * 2 B = 320 B a rank (more for the busiest), half to the other rank, twice: 2 * 160 /
-    # 100.
+    # 8 tokens * 2 * 10 * 2 B = 320 B per rank (more for the busiest), half to the other rank, twice: 2 * 160
+    # / 100.
     p = expert_problem(expert_imbalance=imbalance)
     cost = layer_cost(p, "ep=2", expert_layer())
     close(cost.forward.expert_s, seconds)
@@ -326,11 +327,11 @@ def test_a_capacity_bounds_the_tokens_sent() -> None:
 @pytest.mark.parametrize(
     ("groups", "groups_per_token", "seconds"),
     [
-        # Over two nodes 4/8 of 320 B leave the node at 20 B/s, twice: 16 s, were every copy sent. Two draws
-        # reach 2 (1 - 1/4) = 1.5 of the two nodes, so of two copies three quarters are.
+        # Over two nodes 4/8 of 320 B leave the node at 20 B/s, twice: 16 s if every copy is sent. Two random
+        # experts are on 2 (1 - 1/4) = 1.5 of the two nodes, so of two copies three quarters are.
         (1, 1, 12.0),
         (2, 1, 8.0),
-        (4, 1, 8.0),  # of two copies to one group of experts only one crosses
+        (4, 1, 8.0),  # only one of two copies to one group of experts crosses
         (4, 2, 12.0),
         (4, 4, 12.0),  # never more than without groups
     ],
@@ -348,7 +349,7 @@ def test_experts_split_over_tensor_ranks_join_their_tokens() -> None:
     close(cost.forward.expert_s, 3.2)
     close(cost.expert_weights, 800.0)
     cost = layer_cost(expert_problem(), "tp=2,etp=2,ep=2", expert_layer())
-    close(cost.forward.expert_s, 3.2 + 1.6)  # 2 * 1/2 * 160 / 100 inside the node
+    close(cost.forward.expert_s, 3.2 + 1.6)  # 2 * 1/2 * 160 / 100 within the node
 
 
 def test_tensor_ranks_without_sequence_parallelism_gather_the_result() -> None:
@@ -381,7 +382,7 @@ def test_a_weight_that_is_partly_split_is_not_whole() -> None:
         ),
     )
     cost = layer_cost(problem(), "tp=4", layer)
-    close(cost.dense_weights, 116.0)  # 220 over two key-value heads, and 6 whole
+    close(cost.dense_weights, 116.0)  # 220 over two key-value heads, and 6 replicated
     close(cost.replicated_weights, 6.0)
 
 
@@ -416,7 +417,7 @@ def test_a_grid_has_costs_of_every_kind_and_both_ends() -> None:
 def test_embedding_and_head_gather_their_vocabulary() -> None:
     p = problem()
     grid = grid_cost(p, table(p, "tp=2"))
-    # One region of 100 B: what was looked up, forward; the gradients of the head's input, backward.
+    # One region of 100 B: the looked-up rows, forward; the gradients of the head's input, backward.
     close(grid.embedding.forward.tensor_s, 1.0)
     close(grid.embedding.backward_input.tensor_s, 0.0)
     close(grid.head.forward.tensor_s, 0.0)
@@ -434,7 +435,7 @@ def test_embedding_and_head_gather_their_vocabulary() -> None:
         ("pp=2", 5.0, 100.0),
         ("pp=2,axis_order=pp-tp-cp-dp", 1.0, 100.0),
         ("pp=2,micro_batch_size=2", 10.0, 200.0),
-        # A half each, and a pass over both in the node to join them: 50 / 20 + 1/2 * 100 / 100.
+        # A half each, and an all-gather of both within the node: 50 / 20 + 1/2 * 100 / 100.
         ("pp=2,tp=2,sequence_parallel=no", 3.0, 50.0),
         ("pp=2,tp=4,sequence_parallel=no", 1.25 + 0.75, 25.0),
         ("pp=1,tp=2,sequence_parallel=no", 0.0, 50.0),

@@ -1,5 +1,6 @@
-"""Bytes on a rank, part by part, by hand: bricks of 110 weights that keep 300 B of activations per
-microbatch."""
+"""Bytes on a rank, part by part, by hand: bricks of 110 weights that save 300 B of activations per
+micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from shardwise.operators import Attention, Extent, GroupedMatmul, Loss, Saved, W
 
 
 def close(found: Any, *expected: float) -> None:
-    """Values of the only row, place by place."""
+    """Values of the only row, index by index."""
     np.testing.assert_allclose(np.asarray(found)[..., 0].ravel(), expected, rtol=1e-12, atol=1e-15)
 
 
@@ -83,7 +84,7 @@ def test_sharded_states(
 
 
 def test_tensor_ranks_share_split_states() -> None:
-    # Norms of 10 are whole on both ranks: 4 * 60 + 200.
+    # Norms of 10 weights are whole on both ranks: 4 * 60 + 200.
     close(bytes_of(one_node(), "tp=2").parameters, 880.0)
 
 
@@ -102,7 +103,7 @@ def test_experts_shard_over_their_own_replicas() -> None:
 
 
 def test_activations_of_one_stage() -> None:
-    # One microbatch in flight: four layers of 300 B; the logits are temporaries.
+    # One micro-batch in flight: four layers of 300 B; the logits are temporaries.
     close(bytes_of(one_node(), "dp=4").activations, 1200.0)
     close(bytes_of(one_node(), "dp=4,micro_batch_size=2").activations, 2400.0)
 
@@ -110,13 +111,13 @@ def test_activations_of_one_stage() -> None:
 @pytest.mark.parametrize(
     ("text", "activations"),
     [
-        # Eight microbatches, one layer a stage.
+        # Eight micro-batches, one layer per stage.
         ("pp=4,schedule=1f1b", (4 * 300, 3 * 300, 2 * 300, 300)),
         ("pp=4,schedule=gpipe", (8 * 300, 8 * 300, 8 * 300, 8 * 300)),
-        # Beside them the gradients of a product of 100 B, of r + 1 and of 2 r + 1 that wait for W.
+        # In addition the output gradients of 100 B, of r + 1 and of 2 r + 1 micro-batches that wait for W.
         ("pp=4,schedule=zb_h1", (4 * 300 + 100, 4 * 300 + 200, 4 * 300 + 300, 4 * 300 + 400)),
         ("pp=4,schedule=zb_h2", (7 * 300 + 100, 7 * 300 + 300, 7 * 300 + 500, 7 * 300 + 700)),
-        # Two stages of two layers and two replicas: four microbatches.
+        # Two stages of two layers and two replicas: four micro-batches.
         ("pp=2,schedule=1f1b", (2 * 600, 600)),
         # Four stages on two ranks: 2 * (2 - 1 - r) + 2 + 1 chunks on rank r.
         ("pp=2,vpp=2", (5 * 300, 3 * 300, 5 * 300, 3 * 300)),
@@ -131,12 +132,12 @@ def test_microbatches_in_flight(text: str, activations: tuple[float, ...]) -> No
 @pytest.mark.parametrize(
     ("text", "saved_losses"),
     [
-        # The backward of a loss follows at once, and its logits of 400 B are gone ...
+        # The backward of the loss follows at once, and its logits of 400 B are freed ...
         ("pp=4,schedule=1f1b", 0),
         ("pp=2,schedule=1f1b", 0),
         ("pp=2,vpp=2", 0),
         ("dp=4", 0),
-        # ... but where all forwards come first, or weights' gradients later: of all in flight but one.
+        # ... but if all forwards come first, or weight gradients later: logits of all in flight but one.
         ("pp=4,schedule=gpipe", 7),
         ("pp=4,schedule=zb_h1", 3),
         ("pp=4,schedule=zb_h2", 6),
@@ -145,7 +146,7 @@ def test_microbatches_in_flight(text: str, activations: tuple[float, ...]) -> No
     ],
 )
 def test_losses_that_are_saved(text: str, saved_losses: int) -> None:
-    # Temporaries: 2 * 200 B of the norm and 110 * 2 B of gradients; the logits of one are no more.
+    # Temporaries: 2 * 200 B of the norm and 110 * 2 B of gradients; the logits alone need no more.
     found = np.asarray(bytes_of(one_node(), text).temporaries)[:, 0]
     assert found.tolist() == [620.0] * (len(found) - 1) + [620.0 + saved_losses * 400.0]
 
@@ -154,8 +155,8 @@ def test_losses_that_are_saved(text: str, saved_losses: int) -> None:
     ("recompute", "activations"),
     [
         ("none", (2 * 600, 600)),
-        ("selective", (2 * 200, 200)),  # norm outputs are not kept
-        # Half of what recomputing frees (300 - 100 a layer); and one layer at work, 200 B.
+        ("selective", (2 * 200, 200)),  # norm outputs are not saved
+        # Half of the bytes that recomputation frees (300 - 100 per layer); and one recomputed layer, 200 B.
         ("full,recompute_layers=1", (2 * 400 + 200, 400 + 200)),
         ("full,recompute_layers=2", (2 * 200 + 200, 200 + 200)),
     ],
@@ -167,15 +168,15 @@ def test_recomputation_saves_fewer_activations(recompute: str, activations: tupl
 @pytest.mark.parametrize(
     ("text", "activations"),
     [
-        # Inputs of 100 B of four microbatches, and of each of r + 1 also 200 B made again and 100 B of
+        # Inputs of 100 B of four micro-batches; in addition, for r + 1 of them, 200 B recomputed and 100 B of
         # gradients.
         ("pp=4,schedule=zb_h1,recompute=full", (700, 1000, 1300, 1600)),
         ("pp=4,schedule=zb_h1,recompute=selective", (700, 1000, 1300, 1600)),
         # The input of one alone, where those of the others are on the host.
         ("pp=4,schedule=zb_h1,recompute=full,offload=activations", (400, 700, 1000, 1300)),
-        # Of seven, and 2 r + 1.
+        # For seven, and for 2 r + 1.
         ("pp=4,schedule=zb_h2,recompute=full", (1000, 1600, 2200, 2800)),
-        # One of two layers is recomputed; four microbatches, two in flight.
+        # One of two layers is recomputed; four micro-batches, two in flight.
         ("pp=2,schedule=zb_h1,recompute=full,recompute_layers=1", (2 * 400 + 400, 2 * 400 + 800)),
         ("pp=2,schedule=zb_v,recompute=full", (700, 1300, 1300, 700)),
         ("pp=2,schedule=dualpipe_v,recompute=full", (800, 1100, 1100, 800)),
@@ -195,17 +196,17 @@ def test_sequence_parallelism_splits_saved_activations_of_norms() -> None:
 @pytest.mark.parametrize(
     ("text", "activations"),
     [
-        # Stages of one layer, which keeps 300 B.
+        # Stages of one layer, which saves 300 B.
         ("pp=4,offload=activations", (300, 300, 300, 300)),
         ("pp=4,offload=both", (300, 300, 300, 300)),
         ("pp=4,offload=optimizer", (1200, 900, 600, 300)),
-        # Of two, and of four: one computes, another's come or go.
+        # Of two layers, and of four: one computes while another's activations are copied.
         ("pp=2,offload=activations", (600, 600)),
         ("dp=4,offload=activations", (600,)),
         ("dp=4,offload=activations,recompute=selective", (200,)),
-        # Two inputs, and 200 B that are made again.
+        # Two inputs, and 200 B that are recomputed.
         ("dp=4,offload=activations,recompute=full", (400,)),
-        # Half of the layers keep all: such a one beside another that does.
+        # Half of the layers save everything: such a one together with another one.
         ("dp=4,offload=activations,recompute=full,recompute_layers=2", (600,)),
     ],
 )
@@ -217,7 +218,7 @@ def test_offloaded_activations_leave_two_layers(text: str, activations: tuple[fl
     ("offload", "states", "on_host"),
     [
         ("none", 310.0 * 12, 0.0),
-        # The ends have a layer and 200 weights: states and master copies of 12 B, and 2 B that go back.
+        # The ends have a layer and 200 weights: states and master copies of 12 B, and 2 B that return.
         ("optimizer", 0.0, 310.0 * 14),
         ("activations", 310.0 * 12, 4 * 300.0),
         ("both", 0.0, 310.0 * 14 + 4 * 300.0),
@@ -232,14 +233,14 @@ def test_offloaded_bytes_move_to_the_host(offload: str, states: float, on_host: 
 
 
 def test_temporaries_are_the_largest_tensor_its_gradient_and_gradients_of_weights() -> None:
-    # The norm's output of 200 B twice, and 110 gradients of 2 B before they are added up; on the last stage
-    # the logits' 400 B are no more.
+    # The norm's output of 200 B twice, and 110 gradients of 2 B before they are accumulated; on the last
+    # stage the logits' 400 B need no more.
     close(bytes_of(one_node(), "pp=2").temporaries, 620.0, 620.0)
     # tp 2 with sequence parallelism: 2 * 100 B and 60 gradients of 2 B, logits 200 B.
     close(bytes_of(one_node(), "pp=2,tp=2").temporaries, 320.0, 320.0)
     # Without it norms are whole: 2 * 200 B; tp halves the logits alone.
     close(bytes_of(one_node(), "pp=2,tp=2,sequence_parallel=no").temporaries, 520.0, 520.0)
-    # Two kinds: the heavier's 210 gradients, on all stages.
+    # Two kinds: the 210 gradients of the larger kind, on all stages.
     uneven = problem(brick_model((0, 0, 1, 0)), cluster(1))
     close(bytes_of(uneven, "pp=2").temporaries, 820.0, 820.0)
     # fp32: 2 * 400 B, and 110 gradients of 4 B.
@@ -262,15 +263,15 @@ def test_a_large_head_decides_the_temporaries_of_its_stage() -> None:
 @pytest.mark.parametrize(
     ("text", "temporaries", "gradients"),
     [
-        # fp32. A layer: 2 * 400 B at work, 110 gradients of 4 B. The head: 100 logits of 4 B at work beside
-        # 200 gradients of 4 B, 1200 B; or these and a copy of them that is sent, 1600 B: 360 B more than
-        # 1240 B, beside a quarter of 840 gradients.
+        # fp32. A layer: 2 * 400 B of temporaries, 110 gradients of 4 B. The head: 100 logits of 4 B with
+        # 200 gradients of 4 B, 1200 B; or the gradients and a copy that is sent, 1600 B: 360 B more than
+        # 1240 B, with a quarter of 840 gradients.
         ("dp=4,zero_stage=2", (1240.0,), (840.0 + 360.0,)),
         # Stages of 420 weights, on two ranks.
         ("pp=2,dp=2,zero_stage=3", (1240.0, 1240.0), (840.0, 840.0 + 360.0)),
-        # What adds up to the end of the step is sent when nothing else is kept.
+        # Gradients accumulated by the end of the step are sent when no activations are saved any more.
         ("dp=4,zero_stage=1", (1240.0,), (3360.0,)),
-        # One microbatch of two rows: 1600 + 440 B of a layer; what is sent takes less. Of gradients there is
+        # One micro-batch of two rows: 1600 + 440 B of a layer; the sent copy takes less. The gradients are
         # a quarter of the head's 200 then.
         ("dp=4,micro_batch_size=2,zero_stage=1", (2040.0,), (200.0,)),
     ],
@@ -284,14 +285,14 @@ def test_temporaries_of_blocks_that_are_reduced_one_by_one(
 
 
 def test_gathered_inputs_are_saved_if_the_profile_says_so() -> None:
-    # Four layers: the product's input of 100 B is a half on either tensor rank, so is the norm's 200 B.
+    # Four layers: each tensor rank has half of the product's input of 100 B, and of the norm's 200 B.
     p = one_node()
     close(bytes_of(p, "tp=2,dp=2").activations, 4 * (50.0 + 100.0))
     keeps = with_software(p, keeps_gathered_inputs=True)
     close(bytes_of(keeps, "tp=2,dp=2").activations, 4 * (100.0 + 100.0))
     close(
         bytes_of(keeps, "tp=2,dp=2,recompute=full,recompute_layers=4").activations, 4 * 50.0 + (200.0 - 50.0)
-    )  # inputs of layers are parts; one layer is whole again
+    )  # inputs of layers are shards; one layer is gathered
     whole = "tp=2,dp=2,sequence_parallel=no"
     close(bytes_of(keeps, whole).activations, float(np.asarray(bytes_of(p, whole).activations)[0, 0]))
 
@@ -304,7 +305,7 @@ def test_unfused_attention_saves_its_scores() -> None:
     model = operator_model((core,), embedding=(), head=())
     fused = problem(model, cluster(1), seq_len=8)
     unfused = with_software(fused, attention=())
-    # Two layers: 8 * 12 * 2 B, and 8 * 8 * 4 scores of 5 B; the scores again and their gradient.
+    # Two layers: 8 * 12 * 2 B, and 8 * 8 * 4 scores of 5 B; recomputed scores and their gradient.
     close(bytes_of(fused, "dp=4").activations, 2 * 192.0)
     close(bytes_of(unfused, "dp=4").activations, 2 * (192.0 + 1280.0))
     close(bytes_of(fused, "dp=4").temporaries, 2 * 192.0)
@@ -344,7 +345,7 @@ def test_gradients_in_the_dtype_of_the_weights() -> None:
 @pytest.mark.parametrize(
     ("text", "buffers"),
     [
-        # Eight microbatches: eight sent and eight received of 100 B.
+        # Eight micro-batches: eight messages sent and eight received of 100 B.
         ("pp=4", 16 * 100.0),
         ("pp=2", 8 * 100.0),  # four
         ("pp=2,dp=2,micro_batch_size=2", 4 * 200.0),  # two
@@ -363,13 +364,14 @@ def test_buffers_of_a_whole_step(text: str, buffers: float) -> None:
 @pytest.mark.parametrize(
     ("text", "gradients", "states"),
     [
-        # 840 weights of 4 B, two microbatches: whole gradients add up; two moments.
+        # 840 weights of 4 B, two micro-batches: whole gradients accumulate; two moments.
         ("dp=4,micro_batch_size=1,zero_stage=0", 3360.0, 8 * 840.0),
-        # The rank's own quarter of the weights lies beside the whole ones.
+        # The rank's own quarter of the weights is stored in addition to the whole ones.
         ("dp=4,micro_batch_size=1,zero_stage=1", 3360.0, (8 + 4) * 210.0),
-        # At ZeRO-3 these are the weights; of gradients the head's are sent, 360 B beyond the temporaries.
+        # With ZeRO-3 this quarter is the stored weights; the head's gradients are sent, 360 B beyond the
+        # temporaries.
         ("dp=4,micro_batch_size=1,zero_stage=3", 840.0 + 360.0, 8 * 210.0),
-        # One microbatch: no gradient stays whole, and at the last layer only the head's 200 have one.
+        # One micro-batch: no gradient stays whole, and at the last layer only the head's 200 have one.
         ("dp=4,micro_batch_size=2,zero_stage=1", 200.0, (8 + 4) * 210.0),
         ("dp=4,micro_batch_size=2,zero_stage=0", 3360.0, 8 * 840.0),
     ],
@@ -383,8 +385,9 @@ def test_states_reduced_by_block(text: str, gradients: float, states: float) -> 
 
 
 def test_a_step_of_one_microbatch_has_gradients_instead_of_activations() -> None:
-    """bf16, two rows: 840 weights of 2 B; four layers keep 600 B each. Logits take 800 B in fp32 and 400 B
-    beside them, a layer 2 * 400 B, and gradients of 2 B of 200 and 110 weights; of 4 B what is added up."""
+    """bf16, two rows: 840 weights of 2 B; four layers save 600 B each. Logits take 800 B in fp32 and 400 B in
+    addition, a layer 2 * 400 B, and gradients of 2 B of 200 and 110 weights; accumulated ones take 4 B.
+    """
     p = with_software(one_node(), reduces_by_block=True)
     alone = "dp=4,micro_batch_size=2,zero_stage=0"
     # At the last layer: 1680 + 800 + 2400 + 1020. (At the head 1680 + 2400 + 1600; at the first layer
@@ -394,11 +397,11 @@ def test_a_step_of_one_microbatch_has_gradients_instead_of_activations() -> None
     for found, expected in zip(parts, (1680.0, 800.0, 2400.0, 1020.0), strict=True):
         close(found, expected)
     close(peaks_of(p, table(p, alone)).device_bytes, float(memory.device.max()))
-    # Of several microbatches gradients stay, and so do weights.
+    # With several micro-batches gradients stay, and so do weights.
     several = bytes_of(p, "dp=4,zero_stage=0")
     close(several.parameters, 1680.0)
     close(several.gradients, 3360.0)
-    # Where ranks hold the same and compute with it as it is, gradients have their place all the time.
+    # Where ranks have equal weights and compute with them directly, gradients are allocated all the time.
     same = with_software(problem(on=cluster(1), dtype="fp32"), reduces_by_block=True)
     close(bytes_of(same, alone).gradients, 3360.0)
 
@@ -406,7 +409,7 @@ def test_a_step_of_one_microbatch_has_gradients_instead_of_activations() -> None
 def test_buffers_between_stages() -> None:
     close(bytes_of(one_node(), "pp=2").buffers, 400.0, 400.0)  # four of 100 B
     close(bytes_of(one_node(), "pp=1").buffers, 0.0)
-    # A half of each message from either tensor rank, whether the sequence is split or not.
+    # Each tensor rank sends half of each message, whether the sequence is split or not.
     close(bytes_of(one_node(), "pp=2,tp=2,sequence_parallel=yes").buffers, 200.0, 200.0)
     close(bytes_of(one_node(), "pp=2,tp=2,sequence_parallel=no").buffers, 200.0, 200.0)
 
@@ -460,7 +463,7 @@ def test_the_peak_is_that_of_the_tightest_rank() -> None:
     ("text", "weights"),
     [
         ("dp=4", (640,)),  # four layers of 110, one table of 200
-        ("pp=2", (420, 420)),  # the head's stage holds a copy of the table
+        ("pp=2", (420, 420)),  # the head's stage has a copy of the table
         ("pp=2,vpp=2", (420, 420, 420, 420)),
         ("pp=4", (310, 110, 110, 310)),
         ("pp=2,schedule=zb_v", (420, 220, 220, 420)),  # both ends on one rank

@@ -1,4 +1,4 @@
-"""Times of single operators, widths and rows on a rank, all by hand."""
+"""Times of single operators, and their widths and rows on a rank, all by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def given(efficiency: dict[str, Any], *, experts: Experts | None = None, **job: 
 
 
 def seconds(p: Problem, operator: Operator, text: str, experts: Experts | None = None) -> tuple[float, ...]:
-    """Forward, input's gradient, weights' gradient."""
+    """Forward, input gradient, weight gradient."""
     times = operator_times(p, table(p, text), operator, experts)
     columns = (times.forward_s, times.input_s, times.weight_s)
     return tuple(float(np.broadcast_to(column, 1)[0]) for column in columns)
@@ -68,7 +68,8 @@ def test_key_value_heads_are_split_while_there_are_enough() -> None:
         ("tp=2,cp=2,micro_batch_size=2", "head", 16.0),
         ("tp=2,cp=2,micro_batch_size=2", "sequence", 8.0),
         ("tp=2,cp=2,micro_batch_size=2,sequence_parallel=no", "sequence", 16.0),
-        # 16 tokens * 2 experts each * imbalance 1.5; a group of etp ranks takes what tp / etp groups do not.
+        # 16 tokens * 2 experts each * imbalance 1.5; a group of etp ranks takes the tokens of tp / etp
+        # groups.
         ("tp=1,etp=1", "routed", 48.0),
         ("tp=2,etp=2", "routed", 48.0),
         ("tp=2,etp=1", "routed", 24.0),
@@ -206,23 +207,23 @@ def test_attention_that_memory_limits() -> None:
 
 
 def test_attention_over_a_part_of_the_sequence() -> None:
-    # cp 2 has half of the queries, which meet all the keys.
+    # cp 2 has half of the queries, each with all of the keys.
     p = given({}, seq_len=8)
     assert seconds(p, ATTENTION, "cp=2")[0] == pytest.approx(1.024, rel=1e-14)
 
 
 def unfused(efficiency: dict[str, Any] | None = None, **changes: Any) -> Problem:
-    """Sequences of 8 on software that knows no fused attention."""
+    """Sequences of 8 with software that has no fused attention."""
     return with_software(given(efficiency or {}, seq_len=8, **changes), attention=())
 
 
 def test_unfused_attention() -> None:
     # Scores: [32, 3] x [3, 8] for 8 queries of 4 heads, 2 * 32 * 8 * 3 flop; values: [32, 8] x [8, 5], 2 * 32
-    # * 8 * 5 flop: 4.096 s. 256 scores of 2 B move 4.5 times forward, 5.5 times backward, beside twice the
-    # products.
+    # * 8 * 5 flop: 4.096 s. 256 scores of 2 B are accessed 4.5 times forward, 5.5 times backward; twice the
+    # products backward.
     expected = (4.096 + 2.304, 8.192 + 2.816, 0.0)
     assert seconds(unfused(), ATTENTION, "tp=1") == pytest.approx(expected, rel=1e-14)
-    # A device without a fused kernel is the same.
+    # A device without a fused kernel has the same times.
     assert seconds(given({"attention": {}}, seq_len=8), ATTENTION, "tp=1") == pytest.approx(
         expected, rel=1e-14
     )
@@ -278,11 +279,11 @@ def test_memory_bound_work_moves_bytes_as_often_as_the_profile_says() -> None:
     pointwise = Pointwise(name="p", forward=(Extent(10),), backward=(Extent(30),), rows="tokens")
     # 5 * 10 * 2 B and 5 * 30 * 2 B, twice, each with 100 B, at 500 B/s.
     assert seconds(p, pointwise, "tp=1") == pytest.approx((1.1, 1.9, 0.0), rel=1e-14)
-    # The softmax of unfused attention too: 4.5 and 5.5 passes.
+    # The softmax of unfused attention too: 4.5 and 5.5 times.
     twice = with_software(unfused(), pointwise_passes=2.0)
     found = seconds(twice, ATTENTION, "tp=1")
     assert found == pytest.approx((4.096 + 4.608, 8.192 + 5.632, 0.0), rel=1e-14)
-    # Products, lookups and losses move what they move.
+    # The traffic of products, lookups and losses does not change.
     for operator in (MATMUL, Lookup(name="l", width=Extent(10)), Loss(name="l", classes=Extent(20, "vocab"))):
         assert seconds(twice, operator, "tp=1") == seconds(given({}, seq_len=8), operator, "tp=1")
 

@@ -1,4 +1,6 @@
-"""What is there at one moment of a step, by hand: what is kept comes and goes with the operators."""
+"""Live tensors at one instant of a step, by hand: saved activations are allocated and freed with the
+operators.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,18 @@ from shardwise.graph import REPLICATE, Block, BlockLayout, GraphLayout, Mode, Op
 
 ROWS, FIRST, SECOND, CLASSES = 1000, 1024, 512, 8
 
-# In bytes, four for each element, rows of 1,000. Kept: x 4 x 1,000 x 4 = 16,000 by the first layer, the
+# In bytes, four per element, rows of 1,000. Saved: x 4 x 1,000 x 4 = 16,000 by the first layer, the
 # results of both relus, 4 x 1,000 x 1,024 = 4,096,000 and 4 x 1,000 x 512 = 2,048,000, and by the loss its
-# targets, 4 x 1,000, and as much as the logits, 4 x 1,000 x 8 = 32,000.
+# targets, 4 x 1,000, and as many bytes as the logits, 4 x 1,000 x 8 = 32,000.
 SAVED_BYTES = 16_000 + 4_096_000 + 2_048_000 + 4_000 + 32_000
 
-# At the first relu: its input and its result, 2 x 4,096,000, beside x and its result. At the second layer
-# x and both relus' results, 4,112,000, beside 4,096,000 + 2,048,000, are 10,256,000: less.
+# At the first relu: its input and its result, 2 x 4,096,000, and x and the saved result. At the second layer
+# x and both relus' results, 4,112,000, with 4,096,000 + 2,048,000, are 10,256,000: less.
 MOST = 16_000 + 4_096_000 + 8_192_000
 
 
 def narrowing() -> OpGraph:
-    """Three linear layers, ever narrower, with relus between; one block."""
+    """Three linear layers of decreasing width with relus between; one block."""
     sizes = {"b": ROWS, "i": 4, "f": FIRST, "s": SECOND, "v": CLASSES}
     layers = []
     for at, (read, made) in enumerate(pairwise("ifsv")):
@@ -56,7 +58,7 @@ def narrowing() -> OpGraph:
 
 
 def estimate_on_one(mode: Mode, counts: StepCounts) -> LayoutEstimate:
-    """On one processor."""
+    """The estimate on one process."""
     graph, cluster = narrowing(), load_cluster("1x1xcpu")
     (block,) = graph.blocks
     replicated = {
@@ -78,7 +80,7 @@ def estimate_on_one(mode: Mode, counts: StepCounts) -> LayoutEstimate:
 
 
 def peak_tensor_bytes(estimate: LayoutEstimate) -> float:
-    """Beside parameters, gradients and states, without what allocators and the driver have more."""
+    """Without parameters, gradients and states, and without the overhead of allocators and the driver."""
     parts = dict(estimate.nbytes)
     more, context = parts.pop("fragmentation"), parts.pop("context")
     ratio = more / sum(parts.values())
@@ -95,7 +97,9 @@ def test_peak_excludes_activations_saved_later() -> None:
 
 
 def test_peak_excludes_tensors_recomputed_later() -> None:
-    """The block's x and targets are kept, the rest made again: at the first relu x and its own result."""
+    """The block's x and targets are saved, the rest is recomputed: at the first relu, x and its own result
+    are live.
+    """
     estimate = estimate_on_one("recomputed", StepCounts())
     assert peak_tensor_bytes(estimate) == pytest.approx(MOST, abs=1.0)
 
@@ -105,7 +109,7 @@ def test_other_micro_batches_count_in_full() -> None:
     assert peak_tensor_bytes(estimate) == pytest.approx(MOST + SAVED_BYTES, abs=1.0)
 
 
-def test_a_twin_that_counts_all_tensors_from_the_start_is_larger() -> None:
+def test_a_mutant_that_counts_all_tensors_from_the_start_is_larger() -> None:
     save = StepLedger.save
     with patch.object(StepLedger, "save", lambda ledger, nbytes, since: save(ledger, nbytes, 0)):
         assert peak_tensor_bytes(estimate_on_one("kept", StepCounts())) == pytest.approx(

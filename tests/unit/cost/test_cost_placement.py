@@ -1,4 +1,4 @@
-"""Where layers lie, in closed form, against every stage listed one by one."""
+"""Placement of layers in closed form, compared with a list of every stage."""
 
 from __future__ import annotations
 

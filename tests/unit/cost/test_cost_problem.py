@@ -1,4 +1,4 @@
-"""Binding a model, a cluster and a job: the figures of the slowest, what must divide, what must be there."""
+"""Binding a model, a cluster and a job: figures of the slowest device, divisibility, and required figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shardwise.search.step_times import step_times_s
 
 
 def mixed_cluster() -> Cluster:
-    """A node of slow devices with much memory beside a node of fast ones with little."""
+    """A node of slow devices with much memory and a node of fast ones with little."""
     slow = device(name="slow", peak_flop_per_s={"bf16": 400.0, "fp32": 300.0}, memory_bytes=7000)
     fast = device(
         name="fast",
@@ -114,7 +114,7 @@ def test_rows_of_columns_are_all_distinct() -> None:
 
 
 def test_numbers_may_be_columns() -> None:
-    """A row of a columnar problem costs what it costs with its own numbers alone."""
+    """A row of a columnar problem costs the same as with its own numbers as scalars."""
     texts = ("dp=4", "dp=4", "pp=2,tp=2,zero_stage=1", "pp=4,recompute=full")
     fractions, passes = np.array([0.5, 0.9, 0.7, 0.7]), np.array([1.0, 1.5, 0.5, 2.0])
     starts, shares = np.array([0.0, 0.1, 0.2, 0.3]), np.array([1.0, 0.5, 0.0, 0.25])
@@ -157,7 +157,7 @@ def test_an_unknown_dtype_names_the_known_ones() -> None:
 
 def test_recipes_of_low_precision_keep_sixteen_bits() -> None:
     made = [recipe_module._sixteen("bf16"), recipe_module._sixteen("bf16", "fp8", 1.0)]
-    assert made == [find_recipe("bf16"), find_recipe("fp8")]  # the table is what its rule makes
+    assert made == [find_recipe("bf16"), find_recipe("fp8")]  # the table equals the result of its rule
     for name in ("bf16", "fp16", "fp8", "fp8-current", "fp8-block", "mxfp8", "nvfp4"):
         recipe = find_recipe(name)
         stored = (recipe.activation_bytes, recipe.weight_bytes, recipe.gradient_bytes, recipe.master_bytes)

@@ -1,4 +1,6 @@
-"""Conversions between forms: the table of docs/concepts/pareto-search.md, by equations worked out by hand."""
+"""Redistribution between placements: the table of docs/concepts/pareto-search.md, by equations worked out by
+hand.
+"""
 
 from itertools import product
 
@@ -30,8 +32,9 @@ S0, S1, R, RS, P = shard(0), shard(1), REPLICATE, REPLICATE_SUM_GRAD, PARTIAL
 
 
 def ring_s(nbytes: float, sizes: tuple[int, int]) -> float:
-    """(n - 1) alpha + (n - 1) / n B / the narrowest hop, and the collective's start:
-    docs/reference/equations.md."""
+    """(n - 1) alpha + (n - 1) / n B / the slowest hop, and the collective's start-up:
+    docs/reference/equations.md.
+    """
     inside, nodes = sizes
     n = inside * nodes
     tier = 1 if nodes > 1 else 0
@@ -63,7 +66,7 @@ REDUCE = float(FABRIC.all_reduce_s(NBYTES, (8, 1)))
 ALL_TO_ALL = all_to_all_s(NBYTES / 8)
 
 TABLE = {
-    # from, to: forward, gradient; one axis of 8 ranks in a node, in the words of
+    # from, to: forward, gradient; one axis of 8 ranks in a node, in the notation of
     # docs/concepts/pareto-search.md
     (S0, S1): (ALL_TO_ALL, ALL_TO_ALL),
     (S0, R): (GATHER, NOTHING),
@@ -104,15 +107,15 @@ def test_axes_that_need_the_same_collective_are_one_group() -> None:
 
 
 def test_collectives_that_shrink_come_before_those_that_grow() -> None:
-    # The reduce-scatter in the node shrinks what the all-reduce among nodes moves to an eighth.
+    # The reduce-scatter within the node shrinks the all-reduce between nodes to an eighth.
     expected = ring_s(NBYTES, (8, 1)) + float(FABRIC.all_reduce_s(NBYTES / 8, (1, 8)))
     assert redistributed_s((P, P), (R, S0), (8, 8)) == pytest.approx(expected, rel=1e-12)
-    # Slicing in the node comes before gathering among nodes.
+    # Slicing within the node comes before gathering between nodes.
     assert redistributed_s((S0, R), (R, S1), (8, 8)) == pytest.approx(ring_s(NBYTES / 8, (1, 8)), rel=1e-12)
 
 
 def test_optimizer_states_that_are_split_take_their_part_of_the_gradient() -> None:
-    # The reduce-scatter of a partial sum; a gather of the updated weights.
+    # The reduce-scatter of a partial sum; an all-gather of the updated weights.
     assert redistributed_s((P,), (REPLICATE_SHARD_STATES,)) == pytest.approx(GATHER, rel=1e-12)
     assert redistributed_s((REPLICATE_SHARD_STATES,), (R,)) == pytest.approx(GATHER, rel=1e-12)
     assert redistributed_s((R,), (REPLICATE_SHARD_STATES,)) == 0.0
@@ -120,7 +123,7 @@ def test_optimizer_states_that_are_split_take_their_part_of_the_gradient() -> No
 
 
 def test_uneven_parts_count_as_their_largest() -> None:
-    # 65 rows over 8 ranks: 9 rows are moved by the fullest rank's all-to-all.
+    # 65 rows over 8 ranks: the rank with most rows sends 9 in the all-to-all.
     assert redistributed_s((S0,), (S1,), shape=(65, 128)) == pytest.approx(
         all_to_all_s(9 * 128 * 2.0), rel=1e-12
     )
@@ -149,7 +152,7 @@ SIZE = 48
 
 
 def nested(form: tuple[int, ...], ranks: tuple[int, ...], at: tuple[int, ...]) -> Box:
-    """First and last element of a rank's part of both dims: the outermost axis cuts first."""
+    """First and last element of a rank's part in both dims: the outermost axis divides first."""
     box = [(0, SIZE), (0, SIZE)]
     for placement, count, index in zip(form, ranks, at, strict=True):
         if placement >= 0:
@@ -164,7 +167,7 @@ def has(one: Box, other: Box) -> bool:
 
 
 def is_alone(ranks: tuple[int, ...], start: tuple[int, ...], end: tuple[int, ...]) -> bool:
-    """Whether every rank has the elements that it needs, and no partial sums are to be added up."""
+    """Whether every rank has the elements that it needs, without partial sums to reduce."""
     if any(a == P and b != P for a, b in zip(start, end, strict=True)):
         return False
     every = product(*map(range, ranks))
@@ -184,12 +187,12 @@ def test_only_redistributions_without_communication_are_free(ranks: tuple[int, .
 
 
 def test_shifted_parts_need_an_all_to_all() -> None:
-    # 8 ranks in a node hold an eighth each, in both of 2 nodes; then the nodes take half of the rows first:
-    # a rank needs a sixteenth, which some rank has nothing of.
+    # 8 ranks in a node hold an eighth each, in both of 2 nodes; then the nodes divide the rows first:
+    # a rank needs a sixteenth, of which some rank has nothing.
     shift_s = FABRIC.alphas_s[0] + NBYTES / 16 / FABRIC.bytes_per_s[0] + FABRIC.startups_s[0]
     assert redistributed_s((R, S0), (S0, S0), (2, 8)) == pytest.approx(shift_s, rel=1e-12)
     assert redistributed_s((S0, R), (S0, S0), (2, 8)) == 0.0
-    # Back, an all-gather over both nodes, to an eighth each, and the eighths shift.
+    # In reverse, an all-gather over both nodes, to an eighth each, and the eighths shift.
     back_s = FABRIC.alphas_s[0] + NBYTES / 8 / FABRIC.bytes_per_s[0] + FABRIC.startups_s[0]
     expected = ring_s(NBYTES / 8, (1, 2)) + back_s
     assert redistributed_s((S0, S0), (R, S0), (2, 8)) == pytest.approx(expected, rel=1e-12)
@@ -199,32 +202,32 @@ def test_shifted_parts_need_an_all_to_all() -> None:
 Way = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 COPIES: dict[Way, int] = {
-    # from, to, on so many ranks, of a tensor with these dims: elements that are there at most.
-    # A sum of 8 x 12 and a rank's quarter of it: 96 + 24 as rows. Columns are put in order: 96 more.
+    # from, to, number of ranks, dims of the tensor: most live elements.
+    # A sum of 8 x 12 and a rank's quarter of it: 96 + 24 as rows. Columns are reordered: 96 more.
     ((P,), (S0,), (4,), (8, 12)): 120,
     ((P,), (S1,), (4,), (8, 12)): 216,
-    # A quarter, and all of it; once more where what comes are columns.
+    # A quarter, and the whole; once more where the received parts are columns.
     ((S0,), (R,), (4,), (8, 12)): 24 + 96,
     ((S1,), (R,), (4,), (8, 12)): 24 + 96 + 96,
-    # Three of ten rows, filled up: four times three come.
+    # Three of ten rows, padded: four times three are received.
     ((S0,), (R,), (4,), (10, 12)): 36 + 120 + 4 * 36,
-    # Of eleven rows the last two are what is left, and in order as they come: with a row behind them.
+    # Of eleven rows the last two remain, and in order as received: with a row after them.
     ((S0,), (R,), (4,), (11, 12)): 36 + 4 * 36,
-    # Columns of rows, in the order of who gets them: 24 more. The other way what comes is put in order.
+    # Columns of rows, in the order of their receivers: 24 more. In reverse the received parts are reordered.
     ((S0,), (S1,), (4,), (8, 12)): 24 + 24 + 24,
     ((S1,), (S0,), (4,), (8, 12)): 24 + 24 + 24,
-    # Cut, padded and summed without that; one row is in order whatever is split behind it.
+    # Cut, padded and reduced without that; one row is in order whichever later dim is split.
     ((R,), (S1,), (4,), (8, 12)): 96 + 24,
     ((S1,), (P,), (4,), (8, 12)): 24 + 96,
     ((P,), (R,), (4,), (8, 12)): 96 + 96,
     ((S1,), (R,), (4,), (1, 12)): 3 + 12,
-    # A sum of 4 x 12 to its 4 x 6, columns, so once more 48; then beside both 8 x 6, rows: as many.
+    # A sum of 4 x 12 to its 4 x 6, columns, so once more 48; then with both 8 x 6, rows: as many.
     ((S0, P), (R, S1), (2, 2), (8, 12)): 48 + 24 + 48,
     ((S0, P), (S0, S1), (2, 2), (8, 12)): 48 + 24 + 48,
-    # Rows of two nodes' ranks come in the order of the ranks.
+    # Rows of two nodes' ranks arrive in the order of the ranks.
     ((S0, S0), (R, R), (2, 2), (8, 12)): 24 + 96,
     ((S0, S1), (R, R), (2, 2), (8, 12)): 24 + 96 + 96,
-    # Quarters that shift when halves come first: a half is left of each, and put in order.
+    # Quarters that shift when halves come first: half of each stays, and is reordered.
     ((R, S0), (S0, S0), (2, 2), (8, 12)): 48 + 24 + 48,
 }
 
@@ -234,7 +237,7 @@ def test_peak_elements_during_a_redistribution(way: Way) -> None:
     start, end, ranks, shape = way
     found = float(redistribution_elements(shape, ranks, np.array(start), np.array(end)))
     assert found == COPIES[way]
-    # A table has the same, and nothing where nothing changes.
+    # A table of columns has the same values, and zero where nothing changes.
     table = redistributions_of(FABRIC, mesh_of(CLUSTER, ranks), shape, 2.0)
     a, b = table.table.find(np.array([start, end]))
     assert table.copies_bytes[a, b] == 2.0 * found

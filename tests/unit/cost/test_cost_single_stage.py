@@ -1,4 +1,4 @@
-"""A stage by itself costs what the same stage of a uniform strategy costs."""
+"""A single stage costs the same as that stage of a uniform strategy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwise.sim import Durations, makespan_s
 from shardwise.strategy import RECOMPUTES, complete, even_ends, layer_counts
 
 CASES = [
-    # model, cluster, tp, pp, dp inside a stage, pipelines, micro-batch, recompute
+    # model, cluster, tp, pp, dp within a stage, pipelines, micro-batch, recompute
     ("gpt2", "2x8xA100-80G", 4, 2, 2, 1, 2, "none"),
     ("llama-2-7b", "4x8xA100-80G", 8, 4, 1, 1, 2, "selective"),
     ("llama-2-7b", "4x8xA100-80G", 4, 4, 2, 1, 1, "full"),

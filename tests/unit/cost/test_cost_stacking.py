@@ -1,5 +1,6 @@
-"""Problems of one shape, priced together: every row costs what it costs alone, and shapes tell apart what
-formulas treat differently."""
+"""Stacked problems of one shape: every row costs the same as alone, and shapes distinguish problems that need
+other formulas.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def test_problems_with_columns_can_be_stacked() -> None:
 
 
 def test_problems_may_share_a_record_with_columns() -> None:
-    """Each has all of its values, one for each of its own rows."""
+    """Each problem has its own values, one for each of its rows."""
     starts = np.array([0.0, 0.5])
     shared = [with_efficiency(launch_s=starts), *(with_efficiency(launch_s=float(one)) for one in starts)]
     many, *each = ([replace(cases, device=of) for cases, _ in PROBLEMS[:2]] for of in shared)
@@ -90,7 +91,7 @@ def test_problems_may_share_a_record_with_columns() -> None:
 
 
 def test_numbers_in_common_stay_numbers() -> None:
-    """A column takes longer, and is not the same record."""
+    """A column has a different type, and is not the same record."""
     one, other = problem(brick_model(MIXED)), problem(brick_model(MIXED), seq_len=7)
     both = ProblemShapes().stacked([one, other], [2, 1])
     assert both.job.seq_len.tolist() == [5, 5, 7]  # type: ignore[attr-defined]
@@ -126,7 +127,7 @@ def _expert_weight() -> Any:
 
 
 def _with_operator(place: int, **changes: Any) -> Any:
-    """Bricks with one of their operators changed."""
+    """Bricks with one changed operator."""
     operators: list[Any] = list(brick().operators)
     operators[place] = replace(operators[place], **changes)
     return brick_model(kinds=(replace(brick(), operators=tuple(operators)),))
@@ -145,7 +146,7 @@ def test_sizes_and_names_have_the_same_shape() -> None:
 
 
 def without_unused_fields(record: Any) -> Any:
-    """The record with nothing in the fields that no price may read."""
+    """The record without the fields that no cost may read."""
     if isinstance(record, tuple):
         return tuple(without_unused_fields(each) for each in record)
     if not is_dataclass(record):

@@ -1,4 +1,4 @@
-"""Where layers, embedding and head lie: stages, ranks, kinds, and the places that decide the peak."""
+"""Placement of layers, embedding and head: stages, ranks, kinds, and the stages that decide the peak."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_stage_holds_everything() -> None:
 
 
 def test_a_pipeline_with_uneven_ends() -> None:
-    # 1 layer first, 2 last; the 5 between go to two stages, the later takes 3. Layers: 1 | 00 | 010 | 00.
+    # 1 layer first, 2 last; the 5 between go to two stages, the later gets 3. Layers: 1 | 00 | 010 | 00.
     places = placed("pp=4,first_stage_layers=1,last_stage_layers=2")
     assert listed(places.stage) == [0, 1, 2, 3]
     assert listed(places.rank) == [0, 1, 2, 3]
@@ -135,7 +135,7 @@ def test_rows_of_different_stage_counts_share_a_table() -> None:
 
 
 def test_of_equal_split_backward_stages_the_last_remains() -> None:
-    # 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0: of stages 1, 2, 3, 5 and 6 the one where most waits for the weights.
+    # 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0: of stages 1, 2, 3, 5 and 6 the one with most pending weight gradients.
     p = problem(brick_model(PATTERN), cluster(2))
     rows = table(p, "pp=8,schedule=zb_h1", "pp=8")
     peaks = peak_places(p, rows).stage
@@ -143,8 +143,9 @@ def test_of_equal_split_backward_stages_the_last_remains() -> None:
 
 
 def measures(places: Places, place: int, row: int, by_rank: int) -> Any:
-    """What decides the memory and the time of a place: more of any never needs less; nor does a rank that is
-    later (`by_rank` 1) or earlier (-1)."""
+    """The quantities that decide memory and time of a stage: more of any of them never needs less; nor does a
+    later rank (`by_rank` 1) or an earlier one (-1).
+    """
     ends = (places.has_head, places.has_embedding, places.rank_has_head, places.rank_has_embedding)
     counts = (*places.layers[:, place, row], *places.rank_layers[:, place, row])
     return np.array([*counts, *(end[place, row] for end in ends), by_rank * places.rank[place, row]])

@@ -1,7 +1,7 @@
 """Durations of stages and the end of a step, by hand, for bricks on ideal devices.
 
-A brick is 1.1 s forward (0.1 s of it its norm), 1.2 s backward for the input, 1.0 s for the weight. The
-embedding is 0.2 s forward and 0.5 s for its weight; the head 3.2 s, 2.8 s and 2 s.
+A brick is 1.1 s forward (0.1 s of it its norm), 1.2 s for the input gradient, 1.0 s for the weight gradient.
+The embedding is 0.2 s forward and 0.5 s for its weight gradient; the head 3.2 s, 2.8 s and 2 s.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from shardwise.operators import Extent, GroupedMatmul, Weight
 
 
 def close(found: Any, *expected: float) -> None:
-    """Values of the only row, place by place."""
+    """Values of the only row, index by index."""
     np.testing.assert_allclose(np.asarray(found)[..., 0].ravel(), expected, rtol=1e-12, atol=1e-15)
 
 
 def one_node(**efficiency: Any) -> Problem:
-    """Four devices at 100 B/s, and software that hides nothing."""
+    """Four devices at 100 B/s, with software that overlaps nothing."""
     return exposed(problem(on=cluster(1, of=with_efficiency(**efficiency))))
 
 
@@ -56,7 +56,7 @@ def test_two_stages() -> None:
 
 
 def test_layers_of_several_kinds_and_uneven_end_stages() -> None:
-    # The other kind: 2 s a phase and its norm.
+    # The other kind: 2 s per phase and its norm.
     p = exposed(problem(brick_model((1, 0, 0, 1)), cluster(1)))
     times = times_of(p, "pp=2,first_stage_layers=1")
     close(times.forward_s, 2.3, 2 * 1.1 + 2.1 + 3.2)
@@ -73,19 +73,19 @@ def test_the_host_launches_every_action() -> None:
 
 
 def test_a_sender_waits_for_exposed_communication() -> None:
-    # 100 B inside a node take a second: three quarters of it with each forward but the last stage's and each
+    # 100 B within a node take a second: three quarters of it with each forward but the last stage's and each
     # backward for inputs but the first stage's, which send nothing.
     times = times_of(with_software(one_node(), pipeline_overlap=0.25, host_action_s=0.25), "pp=2")
     close(times.forward_s, 2.65 + 0.75, 5.65)
     close(times.backward_input_s, 2.65, 5.45 + 0.75)
     close(times.backward_weight_s, 2.75, 4.25)
-    # One device sends nothing.
+    # A single device sends nothing.
     close(times_of(with_software(one_node(), pipeline_overlap=0.25), "dp=4").forward_s, 7.8)
 
 
 def test_gradients_in_the_dtype_of_the_weights_are_half_as_long() -> None:
     times = times_of(with_software(one_node(), reduce_in_fp32=False), "zero_stage=1")
-    # 840 * 2 B: a reduce-scatter of 3/4 * 1680 / 100, and gathering as much.
+    # 840 * 2 B: a reduce-scatter of 3/4 * 1680 / 100, and an all-gather of as much.
     close(times.reduce_s, 12.6)
     close(times.gather_s, 12.6)
     end = end_of(with_software(one_node(), reduce_in_fp32=False), "zero_stage=0")
@@ -94,25 +94,27 @@ def test_gradients_in_the_dtype_of_the_weights_are_half_as_long() -> None:
 
 
 def test_tensor_communication_on_the_same_cards_hides_no_gradients() -> None:
-    """A backward of 16.3 s over one node, of which 9 s join tensor ranks' parts (2 of 1 s in each of four
-    layers, 1 in the head): 7.3 s are left to sum 17.6 s of gradients in four buckets, 17.6 - 3/4 * 7.3."""
+    """A backward of 16.3 s within one node, of which 9 s are collectives of tensor ranks (2 of 1 s in each of
+    four layers, 1 in the head): 7.3 s remain to overlap with 17.6 s of gradients in four buckets, 17.6 -
+    3/4 * 7.3.
+    """
     hiding = with_software(one_node(), data_overlap=1.0, state_overlap=1.0)
     assert times_of(hiding, "tp=2,dp=2").backward_s[0, 0] == pytest.approx(16.3)
     close(times_of(hiding, "tp=2,dp=2").reduce_s, 12.125)
-    # Repeated forwards take 10.2 s more, 8 of them in collectives: 17.6 - 3/4 * 9.5.
+    # Recomputed forwards take 10.2 s more, 8 of them in collectives: 17.6 - 3/4 * 9.5.
     close(times_of(hiding, "tp=2,dp=2,recompute=full").reduce_s, 10.475)
-    # Shared states: half of it is scattered, 8.8 s; gathering 4.4 s hides beside 13 - 9 s of the forward.
+    # Sharded states: half of it is a reduce-scatter, 8.8 s; the all-gather of 4.4 s overlaps with 13 - 9 s.
     shared = times_of(hiding, "tp=2,dp=2,zero_stage=1")
     close(shared.reduce_s, 3.325)
     close(shared.gather_s, 1.4)
-    # Over two nodes tensor ranks keep inside theirs: all of the 16.3 s hide 66 s over the network.
+    # Over two nodes tensor ranks stay within theirs: all of the 16.3 s overlap with 66 s over the network.
     hiding = with_software(two_nodes(), data_overlap=1.0, state_overlap=1.0)
     close(times_of(hiding, "tp=2,dp=4").reduce_s, 66.0 - 0.75 * 16.3)
 
 
 @pytest.mark.parametrize("recompute", ["full,recompute_layers=4", "selective"])
 def test_recomputation_that_stops_early(recompute: str) -> None:
-    # Layers with the norm first: only that is computed again of each, by selective recompute too.
+    # Layers with the norm first: only that is recomputed in each, also by selective recomputation.
     norm_first = replace(brick(), operators=tuple(reversed(brick().operators)))
     p = problem(brick_model(kinds=(norm_first,)), cluster(1))
     early = with_software(exposed(p), recompute_stops_early=True)
@@ -126,7 +128,7 @@ def test_recomputation_that_stops_early(recompute: str) -> None:
         ("none", 0.0, 0.0),
         ("selective", 0.1, 0.3),  # norms of 1 and of 3 layers
         ("full,recompute_layers=1", 1.1, 1.1),
-        ("full,recompute_layers=2", 1.1, 2.2),  # the first stage has but one
+        ("full,recompute_layers=2", 1.1, 2.2),  # the first stage has only one
         ("full,recompute_layers=3", 1.1, 3.3),
     ],
 )
@@ -151,12 +153,12 @@ def test_kinds_are_recomputed_in_proportion() -> None:
 def test_offloaded_activations_that_do_not_hide(
     recompute: str, first_bytes: float, last_bytes: float
 ) -> None:
-    # Two layers of 300 B (100 B without what selective computes again, 100 B of input); logits stay.
+    # Two layers of 300 B (100 B without the tensors that selective recomputes, 100 B of input); logits stay.
     times = times_of(one_node(overlap_slowdown=1.5), f"pp=2,offload=activations,recompute={recompute}")
     again = {"none": 0.0, "selective": 0.2, "full,recompute_layers=1": 1.1}[recompute]
 
     def added(nbytes: float, computation_s: float) -> float:
-        """50 B/s over the host link; what hides slows the computation by half."""
+        """50 B/s over the host link; overlapped transfers slow the computation by half."""
         hidden = min(nbytes / 50, computation_s)
         return nbytes / 50 - hidden + 0.5 * hidden
 
@@ -171,12 +173,12 @@ def test_offloaded_activations_that_do_not_hide(
     ("offload", "is_moved"), [("none", False), ("optimizer", False), ("activations", True), ("both", True)]
 )
 def test_which_offloads_move_activations(offload: str, is_moved: bool) -> None:
-    # 600 B are 12 s, of which 2.4 s hide beside the forward and 2.4 s beside the backward.
+    # 600 B are 12 s, of which 2.4 s overlap with the forward and 2.4 s with the backward.
     close(times_of(one_node(), f"pp=2,offload={offload}").offload_s[:1], 19.2 if is_moved else 0.0)
 
 
-# Sharding over four ranks of one node: a pass over B bytes is 3/4 B / 100. A layer has 110 weights, an end
-# 200.
+# Sharding over four ranks of one node: a collective of B bytes takes 3/4 B / 100. A layer has 110 weights,
+# an end 200.
 
 
 def test_sharded_parameters_are_gathered_in_each_pass() -> None:
@@ -203,13 +205,13 @@ def test_sharded_optimizer_states_cost_a_microbatch_nothing() -> None:
 def test_sharding_is_hidden_by_the_neighbouring_layer() -> None:
     p = with_software(one_node(overlap_slowdown=1.5), shard_overlap=0.9)
     times = times_of(p, "zero_stage=3")
-    # Gathers beside the forward: of a layer's 1.65 s 1.1 s hide (all its forward), adding 0.55 + 0.55; of the
-    # embedding's 3 s 0.2 s: 2.9; of the head's 3 s 2.7 s: 0.3 + 1.35.
+    # All-gathers in the forward: of a layer's 1.65 s 1.1 s overlap (all its forward), adding 0.55 + 0.55; of
+    # the embedding's 3 s 0.2 s: 2.9; of the head's 3 s 2.7 s: 0.3 + 1.35.
     there = 4 * 1.1 + 2.9 + 1.65
-    # Gathers beside the input's gradient: 1.2 s of 1.65: 0.45 + 0.6; the embedding has none: 3; 2.7 of 3
-    # beside the head's 2.8: 1.65.
+    # All-gathers in the input gradient: 1.2 s of 1.65: 0.45 + 0.6; the embedding has none: 3; 2.7 of 3
+    # with the head's 2.8: 1.65.
     back = 4 * 1.05 + 3.0 + 1.65
-    # Reductions beside the weights' gradient: 3.3 s beside 1 s: 2.3 + 0.5; 6 beside 0.5: 5.75; 6 beside 2: 5.
+    # Reductions in the weight gradient: 3.3 s with 1 s: 2.3 + 0.5; 6 with 0.5: 5.75; 6 with 2: 5.
     reductions = 4 * 2.8 + 5.75 + 5.0
     close(times.forward_s, 7.8 + there)
     close(times.backward_input_s, 7.6 + back)  # 4 * 1.2 + 2.8
@@ -222,8 +224,8 @@ def test_sharding_is_hidden_by_the_neighbouring_layer() -> None:
     [
         # 840 weights; all-reduce of 3360 B: 2 * 3/4 * 33.6.
         ("zero_stage=0", 0.0, 50.4),
-        ("zero_stage=1", 12.6, 25.2),  # reduce-scatter, and gathering 1680 B
-        ("zero_stage=2", 12.6, 0.0),  # reduced with the microbatches
+        ("zero_stage=1", 12.6, 25.2),  # reduce-scatter, and an all-gather of 1680 B
+        ("zero_stage=2", 12.6, 0.0),  # reduced with the micro-batches
         ("zero_stage=3", 0.0, 0.0),
         # Pairs: reduce-scatter 1/2 * 33.6, then all-reduce of a half over two pairs 2 * 1/2 * 16.8; gather
         # 1/2 * 16.8.
@@ -244,7 +246,7 @@ def test_reduction_and_gathering_once_per_step(shards: str, gather: float, reduc
 @pytest.mark.parametrize(
     ("shards", "gather", "reduce"),
     [
-        # Over eight ranks in two nodes one flat ring is fastest: 7/8 * max(33.6, 3360 / (4 * 20)) = 36.75,
+        # Over eight ranks on two nodes one flat ring is fastest: 7/8 * max(33.6, 3360 / (4 * 20)) = 36.75,
         # twice.
         ("zero_stage=0", 0.0, 73.5),
         ("zero_stage=1", 18.375, 36.75),
@@ -265,7 +267,7 @@ def test_software_that_reduces_by_block_starts_a_collective_for_each() -> None:
     curve = replace(IDEAL.scale_up, startup_s=0.5)
     whole = one_node(scale_up=curve)
     by_block = with_software(whole, reduces_by_block=True)
-    # Embedding, four layers and head start six times for 0.5 s instead of once; the bytes are the same.
+    # Embedding, four layers and head start six collectives of 0.5 s instead of one; the bytes are the same.
     close(times_of(whole, "zero_stage=1").gather_s, 12.6 + 0.5)
     close(times_of(by_block, "zero_stage=1").gather_s, 12.6 + 3.0)
     close(times_of(by_block, "zero_stage=1").reduce_s, 25.2 + 3.0)
@@ -280,7 +282,7 @@ def test_the_two_ends_of_a_tied_table_are_one_block_where_a_stage_has_both() -> 
     # 640 weights over four ranks in five parts: the table and four layers.
     close(times_of(tied, "zero_stage=1").gather_s, 0.75 * 1280.0 / 100.0 + 2.5)
     close(times_of(tied, "zero_stage=1").reduce_s, 0.75 * 2560.0 / 100.0 + 2.5)
-    # On two stages each end has the table, and is a block.
+    # On two stages each end has the table, and counts as a block.
     close(times_of(tied, "pp=2,zero_stage=1").gather_s, 4.2 + 1.5, 4.2 + 1.5)
 
 
@@ -293,14 +295,14 @@ def test_context_ranks_share_gradients_too() -> None:
 def test_reductions_are_hidden_by_the_last_backward() -> None:
     p = with_software(one_node(), data_overlap=0.25, state_overlap=0.5)
     times = times_of(p, "zero_stage=1")
-    # Four layers are four buckets. Half of 25.2, 12.6, passes beside 7.6 + 6.5: 25.2 - 12.6 * 3/4; half of
-    # 12.6 beside 7.8: 12.6 - 6.3 * 3/4.
+    # Four layers are four buckets. Half of 25.2, 12.6, overlaps with 7.6 + 6.5: 25.2 - 12.6 * 3/4; half of
+    # 12.6 with 7.8: 12.6 - 6.3 * 3/4.
     close(times.reduce_s, 25.2 - 9.45)
     close(times.gather_s, 12.6 - 4.725)
-    # Whole copies on every rank are summed, 2 * 1/2 of twice the bytes, and nothing is gathered: a quarter of
-    # it, 12.6, where ranks share no states.
+    # Whole copies on every rank are all-reduced, 2 * 1/2 of twice the bytes, without an all-gather: a quarter
+    # of it, 12.6, where ranks do not shard states.
     close(times_of(p, "zero_stage=0").reduce_s, 2 * 25.2 - 9.45)
-    # All of it would, but beside 7.6 + 6.5 there is no more than that.
+    # All of it would overlap, but there is only 7.6 + 6.5.
     p = with_software(one_node(), data_overlap=1.0)
     close(times_of(p, "zero_stage=0").reduce_s, 2 * 25.2 - 14.1 * 0.75)
 
@@ -308,7 +310,7 @@ def test_reductions_are_hidden_by_the_last_backward() -> None:
 def test_a_split_backward_ends_with_the_weights() -> None:
     p = with_software(one_node(), data_overlap=1.0)
     split, whole = (times_of(p, f"pp=2,schedule={name}") for name in ("zb_h1", "1f1b"))
-    # Stage 0: 420 weights over two ranks: 2 * 1/2 * 16.8; two buckets; beside the weights' 2.5 s, or the
+    # Stage 0: 420 weights over two ranks: 2 * 1/2 * 16.8; two buckets; with 2.5 s of weight gradients, or the
     # whole 4.9 s.
     close(split.reduce_s[:1], 16.8 - 1.25)
     close(whole.reduce_s[:1], 16.8 - 2.45)
@@ -318,7 +320,7 @@ def test_a_stage_without_layers_has_one_bucket() -> None:
     p = with_software(one_node(), data_overlap=1.0)
     times = times_of(p, "pp=2,first_stage_layers=0")
     close(times.forward_s[:1], 0.2)
-    # The embedding's 200 weights: 2 * 1/2 * 800 / 100, with nothing beside which to hide but its own 0.5 s.
+    # The embedding's 200 weights: 2 * 1/2 * 800 / 100, which overlap only with its own 0.5 s.
     close(times.reduce_s[:1], 8.0)
 
 
@@ -333,15 +335,17 @@ def test_adamw_moves_thirty_bytes_per_parameter() -> None:
 
 
 def test_software_that_works_by_block_copies_gathered_and_reduced_tensors() -> None:
-    """Beside the update's 30 B (7.5 where a quarter is owned), of an owned weight: 4 read to be narrowed,
-    2 * 2 into what is gathered; of each: 2 * 2 out of it, with two microbatches 6 and 10 to add gradients up
-    and 2 * 4 into what is reduced; where a rank is alone with them, 2 * 2 and 2 * 4 to gather and reduce."""
+    """In addition to the update's 30 B (7.5 where a quarter is owned), per owned weight: 4 read for the cast,
+    2 * 2 into the gathered tensor. Per weight: 2 * 2 out of the gathered tensor, with two micro-batches 6
+    and 10 to accumulate gradients and 2 * 4 into the reduced tensor; a rank without replicas: 2 * 2 and 2
+    * 4 to gather and reduce.
+    """
     by_block = with_software(one_node(), reduces_by_block=True)
     close(end_of(by_block, "zero_stage=0").optimizer_s, 0.84 * (30 + 8 + 4 + 24 + 12))
     close(end_of(by_block, "zero_stage=1").optimizer_s, 0.84 * (7.5 + 8 / 4 + 4 + 24))
-    # One microbatch: its gradients are widened on their way into what is reduced, 2 + 4.
+    # One micro-batch: its gradients are cast on their way into the reduced tensor, 2 + 4.
     close(end_of(by_block, "micro_batch_size=2,zero_stage=0").optimizer_s, 0.84 * (30 + 8 + 4 + 6 + 12))
-    # Weights as wide as what is computed with are where they are.
+    # Weights in the compute dtype need no copy.
     wide = with_software(problem(on=cluster(1), dtype="fp32"), reduces_by_block=True)
     close(end_of(wide, "dp=4").optimizer_s, 0.84 * 28)
 
@@ -382,7 +386,7 @@ def test_the_rank_that_owns_most_counts() -> None:
     ("offload", "seconds"), [("none", 25.2), ("activations", 25.2), ("optimizer", 604.8), ("both", 604.8)]
 )
 def test_states_on_the_host_are_updated_at_the_host_link(offload: str, seconds: float) -> None:
-    # Gradient 4 and weight 2 cross the link of 50 B/s, and the 30 of the update go at its pace: 840 * 36 /
+    # Gradient 4 and weight 2 cross the link of 50 B/s, and the 30 of the update run at its rate: 840 * 36 /
     # 50.
     close(end_of(one_node(), f"offload={offload}").optimizer_s, seconds)
 
@@ -454,7 +458,7 @@ def expert_problem(**job: Any) -> Problem:
     [
         # Dense: 220 * 4 B all-reduced over four, 13.2; experts on one rank each four-fold: 3200 * 4 B, 192.
         ("ep=1", 0.0, 205.2),
-        # ep 2: 1600 expert weights, two replicas that are ranks 0 and 2: 2 * 1/2 * 64.
+        # ep 2: 1600 expert weights, two replicas on ranks 0 and 2: 2 * 1/2 * 64.
         ("ep=2", 0.0, 77.2),
         # ep 4: no replica.
         ("ep=4", 0.0, 13.2),
@@ -463,7 +467,8 @@ def expert_problem(**job: Any) -> Problem:
         ("ep=4,zero_stage=1", 3.3, 6.6),
         ("ep=2,zero_stage=2", 19.3, 0.0),
         ("ep=2,zero_stage=3", 0.0, 0.0),
-        # Dense parameters in pairs: 1/2 * 220 / 100; the two replicas of an expert share all the degrees.
+        # Dense parameters in pairs: 1/2 * 220 / 100; the two replicas of an expert shard all states over
+        # both.
         ("ep=2,param_shard=2,grad_shard=2,optim_shard=4", 1.1, 4.4),
     ],
 )
@@ -480,7 +485,7 @@ def test_four_replicas_of_experts_gather_their_sharded_states() -> None:
 
 
 def test_a_stage_without_experts_pays_no_latency_for_them() -> None:
-    # A dense stage before one of experts: dense messages of a latency of 0.5 s a step, nothing else.
+    # A dense stage before one with experts: dense collectives with a latency of 0.5 s per step, nothing else.
     moe = expert_problem()
     dense = replace(moe.model.kinds[0], operators=brick().operators, experts=None)
     model = replace(moe.model, kinds=(dense, moe.model.kinds[0]), pattern=(0, 1))
@@ -488,7 +493,7 @@ def test_a_stage_without_experts_pays_no_latency_for_them() -> None:
     # 110 weights over two ranks: two passes of 0.5 + 1/2 * 440 / 100, and with experts 1600 * 4 B besides.
     close(times_of(p, "pp=2,ep=1").reduce_s, 5.4, 5.4 + 1.0 + 64.0)
     close(times_of(p, "pp=2,ep=1,zero_stage=1").gather_s, 0.5 + 1.1, 0.5 + 1.1 + 0.5 + 16.0)
-    # By block: an end and a layer on each stage start twice, and the experts once more on the last.
+    # By block: an end and a layer on each stage start two, and the experts one more on the last.
     by_block = with_software(p, reduces_by_block=True)
     close(times_of(by_block, "pp=2,ep=1,zero_stage=1").gather_s, 1.0 + 1.1, 1.0 + 1.1 + 0.5 + 16.0)
     # The embedding's 200 weights too: gathers of 1.6 and 2.5 s in each pass, reductions of 2.7 and 4.5 s.
@@ -499,7 +504,7 @@ def test_a_stage_without_experts_pays_no_latency_for_them() -> None:
 
 def test_offload_that_is_fully_overlapped() -> None:
     fast = replace(cluster(1), nodes=(node(host_link_bytes_per_s=1000.0),))
-    # 600 B take 0.6 s beside 2.4 s, both ways; nothing is slowed.
+    # 600 B overlap 0.6 s with 2.4 s, both ways; nothing is slowed.
     close(times_of(exposed(problem(on=fast)), "pp=2,offload=activations").offload_s[:1], 0.0)
     slowed = replace(fast, classes={"ideal": with_efficiency(overlap_slowdown=1.5)})
     close(times_of(exposed(problem(on=slowed)), "pp=2,offload=activations").offload_s[:1], 0.6)
@@ -524,7 +529,7 @@ def test_muon_multiplies_at_the_speed_of_matmuls() -> None:
 
 
 def test_the_norm_joins_all_ranks() -> None:
-    # Eight ranks however they are arranged: 2 * 3 * 0.5 s, and 3 * 4 B for each of the weights on a rank.
+    # Eight ranks in any arrangement: 2 * 3 * 0.5 s, and 3 * 4 B for each of the weights on a rank.
     far = exposed(problem(on=cluster(2, latency_s=(0.1, 0.5))))
     close(end_of(far, "cp=8").norm_s, 10.08 + 3.0)
     close(end_of(far, "cp=4,dp=2").norm_s, 10.08 + 3.0)

@@ -1,7 +1,7 @@
-"""Emulated clusters: what the ranks see, that changes arrive, and that nothing is left, however it ends.
+"""Emulated clusters: what the ranks see, that changes arrive, and that nothing remains, however a run ends.
 
-They need root and a kernel that has the parts. Where one is lacking, what is held is that it is said in one
-line.
+The tests need root and a kernel with the necessary features. Where one is missing, they check that the error
+is one line.
 """
 
 from __future__ import annotations
@@ -49,23 +49,24 @@ def groups() -> set[str]:
     return {str(path) for path in Path("/sys/fs/cgroup").glob("**/shardwise-*")}
 
 
-def left_by(pid: int) -> set[str]:
-    """Namespaces and control groups that are named after a process. Others may be emulating at this time, and
-    be killed."""
+def remaining_of(pid: int) -> set[str]:
+    """Namespaces and control groups named after a process. Other processes may be emulating at the same time,
+    and be killed.
+    """
     return {name for name in namespaces() | groups() if re.search(rf"(?:sw|shardwise-){pid}(?!\d)", name)}
 
 
 class Emulate:
-    """`shardwise emulate` as a user runs it; knows the processes it was."""
+    """`shardwise emulate` as a user runs it; records its processes."""
 
     def __init__(self) -> None:
         self.pids: list[int] = []
 
     def started(self, *words: str, is_interruptible: bool = False) -> subprocess.Popen[str]:
-        def interruptible() -> None:  # a shell's background has it ignored
+        def interruptible() -> None:  # shells ignore it in background processes
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-        # What runs in there asks for its own links by name.
+        # Processes inside ask for their own links by name.
         place = dict(os.environ, PATH=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"]))
         process = subprocess.Popen(
             [*COMMAND, *words],
@@ -86,10 +87,10 @@ class Emulate:
 
 @pytest.fixture
 def emulate() -> Iterator[Emulate]:
-    """Afterwards no namespace and no control group of what it started may be left."""
+    """Afterwards no namespace and no control group of the started processes may remain."""
     emulate = Emulate()
     yield emulate
-    assert {name for pid in emulate.pids for name in left_by(pid)} == set()
+    assert {name for pid in emulate.pids for name in remaining_of(pid)} == set()
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ LACKING = ("needs root", "lacks", "not installed")
 
 
 def is_possible(ran: subprocess.CompletedProcess[str]) -> bool:
-    """Whether this machine emulates; where not, that is one line that names what is lacking."""
+    """Whether this machine can emulate; if not, the error is one line that names the missing feature."""
     if ran.returncode != 2:
         return True
     assert ran.stderr.startswith("shardwise: error: ") and ran.stderr.count("\n") == 1
@@ -118,12 +119,12 @@ def said(*words): return subprocess.run(words, capture_output=True, text=True, c
 lines = [line.strip().split(":") for line in open("/proc/self/cgroup")]
 line = next(where for _, kind, where in lines if kind == "cpu" or "/shardwise-" in where)
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
-told = {name: os.environ[name] for name in names}
-told["shaped"] = said("tc", "qdisc", "show", "dev", "eth0")
-told["packet_bytes"] = int(open("/sys/class/net/eth0/mtu").read())
-told["group"] = line.rpartition("/")[2]
+report = {name: os.environ[name] for name in names}
+report["shaped"] = said("tc", "qdisc", "show", "dev", "eth0")
+report["packet_bytes"] = int(open("/sys/class/net/eth0/mtu").read())
+report["group"] = line.rpartition("/")[2]
 with open(sys.argv[1] + os.environ["RANK"], "w") as file:
-    json.dump(told, file)
+    json.dump(report, file)
 """
 
 
@@ -131,11 +132,11 @@ with open(sys.argv[1] + os.environ["RANK"], "w") as file:
 def test_every_rank_has_its_place_its_link_and_its_share(
     emulate: Emulate, cluster: str, tmp_path: Path
 ) -> None:
-    ran = emulate(cluster, "--", sys.executable, "-c", REPORT, f"{tmp_path}/told")
+    ran = emulate(cluster, "--", sys.executable, "-c", REPORT, f"{tmp_path}/report")
     if not is_possible(ran):
         return
     assert (ran.returncode, ran.stderr) == (0, "")
-    reported = [json.loads((tmp_path / f"told{rank}").read_text()) for rank in range(3)]
+    reported = [json.loads((tmp_path / f"report{rank}").read_text()) for rank in range(3)]
     assert [(one["RANK"], one["GROUP_RANK"], one["LOCAL_RANK"],
     one["LOCAL_WORLD_SIZE"]) for one in reported] == [
         ("0", "0", "0", "2"), ("1", "0", "1", "2"), ("2", "1", "0", "1"),
@@ -145,7 +146,7 @@ def test_every_rank_has_its_place_its_link_and_its_share(
     assert "rate 80Mbit" in reported[2]["shaped"]
     assert {one["packet_bytes"] for one in reported} == {
         9000
-    }  # with 1,500 ranks pay up to half a step for packets
+    }  # with 1,500, ranks spend up to half a step on packets
     assert [one["group"] for one in reported] == ["d0", "d1", "d2"]
 
 
@@ -191,16 +192,16 @@ def test_an_interrupt_removes_the_whole_emulation(
 def test_further_interrupts_do_not_stop_the_removal(
     emulate: Emulate, cluster: str, tmp_path: Path, numbers: tuple[int, ...], apart_s: float
 ) -> None:
-    """What is left is looked for by the fixture."""
+    """The fixture checks what remains."""
     ended = interrupted(emulate, cluster, tmp_path / "ready", numbers, apart_s=apart_s)
-    lag = -numbers[1]  # it came when all was taken down, and ended what was ending
+    lag = -numbers[1]  # it came when everything was removed, and ended a process that was ending
     assert not is_possible(ended) or ended.returncode in (130, lag)
 
 
 def interrupted(
     emulate: Emulate, cluster: str, ready: Path, numbers: tuple[int, ...], *, apart_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """An emulation that gets these signals, so long apart, when its ranks run."""
+    """An emulation that gets these signals at this interval while its ranks run."""
     program = f"import os, time; os.mkfifo('{ready}') if os.environ['RANK'] == '0' else 0; time.sleep(60)"
     with emulate.started(cluster, "--", sys.executable, "-c", program, is_interruptible=True) as process:
         deadline_s = time.monotonic() + 100
@@ -225,13 +226,13 @@ def test_remains_of_a_killed_emulation_are_removed_by_the_next(
             os.sched_yield()
         process.kill()
     is_possible(emulate(cluster, "--", "true"))
-    assert left_by(process.pid) == set()
+    assert remaining_of(process.pid) == set()
 
 
 def test_groups_of_a_killed_emulation_are_deleted_when_their_processes_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that is ending holds its group for a while: here twice."""
+    """An ending process keeps its group for a while: here for two attempts."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     inner = tmp_path / f"shardwise-{gone.pid}" / "d0"
@@ -276,7 +277,7 @@ else:
 
 @pytest.mark.slow
 def test_queued_packets_continue_when_a_link_becomes_slow(emulate: Emulate, tmp_path: Path) -> None:
-    """Pieces of 64 KiB waited at a bucket of 80 kB; when it became one of 32 they never left it."""
+    """Packets of 64 KiB waited in a bucket of 80 kB; in a bucket of 32 they would never leave."""
     hosts, events = tmp_path / "hosts.yaml", tmp_path / "events.jsonl"
     hosts.write_text(
         "name: two\nnodes:\n"
@@ -291,7 +292,7 @@ def test_queued_packets_continue_when_a_link_becomes_slow(emulate: Emulate, tmp_
 
 @pytest.mark.slow
 def test_links_and_shares_change_during_a_run(emulate: Emulate, cluster: str, tmp_path: Path) -> None:
-    """The command of rank 0 ends once it has seen its link at the changed bandwidth."""
+    """The command of rank 0 ends once it sees its link at the changed bandwidth."""
     events = tmp_path / "events.jsonl"
     events.write_text(
         '{"schema": "shardwise.events", "version": 1, "nodes": 2}\n'
@@ -315,7 +316,7 @@ def test_shares_are_of_the_cores_and_follow_the_speeds(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CLUSTER)
     place = load_cluster(str(tmp_path / "c.yaml"))
     assert Emulation(cluster=place, command=("true",), cpu_share=0.4).shares == (0.4, 0.4, 0.2)
-    # 80 % of the cores among speeds that sum to 2.5; no device has more than a core.
+    # 80 % of the cores, divided by speeds that sum to 2.5; no device has more than a core.
     cores = os.cpu_count() or 1
     nominal = min(1.0, 0.8 * cores / 2.5)
     requested = Emulation(cluster=place, command=("true",))
@@ -328,7 +329,7 @@ def test_shares_are_of_the_cores_and_follow_the_speeds(tmp_path: Path) -> None:
     [
         (0.4, 2_500),
         (0.3, 3_333),
-        (0.0004, 1_000_000),  # 2,500,000 would be too long for the kernel: 0.001 is the least share
+        (0.0004, 1_000_000),  # 2,500,000 is too long for the kernel: 0.001 is the least share
     ],
 )
 def test_a_share_is_a_millisecond_of_each_period(
@@ -348,7 +349,7 @@ def test_a_share_is_a_millisecond_of_each_period(
 
 
 def ticking() -> dict[int, tuple[int, set[int]]]:
-    """Scheduling class and cores of the threads of this process that tick, by the core in their name."""
+    """Scheduling class and cores of this process's ticking threads, by the core in their name."""
     return {
         int(thread.name.split()[1]): (
             os.sched_getscheduler(thread.native_id), os.sched_getaffinity(thread.native_id)
@@ -367,7 +368,7 @@ def test_every_core_has_a_thread_above_all_devices_until_the_end() -> None:
     finally:
         ticks.close()
     assert not ticking()
-    if messages:  # no root, or no time for such threads
+    if messages:  # no root, or no real-time share for such threads
         assert "real-time threads are refused" in messages[0] and len(messages) == 1
     else:
         cores = os.sched_getaffinity(0)
@@ -396,7 +397,7 @@ def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
             LinkChange(time_s=1.0, link="n1>s1g0", bytes_per_s=1e6),
             Slowdown(time_s=2.0, where="n0", speed=0.5),
             Slowdown(time_s=3.0, where="d2", speed=0.25),
-            # A device of a slow node is slower still, and stays so where its node is slower.
+            # A device of a slow node is slower still, and stays slower while its node is slow.
             Slowdown(time_s=4.0, where="d1", speed=0.5),
             Slowdown(time_s=5.0, where="n0", speed=0.25),
         ),

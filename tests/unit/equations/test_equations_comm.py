@@ -1,4 +1,4 @@
-"""Collectives on numbers that can be done by hand: two tiers of 4 and 3 ranks, or one ring."""
+"""Collectives on numbers that can be computed by hand: two tiers of 4 and 3 ranks, or one ring."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from shardwise.equations import comm
 
 SIZES = [4, 3]
-"""Four ranks at 10 B/s and 0.5 s in each of three groups that are joined at 5 B/s and 2 s."""
+"""Four ranks at 10 B/s and 0.5 s in each of three groups, which are joined at 5 B/s and 2 s."""
 ALPHAS_S = [0.5, 2.0]
 RATES = [10.0, 5.0]
 
@@ -40,7 +40,7 @@ def test_the_time_of_a_ring_all_gather(n: int, expected: float) -> None:
 @pytest.mark.parametrize(
     ("n", "expected"),
     [
-        (1, 8.0),  # nothing waited for; 2 * 4
+        (1, 8.0),  # no latency; 2 * 4
         (2, 9.0),  # 2 * 1 * 0.5 + 2 * 4
         (8, 11.0),  # 2 * 3 * 0.5 + 2 * 4
     ],
@@ -59,7 +59,7 @@ def test_reduction_in_the_switch(n: int, expected: float) -> None:
     [
         ([4, 3], [10.0, 5.0], 12.0),  # max(120 / 10, 120 / (4 * 5) = 6)
         ([4, 3], [10.0, 1.0], 30.0),  # max(12, 120 / (4 * 1)): four ranks share the crossing
-        ([1, 3], [10.0, 5.0], 24.0),  # only the outer tier is crossed, by one rank each
+        ([1, 3], [10.0, 5.0], 24.0),  # only the outer tier is crossed, by one rank of each group
         ([4, 1], [10.0, 1.0], 12.0),
         ([1, 1], [10.0, 5.0], 0.0),
         ([2, 3, 2], [100.0, 100.0, 0.5], 40.0),  # 120 / (2 * 3 * 0.5)
@@ -99,16 +99,16 @@ def test_a_pass_is_one_ring(sizes: list[int], alphas_s: list[float], expected: f
 @pytest.mark.parametrize(
     ("nbytes", "sizes", "alphas_s", "in_switch", "expected"),
     [
-        # Two passes 2 * 33; tree 2 log2(12) * 2 + 2 * 12 = 38.3; nothing in the switch.
+        # Two passes 2 * 33; tree 2 log2(12) * 2 + 2 * 12 = 38.3; the switch does not apply.
         (120.0, [4, 3], [0.5, 2.0], [0, 0], 4 * np.log2(12) + 24),
         # Two passes 2 * (11 * 0.01 + 11) = 22.2; tree 2 log2(12) * 0.01 + 24.
         (120.0, [4, 3], [0.01, 0.01], [0, 0], 22.22),
         # Passes 2 * (15 * 2 + 15/16 * 1.2) = 62.3; tree 2 * 4 * 2 + 2 * max(1.2, 0.6).
         (12.0, [4, 4], [2.0, 2.0], [0, 0], 18.4),
-        (12.0, [4, 4], [2.0, 2.0], [1, 0], 18.4),  # one tier that is crossed cannot reduce
+        (12.0, [4, 4], [2.0, 2.0], [1, 0], 18.4),  # one of the crossed tiers cannot reduce
         (12.0, [4, 4], [2.0, 2.0], [0, 1], 18.4),
         (12.0, [4, 4], [2.0, 2.0], [1, 1], 5.2),  # 2 * 2 + 1.2
-        (12.0, [1, 4], [2.0, 2.0], [0, 1], 6.4),  # the tier that cannot is not crossed: 2 * 2 + 12 / 5
+        (12.0, [1, 4], [2.0, 2.0], [0, 1], 6.4),  # the tier that cannot reduce is not crossed: 2 * 2 + 12 / 5
         (12.0, [1, 1], [2.0, 2.0], [1, 1], 0.0),
         (12.0, [1, 1], [2.0, 2.0], [0, 0], 0.0),
         # A ring of two is as fast as the switch: 2 * (1 * 2 + 1/2 * 12 / 10) = 2 * 2 + 12 / 10.
@@ -125,10 +125,10 @@ def test_an_all_reduce_takes_the_fastest_way(
 @pytest.mark.parametrize(
     ("sizes", "copies", "expected"),
     [
-        # To 3 of 12 ranks inside: 120 * 3/12 / 10 = 3; to 8 of 12 outside, halved: 120 / 2 * 8/12 / 5 = 8;
-        # and 2 s of latency.
+        # To 3 of 12 ranks in the group: 120 * 3/12 / 10 = 3; to 8 of 12 outside, halved: 120 / 2 * 8/12 / 5 =
+        # 8; and 2 s of latency.
         ([4, 3], [1.0, 0.5], 10.0),
-        ([4, 3], [1.0, 0.1], 5.0),  # now the inside is slower: 3 + 2
+        ([4, 3], [1.0, 0.1], 5.0),  # now the inner tier is slower: 3 + 2
         ([4, 1], [1.0, 0.5], 9.5),  # 120 * 3/4 / 10 + 0.5
         ([1, 3], [1.0, 1.0], 18.0),  # 120 * 2/3 / 5 + 2
         ([1, 1], [1.0, 1.0], 0.0),
@@ -144,7 +144,7 @@ def test_all_to_all(sizes: list[int], copies: list[float], expected: float) -> N
     [
         (1, 5, 1.0),
         (4, 1, 1.0),
-        (2, 2, 1.5),  # the same twice in half of the cases
+        (2, 2, 1.5),  # both draws have the same group in half of the cases
         (3, 2, 5 / 3),
         (4, 8, 4 * (1 - 0.75**8)),
     ],
@@ -158,7 +158,7 @@ def test_expected_groups_of_random_draws(groups: int, drawn: int, expected: floa
 
 
 def test_all_to_all_over_three_tiers_counts_all_ranks_within() -> None:
-    # Beyond the second tier lie 6 of 12 ranks: 120 * 6/12 / 1 = 60.
+    # 6 of 12 ranks are beyond the second tier: 120 * 6/12 / 1 = 60.
     assert comm.all_to_all_s(120.0, [2, 3, 2], [0.0] * 3, [100.0, 100.0, 1.0], [1.0] * 3) == 60.0
 
 

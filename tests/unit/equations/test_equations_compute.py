@@ -30,7 +30,7 @@ def test_work_of_a_matmul() -> None:
     [
         (6, 10, 2, 0.625),  # 2 x 3 tiles of 4 x 4 in 3 waves of 2: 60 / (3 * 2 * 16)
         (8, 12, 6, 1.0),  # exactly one wave
-        (8, 12, 5, 0.6),  # the sixth tile takes a wave of its own: 96 / (2 * 5 * 16)
+        (8, 12, 5, 0.6),  # the sixth tile needs its own wave: 96 / (2 * 5 * 16)
         (1, 1, 2, 1 / 32),
     ],
 )
@@ -41,7 +41,7 @@ def test_tile_and_wave_quantisation(m: int, n: int, units: int, expected: float)
 @pytest.mark.parametrize(
     ("m", "n", "k", "expected"),
     [
-        (6, 10, 1000, 3),  # 2 x 3 tiles of 4 x 4: 20 processors take 3 parts of each
+        (6, 10, 1000, 3),  # 2 x 3 tiles of 4 x 4: 20 processors divide each in 3
         (6, 10, 250, 2),  # of 100 summands or more
         (6, 10, 50, 1),
         (40, 40, 1000, 1),  # 100 tiles
@@ -87,7 +87,7 @@ def test_efficiency_of_a_grouped_matmul() -> None:
     ("window", "causal_share", "expected"),
     [
         (10.0, 0.5, 9.5),  # 10 - 100 / 200
-        (10.0, 1.0, 9.5),  # a window is one-sided, whatever the share
+        (10.0, 1.0, 9.5),  # a window is one-sided, whatever the fraction
         (99.0, 0.5, 49.995),  # 99 - 9801 / 200: nearly all
         (100.0, 0.5, 50.0),
         (100.0, 1.0, 100.0),
@@ -100,7 +100,7 @@ def test_keys_that_a_query_meets(window: float, causal_share: float, expected: f
 
 def test_keys_within_a_window_are_those_counted_one_by_one() -> None:
     counted = fmean(min(query, 64) for query in range(1, 4097))
-    # The formula takes the mean of 0..w for the first w queries, the count that of 1..w: w / 2s more.
+    # The formula takes the mean of 0..w for the first w queries, the exact count that of 1..w: w / 2s more.
     assert float(compute.keys_per_query(4096.0, 64.0, 0.5)) + 64 / (2 * 4096) == pytest.approx(
         counted, rel=1e-12
     )
@@ -138,9 +138,9 @@ def test_memory_bound_kernel(nbytes: float, expected: float) -> None:
     ("communication_s", "computation_s", "overlap", "slowdown", "expected"),
     [
         (10.0, 20.0, 0.8, 1.0, 2.0),  # 8 of 10 hidden
-        (10.0, 6.0, 0.8, 1.0, 4.0),  # only 6 fit beside the computation
-        (10.0, 20.0, 0.8, 1.5, 6.0),  # 2 left, and half of 8 as slowdown
-        (10.0, 6.0, 0.8, 1.5, 7.0),  # 4 left, and half of 6
+        (10.0, 6.0, 0.8, 1.0, 4.0),  # only 6 fit into the computation
+        (10.0, 20.0, 0.8, 1.5, 6.0),  # 2 exposed, and half of 8 as slowdown
+        (10.0, 6.0, 0.8, 1.5, 7.0),  # 4 exposed, and half of 6
         (10.0, 20.0, 0.0, 1.5, 10.0),
         (10.0, 0.0, 1.0, 1.5, 10.0),
         (0.0, 20.0, 1.0, 1.5, 0.0),

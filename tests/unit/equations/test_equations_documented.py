@@ -1,4 +1,4 @@
-"""docs/reference/equations.md names every public function of equations/, with tests and files that exist."""
+"""docs/reference/equations.md lists every public function of equations/, with tests and files that exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = ROOT / "docs" / "reference" / "equations.md"
 
 
 def section(title: str) -> str:
-    """The part of the page under the heading that starts with `title`."""
+    """The section of the page whose heading starts with `title`."""
     found = re.search(rf"^## {title}\b.*?(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     return found.group() if found else ""
 

@@ -1,4 +1,6 @@
-"""Failures, checkpoints and jitter: by hand, against simulated runs, and at the ends of their ranges."""
+"""Failures, checkpoints and jitter: by hand, compared with simulated runs, and at the ends of their
+ranges.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def test_half_a_checkpoint_interval_is_repeated() -> None:
 
 
 def left(interval_s: float, stall_s: float, mtbf_s: float) -> float:
-    """What checkpoints and failures leave of the time, restarts aside."""
+    """The fraction of time that checkpoints and failures leave, without restarts."""
     working = 1.0 - goodput.checkpoint_fraction(interval_s, stall_s)
     return float(working * goodput.surviving_fraction(interval_s, stall_s, 0.0, mtbf_s))
 
@@ -43,7 +45,7 @@ def test_the_optimal_interval_loses_least() -> None:
 
 
 def simulated_fraction(interval_s: float, stall_s: float, restart_s: float, mtbf_s: float) -> float:
-    """Running time that counts over wall time, in 20,000 segments with failures drawn one by one."""
+    """Useful time divided by wall time, in 20,000 segments with random failures."""
     random_ = random.Random(4)
     segment_s = interval_s + stall_s
     wall_s, until_failure_s = 0.0, random_.expovariate(1.0 / mtbf_s)

@@ -1,4 +1,4 @@
-"""Bytes of one rank on numbers that can be done by hand."""
+"""Bytes of one rank on numbers that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_saved_activations(share: float, expected: float) -> None:
 @pytest.mark.parametrize(
     ("at_work", "weights_freed", "expected"),
     [
-        (100.0, 0, 140.0),  # 100 at work beside 40 of gradients; 80 sent beside 40 is less
-        (70.0, 0, 120.0),  # 80 sent beside 40, more than 110
-        (70.0, 1, 110.0),  # the weights' 40 are given back before
+        (100.0, 0, 140.0),  # 100 of temporaries with 40 of gradients; 80 sent with 40 is less
+        (70.0, 0, 120.0),  # 80 sent with 40, more than 110
+        (70.0, 1, 110.0),  # the weights' 40 are freed before
         (30.0, 1, 80.0),
     ],
 )

@@ -1,4 +1,4 @@
-"""Closed forms of pipelines and overlap at a step's two ends, done by hand."""
+"""Closed forms of pipelines, and of overlap at both ends of a step, by hand."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def test_interleaving_divides_the_bubble() -> None:
     [
         (10.0, 6.0, 4, 1.0, 5.5),  # 10 - 6 * 3/4: the last bucket finds the link busy
         (10.0, 20.0, 4, 1.0, 2.5),  # all but the last bucket is hidden: 10 / 4
-        (10.0, 20.0, 4, 0.75, 4.375),  # ... of which 7.5 s a quarter takes the backward's time: 2.5 + 7.5 / 4
-        (10.0, 40.0, 4, 0.75, 4.375),  # ... however long that is; a share of it would hide all 7.5 s
-        (10.0, 6.0, 4, 0.75, 5.5),  # beside 6 s there is no more than that
-        (10.0, 20.0, 1, 1.0, 10.0),  # one bucket can only follow
-        (10.0, 0.0, 4, 1.0, 10.0),  # beside nothing
+        (10.0, 20.0, 4, 0.75, 4.375),  # ... of which 7.5 s slow the backward by a quarter: 2.5 + 7.5 / 4
+        (10.0, 40.0, 4, 0.75, 4.375),  # ... however long it is; a fraction of it would overlap all 7.5 s
+        (10.0, 6.0, 4, 0.75, 5.5),  # with 6 s no more than that overlaps
+        (10.0, 20.0, 1, 1.0, 10.0),  # a single bucket can only follow
+        (10.0, 0.0, 4, 1.0, 10.0),  # no computation to overlap with
         (10.0, 20.0, 4, 0.0, 10.0),  # no overlap
         (0.0, 6.0, 4, 1.0, 0.0),
     ],

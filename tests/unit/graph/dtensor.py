@@ -1,4 +1,6 @@
-"""What PyTorch's DTensor holds legal along one mesh axis: the only place that touches its private names."""
+"""The layouts that PyTorch's DTensor allows along one mesh axis: the only module that uses its
+private names.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 Layout = tuple[tuple[str, ...], str]
-"""Placements of the tensors that an operator reads, and of its first result."""
+"""Placements of an operator's operands, and of its first result."""
 
 RANKS = 2
 
 
 @contextmanager
 def fake_mesh() -> Iterator[DeviceMesh]:
-    """A mesh of two ranks that send nothing."""
+    """A mesh of two ranks without communication."""
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
     try:
         yield init_device_mesh("cpu", (RANKS,))
@@ -39,9 +41,10 @@ def legal_layouts(
     tensors: list[torch.Tensor],
     arguments: Callable[[list[Any]], tuple[Any, ...]],
 ) -> set[Layout]:
-    """Every way to place `tensors` that DTensor runs `call` on without moving any, and what comes out.
+    """Every placement of `tensors` with which DTensor runs `call` without redistribution, and that of the
+    result.
 
-    `arguments` puts the tensors among the others. Nothing where DTensor does not know the operator.
+    `arguments` inserts the tensors among the other arguments. Empty where DTensor does not know the operator.
     """
     propagator = DTensor._op_dispatcher.sharding_propagator
     info = propagator.op_to_schema_info.get(call) or propagator.op_to_schema_info_for_single_dim_strategy.get(
@@ -73,8 +76,9 @@ def _placements(tensor: torch.Tensor) -> list[Any]:
 
 
 def _stay(given: tuple[Any, ...], expected_schema: OpSchema | None) -> bool:
-    """Whether the operator takes its tensors as they are placed; indices of a split table are masked where
-    they lie."""
+    """Whether the operator takes its tensors as they are placed; indices of a split table are
+    masked locally.
+    """
     if expected_schema is None:
         return True
     before, after = (
@@ -88,8 +92,9 @@ def _stay(given: tuple[Any, ...], expected_schema: OpSchema | None) -> bool:
 
 
 def _text(placement: Any) -> str:
-    """`S(0)`, `R`, `P`; `P(max)` of another reduction. Partial means of means are partial sums in which each
-    rank has divided by the whole count already."""
+    """`S(0)`, `R`, `P`; `P(max)` for another reduction. Partial means of means are partial sums in which each
+    rank has already divided by the whole count.
+    """
     if isinstance(placement, _StridedShard):
         return f"strided S({placement.dim})"
     if isinstance(placement, Shard):

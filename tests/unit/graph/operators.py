@@ -1,4 +1,4 @@
-"""Small operators for tests, written as einsum-like text."""
+"""Small operators for tests, written as text like einsum's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def operator(
     whole: tuple[str, ...] = (),
     **attributes: int | float | bool | str,
 ) -> OpNode:
-    """An operator from `b s k, k n -> b s n`: inputs, output; `parameters` like inputs."""
+    """An operator from `b s k, k n -> b s n`: inputs, output; `parameters` are written like inputs."""
     left, right = text.split("->")
     inputs = tuple(tuple(part.split()) for part in left.split(","))
     weights = tuple(tuple(part.split()) for part in parameters.split(",")) if parameters else ()

@@ -1,8 +1,8 @@
-"""The part of docs/reference/operators.md that says what each kind does, made from the kinds themselves.
+"""The generated part of docs/reference/operators.md, which describes each kind.
 
     python -m tests.unit.graph.operators_page
 
-writes it anew below the heading "Kinds".
+writes it below the heading "Kinds".
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _moved_text(moved: Moved) -> str:
 
 
 def _times_text(forward: float, backward: float) -> str:
-    """How often in the forward and in the backward pass, without a pass that has none."""
+    """How often in the forward and in the backward pass; a pass without any is left out."""
     passes = (("forward", forward), ("backward", backward))
     return ", ".join(f"{times:g}x {name}" for name, times in passes if times)
 
@@ -168,7 +168,7 @@ def _saved_text(saved: SavedTensors) -> str:
 
 
 def written() -> str:
-    """The page with its sections made anew."""
+    """The page with its sections generated again."""
     text = PAGE.read_text(encoding="utf-8")
     return text[: text.index(HEADING) + len(HEADING)] + rendered()
 

@@ -1,4 +1,4 @@
-"""Layouts that people choose without a search, by their names and by their price."""
+"""Baseline layouts, which need no search: their names and their costs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_baselines_are_layouts_of_every_shipped_graph(name: str, ranks: tuple[in
     for baseline in (data_parallel, megatron):
         layout = baseline(graph, ranks)
         assert (layout is not None) == (baseline is data_parallel or name in TRANSFORMERS)
-        if layout is not None:  # a reader refuses what is none
+        if layout is not None:  # a reader refuses invalid layouts
             assert layout_from_record(layout_record(layout), graph, ranks) == layout
 
 
@@ -78,17 +78,17 @@ def test_megatron_splits_heads_width_and_words_of_llama_within_a_node() -> None:
     assert words(layout, "embedding")[0] == {"embed": ["split b", "split v"]}
     assert words(layout, "head")[0]["logits"] == ["split b", "split v"]
     assert words(layout, "head")[0]["loss"] == ["split b", "split v"]
-    # What several column splits read has its gradients summed once, for all of them.
+    # The gradient of a tensor that several column-parallel operators read is reduced once, for all of them.
     assert words(layout, "layer")[1]["input_norm"] == ["S(0)", "R+"]
 
 
 def test_megatron_has_four_all_reduces_a_layer() -> None:
-    """Of the result of attention and of the MLP forward, of what both read backward."""
+    """Of the results of attention and of the MLP forward, of their shared inputs backward."""
     graph = scaled(graph_of("llama-3.1-8b"), 16, 512)
     more = replace(graph, blocks=(graph.blocks[0], replace(graph.blocks[1], repeat=33), graph.blocks[2]))
     cluster = load_cluster("1x8xH100-SXM")
     training = Training(dtype="bf16")
-    # Nothing runs beside anything: every second is seen.
+    # Without overlap, every second is exposed.
     bare = replace(training.profile, tensor_overlap=0.0, tensor_backward_overlap=0.0, context_overlap=0.0)
     training = replace(training, profile=bare)
     mesh = mesh_of(cluster, (8,))
@@ -108,12 +108,14 @@ def test_an_impossible_baseline_is_none() -> None:
     assert megatron(scaled(llama, 4), (8, 2)) is None
     assert megatron(scaled(llama, 4), (4, 2)) is not None
     assert megatron(llama, (16,)) is None  # 8 heads of keys
-    fixed = replace(llama, growth={})  # nothing says what follows the batch
+    fixed = replace(llama, growth={})  # the graph has no label for the batch dim
     assert data_parallel(fixed, (8,)) is None
 
 
 def test_a_width_that_other_blocks_read_is_not_split() -> None:
-    """Of a layer cut behind its activation the MLP has no rows to end with; attention is split as before."""
+    """Without its second half, an MLP cut after its activation has no row-parallel layer; attention is split
+    as before.
+    """
     llama = graph_of("llama-3.1-8b")
     layer = llama.blocks[1]
     names = [op.name for op in layer.operators]

@@ -1,8 +1,9 @@
-"""Rules agree with PyTorch's DTensor on what is legal without moving anything, wherever it has the operator.
+"""Sharding rules agree with PyTorch's DTensor on the layouts that need no redistribution, for all operators
+that it has.
 
-Both sides are enumerated: DTensor is asked about every placement of all tensors. Rules with exchanges are not
-compared: DTensor moves tensors there. What one side alone has is listed with the reason; nothing else may
-differ.
+Both sides are enumerated: DTensor is tried with every placement of all tensors. Rules with collectives are
+not compared, because DTensor redistributes tensors there. A layout that only one side has is listed with the
+reason; no other difference is allowed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Case:
-    """An operator of ours and the call that DTensor is asked about, with its tensors in our order put among
-    its arguments; and the layouts that only one side has, with the reason."""
+    """An operator of ours and the corresponding DTensor call, with its tensors in our order inserted among
+    its arguments; and the layouts that only one side has, with the reason.
+    """
 
     op: OpNode
     call: Any
@@ -232,7 +234,7 @@ SLOW_CASES = {
         why="attention is linear in its values",
     ),
 }
-"""Run with --full: DTensor derives these rules anew for every placement."""
+"""Run with `--full`: DTensor derives these rules anew for every placement."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -248,7 +250,7 @@ def mesh() -> Iterator[Any]:
 
 
 def ours(op: OpNode) -> set[Layout]:
-    """Layouts of rules without exchanges, forward: `R+` is whole."""
+    """Layouts of rules without collectives, forward: `R+` is replicated with a summed gradient."""
     return {
         (
             tuple(placement_text(place).removesuffix("+") for place in (*rule.inputs, *rule.parameters)),

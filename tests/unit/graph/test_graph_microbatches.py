@@ -1,4 +1,4 @@
-"""Which graphs can be computed by micro-batches, and what the loss of one counts."""
+"""Graphs that can be computed by micro-batches, and the weight of the loss of one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_linear_operators_after_a_sum_keep_the_loss_weight() -> None:
 
 
 def test_tensors_read_by_all_micro_batches_are_whole() -> None:
-    """Positions without a batch: each micro-batch adds all of them."""
+    """Positions without a batch dim: each micro-batch adds all of them."""
     added = op("add", "elementwise", SIZES, [("x", "bse"), ("places", "se")], "bse", function="add")
     loss = op("loss", "mean_square", SIZES, [("add", "bse"), ("x", "bse")], "")
     found = graph(added, loss, inputs=(("x", "bse"), ("places", "se")))
@@ -122,7 +122,9 @@ LOSS = op("loss", "reduce", FLAT, [("mix", "nf")], "", function="mean")
 
 @pytest.mark.parametrize("dims", ["bse", "sbe"])
 def test_rows_of_a_flattened_batch_are_computed_by_themselves(dims: str) -> None:
-    """Samples by steps or steps by samples: either way a micro-batch has rows of its own, and back again."""
+    """Samples by steps or steps by samples: in both orders a micro-batch has its own rows, and can be
+    reshaped back.
+    """
     flat = op("flat", "reshape", FLAT, [("x", dims)], "ne")
     again = op("again", "reshape", FLAT, [("mix", "nf")], dims.replace("e", "f"))
     loss = op("loss", "reduce", FLAT, [("again", dims.replace("e", "f"))], "", function="mean")
@@ -131,7 +133,7 @@ def test_rows_of_a_flattened_batch_are_computed_by_themselves(dims: str) -> None
 
 
 def test_rows_in_different_orders_are_refused() -> None:
-    """Steps by samples do not meet samples by steps, nor data of which a micro-batch has the first rows."""
+    """Steps by samples do not match samples by steps, nor data of which a micro-batch has the first rows."""
     flat = op("flat", "reshape", FLAT, [("x", "sbe")], "ne")
     swapped = op("again", "reshape", FLAT, [("mix", "nf")], "bsf")
     loss = op("loss", "reduce", FLAT, [("again", "bsf")], "", function="mean")

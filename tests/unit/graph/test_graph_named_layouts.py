@@ -1,4 +1,4 @@
-"""Layouts as plain values: what is told is read back, and what is no layout is refused by its key."""
+"""Layouts as plain values: written ones are read back, and invalid ones are refused by key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def graph() -> OpGraph:
 
 
 def record() -> dict[str, Any]:
-    """Every operator replicated, but for what lies between blocks."""
+    """Every operator replicated, except at the borders between blocks."""
     return {
         "blocks": [
             {

@@ -1,4 +1,4 @@
-"""docs/reference/operators.md says what the kinds say."""
+"""docs/reference/operators.md agrees with the kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of the main kinds, written out by hand."""
+"""Sharding rules of the main kinds, written by hand."""
 
 from __future__ import annotations
 
@@ -222,10 +222,10 @@ def _named(op: OpNode, *names: str) -> list[ShardingRule]:
 def test_heads_divide_into_their_groups_and_then_further_with_whole_keys() -> None:
     grouped = _named(GROUPED, "split h")
     assert allows(GROUPED, grouped, [2])
-    assert not allows(GROUPED, grouped, [4])  # 2 heads of the keys
+    assert not allows(GROUPED, grouped, [4])  # 2 key heads
     assert allows(GROUPED, _named(GROUPED, "split h, keys whole"), [4])
     assert allows(GROUPED, _named(GROUPED, "split h", "split h, keys whole"), [2, 2])
-    # Parts of heads that are no whole groups cannot be divided by groups once more.
+    # Parts of heads that are no whole groups cannot be divided by groups again.
     assert not allows(GROUPED, _named(GROUPED, "split h, keys whole", "split h"), [2, 2])
 
 
@@ -254,9 +254,9 @@ def _halo(op: OpNode, split: str) -> tuple[float, ...]:
 
 def test_halos_are_the_rows_of_a_window_beyond_its_part() -> None:
     same = operator("convolution", "b c x -> b o x", SIZES, parameters="o c i", padding=1)
-    assert _halo(same, "x") == (1.0,)  # a tap to either side
+    assert _halo(same, "x") == (1.0,)  # one tap on either side
     patches = operator("convolution", "b c y -> b o z", SIZES, parameters="o c z_tap", stride=4)
-    assert _halo(patches, "z") == ()  # windows of four rows, four apart
+    assert _halo(patches, "z") == ()  # windows of four rows, stride four
     valid = operator("convolution", "b c ten -> b o p", SIZES, parameters="o c i")
     # 8 windows in 10 rows: the last part of n begins at row 10 (1 - 1/n), its windows at 8 (1 - 1/n).
     assert _halo(valid, "p") == (2.0,)
@@ -264,7 +264,7 @@ def test_halos_are_the_rows_of_a_window_beyond_its_part() -> None:
     # Part of windows [a, e) of 16 rows: rows 2 a - 1 to 2 (e - 1) - 1 + 2 = 2 e - 1, so one row before.
     assert _halo(strided, "p") == (1.0,)
     halves = operator("pool", "b c y -> b c p", SIZES, function="maximum", kernel=2, spatial=1)
-    assert _halo(halves, "p") == ()  # windows of two rows, side by side
+    assert _halo(halves, "p") == ()  # windows of two rows, stride two
 
 
 def test_a_part_has_the_rows_that_its_neighbour_needs() -> None:

@@ -1,4 +1,4 @@
-"""The shipped graphs against published counts, and against arithmetic written here."""
+"""The shipped graphs compared with published counts and with arithmetic in this file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardwise.model import catalogue_names, load_model, parameters
 
 
 def _bottlenecks(counts: tuple[int, ...], width: int) -> list[tuple[int, int, int, int]]:
-    """Channels in, between and out, and rows of its output, of each block of a bottleneck ResNet."""
+    """Channels in, between and out, and output rows, of each block of a bottleneck ResNet."""
     blocks, channels = [], 64 * width
     for stage, count in enumerate(counts):
         between = 64 * width * 2**stage
@@ -33,7 +33,7 @@ def _bottlenecks(counts: tuple[int, ...], width: int) -> list[tuple[int, int, in
 
 
 def _resnet_parameters(counts: tuple[int, ...], width: int) -> int:
-    """Convolutions without bias, two per channel of a normalisation, and the classifier."""
+    """Convolutions without bias, two parameters per channel of a normalisation, and the classifier."""
     total = 3 * 49 * 64 * width + 2 * 64 * width
     for channels, between, out, _ in _bottlenecks(counts, width):
         total += channels * between + 9 * between * between + between * out + 2 * (2 * between + out)
@@ -42,8 +42,9 @@ def _resnet_parameters(counts: tuple[int, ...], width: int) -> int:
 
 
 def _resnet_forward_flop(counts: tuple[int, ...], width: int) -> float:
-    """Of 256 images of 224 x 224: the first block of a stage after the first works on twice the rows, until
-    its 3 x 3 convolution."""
+    """For 256 images of 224 x 224: the first block of each later stage works on twice the rows, until its 3 x
+    3 convolution.
+    """
     total = 112 * 112 * 3 * 49 * 64 * width + 4 * 64 * width * 8 * 1000
     before = 56
     for channels, between, out, rows in _bottlenecks(counts, width):
@@ -55,14 +56,14 @@ def _resnet_forward_flop(counts: tuple[int, ...], width: int) -> float:
 
 
 PARAMETERS = {
-    # Simonyan and Zisserman 2015, table 2: 138 million; torchvision says 138,357,544.
+    # Simonyan and Zisserman 2015, table 2: 138 million; torchvision has 138,357,544.
     "vgg16": 138_357_544,
     # torchvision: 25,557,032.
     "resnet50": 25_557_032,
     "wideresnet26-10": _resnet_parameters((2, 2, 2, 2), 10),
     # table and softmax of 32,000 words; each layer 4 gates of 2048 from 2048 + 2048, two biases
     "lstm-2x2048": 2 * 32000 * 2048 + 32000 + 2 * 4 * 2048 * (2048 + 2048 + 2),
-    # Radford et al. 2019 say 1542M; the checkpoint (tied head) has 1,557,611,200.
+    # Radford et al. 2019 give 1542M; the checkpoint (tied head) has 1,557,611,200.
     "gpt2-1.5b": 1_557_611_200,
     "llama-3.1-8b": 8_030_261_248,
     # fairseq logs 209,911,808 trained parameters for transformer_vaswani_wmt_en_de_big with 32,768 pieces.
@@ -122,7 +123,7 @@ FREE_FLOP = {
     "vgg16": 2.0 * 256 * 224 * 224 * 27 * 64,
     "resnet50": 2.0 * 256 * 112 * 112 * 147 * 64,
     "wideresnet26-10": 2.0 * 256 * 112 * 112 * 147 * 640,
-    # Products whose input is data do not make its gradient.
+    # Products whose input is data do not compute its gradient.
     "mlp": 2.0 * 8192 * 4096 * 16384,
 }
 

@@ -1,4 +1,6 @@
-"""Blocks that read tensors of blocks further back: who lends what to whom, and what cannot be lent."""
+"""Skip tensors: blocks that read tensors of earlier blocks, which block makes and reads them, and which
+tensors cannot be skip tensors.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_a_graph_with_skip_tensors_is_written_and_read_again() -> None:
 
 
 def test_no_stage_boundary_separates_producer_and_reader_of_a_skip_tensor() -> None:
-    """Of first, second, middle[0], middle[1], last the first lends to the last."""
+    """The last of first, second, middle[0], middle[1], last reads a tensor of the first."""
     assert blocks_joined_by_skips(SKIPS) == {1, 2, 3, 4}
     graph = skips_after_the_first(8, 6, 12, 5)
     check_graph(graph)
@@ -62,8 +64,8 @@ def test_no_stage_boundary_separates_producer_and_reader_of_a_skip_tensor() -> N
 
 
 BAD: dict[str, tuple[int, int, str, str]] = {
-    "what comes later": (FIRST, 1, "join", "of operator 'relu' is in block 'last'; found 'join'"),
-    "what is made again": (LAST, 0, "mix", "of operator 'join' is in block 'middle'; found 'mix'"),
+    "a later tensor": (FIRST, 1, "join", "of operator 'relu' is in block 'last'; found 'join'"),
+    "a recomputed tensor": (LAST, 0, "mix", "of operator 'join' is in block 'middle'; found 'mix'"),
     "a repeated entry": (LAST, 0, "m", "of operator 'join' is in block 'middle'; found 'm'"),
 }
 
@@ -99,7 +101,7 @@ def test_a_skip_tensor_scales_like_its_producer() -> None:
     })  # fmt: skip
     head[1]["inputs"][0]["from"] = "join"
     assert skip_tensors_of(parse_graph(document)).skip_inputs == ((), (), ("embed",))
-    document["sizes"]["four"] = 4  # as long as a sequence, and does not grow with one
+    document["sizes"]["four"] = 4  # its length does not grow with the sequence
     head[0]["inputs"][1]["dims"] = ["b", "four", "h"]
     head[0]["kind"], head[0]["attributes"] = "einsum", {}
     with pytest.raises(ConfigError, match="does not grow as that dim of 'embed'; found four"):
@@ -150,7 +152,7 @@ def test_baselines_place_skip_tensors_for_all_readers() -> None:
     big = megatron(load_graph("graph:transformer-big"), (2, 8))
     assert big is not None
     memory = [block.tensors["memory"] for block in big.blocks if "memory" in block.tensors]
-    # The batch is divided, and columns of every cross attention read the whole width of it.
+    # The batch is divided, and the columns of every cross attention need the whole width of the skip tensor.
     assert memory == [(shard(0), REPLICATE_SUM_GRAD)] * 7
 
 

@@ -1,4 +1,6 @@
-"""Work and what is kept, counted by hand: operations, bytes moved and bytes kept at 2 bytes an element."""
+"""Work and saved activations, counted by hand: operations, bytes of traffic and saved bytes at 2 bytes per
+element.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Counted:
-    """Forward operations; bytes moved forward and backward; bytes kept."""
+    """Forward operations; bytes of traffic forward and backward; saved bytes."""
 
     op: OpNode
     flop: int = 0
@@ -28,13 +30,13 @@ class Counted:
 
 
 CASES = {
-    # 2 * (2*16) rows * 32 * 64; keeps its input of 2*16*32.
+    # 2 * (2*16) rows * 32 * 64; saves its input of 2*16*32.
     "linear": Counted(
         operator("linear", "b s k -> b s n", SIZES, parameters="n k, n"),
         flop=2 * 32 * 32 * 64,
         saved_bytes=2 * 1024,
     ),
-    # 2 products of [16, 32] x [32, 64]; keeps 2*16*32 and 2*32*64.
+    # 2 products of [16, 32] x [32, 64]; saves 2*16*32 and 2*32*64.
     "batched matmul": Counted(
         operator("matmul", "b s k, b k n -> b s n", SIZES),
         flop=2 * 2 * 16 * 32 * 64,
@@ -64,7 +66,7 @@ CASES = {
         flop=2 * 8 * (2 * 196) * 9,
         saved_bytes=2 * 2 * 8 * 196,
     ),
-    # Half of 2 * (2*8 heads) * 16 * 16 * (4 + 4); keeps q and output of 2*16*8*4, k and v of 2*16*2*4, and a
+    # Half of 2 * (2*8 heads) * 16 * 16 * (4 + 4); saves q and output of 2*16*8*4, k and v of 2*16*2*4, and a
     # statistic of 4 bytes for each of 2*8*16 rows.
     "causal attention of grouped heads": Counted(
         operator(
@@ -80,7 +82,7 @@ CASES = {
         backward_bytes=2 * 5 * 128,
         saved_bytes=2 * 2 * 128,
     ),
-    # Its gradient is handed on.
+    # Its gradient is passed on unchanged.
     "sum": Counted(
         operator("elementwise", "b n, b n -> b n", SIZES, function="add"), forward_bytes=2 * 3 * 128
     ),
@@ -93,7 +95,7 @@ CASES = {
         forward_bytes=2 * 2 * 128,
         backward_bytes=2 * 2 * 128,
     ),
-    # Reads 128 + 64, writes 128; backward reads 128 and writes the 64 of what was broadcast.
+    # Reads 128 + 64, writes 128; backward reads 128 and writes the 64 of the broadcast operand.
     "sum with a vector": Counted(
         operator("elementwise", "b n, n -> b n", SIZES, function="add"),
         forward_bytes=2 * (128 + 64 + 128),
@@ -106,7 +108,7 @@ CASES = {
         backward_bytes=2 * 2 * 128 + 128,
         saved_bytes=128,
     ),
-    # Two tensors forward, three backward; keeps the input, mean and deviation of 32 rows.
+    # Two tensors forward, three backward; saves the input, mean and deviation of 32 rows.
     "layer norm": Counted(
         operator("layer_norm", "b s n -> b s n", SIZES, parameters="n, n"),
         forward_bytes=2 * 2 * 2048,
@@ -134,14 +136,14 @@ CASES = {
         backward_bytes=2 * 2048 + 8 * 2048,
         saved_bytes=2 * 32,
     ),
-    # Three passes of 4 bytes over 32*128 logits, two backward; keeps them in 4 bytes, and 32 targets.
+    # Three passes of 4 bytes over 32*128 logits, two backward; saves them in 4 bytes, and 32 targets.
     "cross entropy": Counted(
         operator("cross_entropy", "b s v, b s -> ", SIZES),
         forward_bytes=3 * 4 * 4096,
         backward_bytes=2 * 4 * 4096,
         saved_bytes=4 * 4096 + 2 * 32,
     ),
-    # 2*8*14*14 read and 2*8*7*7 written, the same of gradients; keeps its input and 784 places of 8 bytes.
+    # 2*8*14*14 read and 2*8*7*7 written, the same of gradients; saves its input and 784 places of 8 bytes.
     "maximum of windows": Counted(
         operator("pool", "b c x y -> b c z w", SIZES, function="maximum", kernel=2),
         forward_bytes=2 * (3136 + 784),
@@ -162,9 +164,9 @@ CASES = {
     ),
     # Copies 2*96; gradients are views.
     "concat": Counted(operator("concat", "b k, b n -> b kn", SIZES), forward_bytes=2 * 2 * 192),
-    # Forward a view; backward reads 2*32 and writes them in their place.
+    # Forward is a view; backward reads 2*32 and writes them at their offset.
     "slice": Counted(operator("slice", "b n -> b k", SIZES, start=32), backward_bytes=2 * 2 * 64),
-    # 3*64 gates of 32 and 64 products for each of 2 rows; keeps input, state, gates, and what is reset.
+    # 3*64 gates of 32 and 64 products for each of 2 rows; saves input, state, gates and the reset state.
     "gru cell": Counted(
         operator("gru_cell", "b k, b r -> b n", SIZES, parameters="i n k, i n r, i n, i n"),
         flop=2 * 2 * 192 * (32 + 64),
@@ -173,7 +175,7 @@ CASES = {
         saved_bytes=2 * 2 * (32 + 64 + 192 + 64),
     ),
     # 16 steps of 4*64 gates: the input's 32 and the state's 64 products for each of 2 rows. Between them
-    # gates three times and 64 of state three times, backward twice and four times. Keeps inputs, states,
+    # gates three times and 64 of state three times, backward twice and four times. Saves inputs, states,
     # gates and cells.
     "lstm": Counted(
         operator("lstm", "b s k -> b s n", SIZES, parameters="f n k, f n r, f n", time="s"),
@@ -224,7 +226,7 @@ def test_saved_tensors_equal_counts_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_matmuls_are_divided_among_ranks(name: str) -> None:
-    """Splitting a dim of a product in two halves its work, or it is done by all alike."""
+    """Splitting a product's dim in two halves its work, or all ranks do it equally."""
     op = CASES[name].op
     for work in work_of(op):
         if work.kind == "memory":

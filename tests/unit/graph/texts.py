@@ -1,4 +1,4 @@
-"""A small graph as a user would write it, and its parts to bend."""
+"""A small graph as a user would write it, and its parts to change."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ blocks:
 SMALL: dict[str, Any] = parse_mapping(TEXT)
 
 
-def bent(path: str, value: Any) -> dict[str, Any]:
+def with_value(path: str, value: Any) -> dict[str, Any]:
     """SMALL with the value at a path such as `blocks.1.operators.0.kind` replaced."""
     document = deepcopy(SMALL)
     place: Any = document

@@ -1,4 +1,6 @@
-"""Commands and files that start a plan: what they say, and what stand-ins for the launchers run of them."""
+"""Commands and files that start a plan: their content, and the calls that stand-ins for the launchers
+receive.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from shardwise.launch import (
 )
 
 ODD = ("train", "my plan's.yaml", "--data", '$(x) "$HOME" {0}')
-"""Arguments that shells, formats and Kubernetes would each read in their own way."""
+"""Arguments that shells, file formats and Kubernetes would each interpret differently."""
 
 
 def launch(*processes: int, head: str | None = None, gpu: str | None = None, arguments: Any = ODD) -> Launch:
@@ -39,7 +41,7 @@ def launch(*processes: int, head: str | None = None, gpu: str | None = None, arg
 
 
 def words_of(host: int, *, hosts: int = 2, processes: int = 4, head: str = "h0") -> list[str]:
-    """What torchrun is to be started with on `host`."""
+    """Arguments for torchrun on `host`."""
     text = (
         f"--nnodes {hosts} --nproc-per-node {processes} --master-port 29500 --node-rank {host}"
         f" --master-addr {head} -m -- shardwise"
@@ -86,7 +88,7 @@ import json, os, sys
 with open(os.environ["RECORD"], "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 """
-"""Stands for torchrun: keeps its arguments, a line per call."""
+"""Replaces torchrun: records its arguments, one line per call."""
 
 SRUN = """\
 import os, subprocess, sys
@@ -94,11 +96,11 @@ words = [word for word in sys.argv[1:] if not word.startswith("--kill")]
 for host in range(2):
     subprocess.run(words, env={**os.environ, "SLURM_NODEID": str(host)}, check=True)
 """
-"""Stands for srun: the same command on each of two hosts."""
+"""Replaces srun: runs the same command on each of two hosts."""
 
 
 def recorded(folder: Path, command: list[str], **environment: str) -> list[list[str]]:
-    """What torchrun was called with while `command` ran with the stand-ins in `folder` first."""
+    """Recorded torchrun calls of `command`, run with the stand-ins in `folder` first on the path."""
     program(folder, "torchrun", RECORDER)
     record = folder / "record"
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
@@ -156,7 +158,7 @@ def PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_ind
     return f"bundle {placement_group_bundle_index}"
 """,
 }
-"""Stands for the parts of Ray that the driver uses, all of it in one process."""
+"""Replaces the parts of Ray that the driver uses, all in one process."""
 
 
 def test_the_ray_driver_starts_torchrun_on_each_host(
@@ -234,7 +236,9 @@ def test_plans_that_kubernetes_cannot_run_are_refused() -> None:
     "write", [slurm_script, ray_script, lambda start: kubernetes_manifest(start, plan_text="", image="it")]
 )
 def test_launch_files_need_interchangeable_hosts(write: Any) -> None:
-    """Hosts of an uneven plan have as many devices, but not the same: no file says which of them is which."""
+    """Hosts of an uneven plan have equally many devices, but not the same: no file distinguishes
+    the hosts.
+    """
     unlike = replace(launch(4, 4), unlike=("A100-80G", "V100-32G"))
     with pytest.raises(ConfigError, match="hosts of A100-80G, V100-32G"):
         write(unlike)

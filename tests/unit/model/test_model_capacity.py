@@ -1,4 +1,4 @@
-"""Dropless or capacity: what a model file says reaches the price."""
+"""Dropless or capacity routing: the model file's choice affects the estimate."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_capacity_replaces_the_imbalance() -> None:
         given = {} if capacity is None else {"expert_capacity_factor": capacity}
         model = model_from_config(DIMENSIONS | given)
         job = default_job(model, cluster, seq_len=1024, global_batch_size=64, expert_imbalance=imbalance)
-        # So small a model waits for the host otherwise, whatever its experts do.
+        # Otherwise such a small model waits for the host, whatever its experts do.
         job = replace(job, profile=replace(job.profile, dispatch_s=0.0, expert_dispatch_s=0.0))
         strategy = complete({"ep": 8}, devices=8, layers=4, experts=8, global_batch_size=64)
         return step_time_s(model, cluster, job, strategy)
 
-    # Every expert works on 1.5 times its even share, whether padding or imbalance makes it so.
+    # Every expert works on 1.5 times its even share, because of padding or of imbalance.
     assert seconds(1.5, 1.0) == seconds(1.5, 3.0) == seconds(None, 1.5)
     assert seconds(2.0, 1.0) > seconds(1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Parameters as published, and flop per token worked by hand."""
+"""Published parameter counts, and flop per token computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwise.model import (
 )
 from shardwise.model.counts import keys_per_query
 
-# Totals of the public weights, buffers apart.
+# Totals of the public weights, without buffers.
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
@@ -45,7 +45,7 @@ PUBLISHED = {
     "deepseek-v2": 235_741_434_880,
 }
 
-# Billions of active parameters as the reports round them, embeddings included.
+# Billions of active parameters, rounded as in the reports, with embeddings.
 ACTIVE_BILLIONS = {
     "qwen3-30b-a3b": 3.3,  # model card
     "qwen3-235b-a22b": 22,  # model card
@@ -118,7 +118,7 @@ def test_prediction_modules_count_in_the_training_flop() -> None:
     # Active (37.55e9) minus the embedding, plus the module's active part and its own output projection.
     model = load_model("deepseek-v3")
     table = 129_280 * 7168
-    experts = 3 * 7168 * 2048 * (256 - 8)  # those of the module that a token does not meet
+    experts = 3 * 7168 * 2048 * (256 - 8)  # those of the prediction module, which a token skips
     expected = active_parameters(model) - table + mtp_parameters(model) - experts + table
     assert active_matmul_parameters(model) == expected
 
@@ -129,7 +129,7 @@ def test_keys_per_query() -> None:
     # 1000 queries, window 100: 100 - 100^2 / 2000 = 95.
     assert keys_per_query(1000, 100, causal_half=True) == 95
     assert keys_per_query(1000, 100, causal_half=False) == 100
-    assert keys_per_query(64, 100, causal_half=True) == 32  # a window wider than the sequence limits nothing
+    assert keys_per_query(64, 100, causal_half=True) == 32  # a window wider than the sequence has no effect
 
 
 def test_attention_flop_of_llama() -> None:

@@ -1,4 +1,4 @@
-"""What a user may write for a model, and what every wrong one is told."""
+"""Model files that a user may write, and the error of every invalid one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
 def test_catalogue_models_rebuild_from_their_config(name: str) -> None:
     model = load_model(name)
     assert model.name == name
-    embedded = json.loads(json.dumps(model.config))  # as a plan file carries it
+    embedded = json.loads(json.dumps(model.config))  # as in a plan file
     rebuilt = model_from_config(embedded)
     assert rebuilt == model and hash(rebuilt) == hash(model)
     assert catalogue()[name].source
@@ -121,7 +121,7 @@ def test_dimensions_must_be_there(key: str) -> None:
         ({"experts": 4}, "top_k"),
         ({"experts": 4, "top_k": 5}, "top_k"),
         ({"experts": 4, "top_k": 1, "dense_layers": 3}, "dense_layers"),
-        ({"top_k": 2}, "top_k"),  # without experts it means nothing
+        ({"top_k": 2}, "top_k"),  # without experts it has no meaning
         ({"norm": "batch"}, "norm"),
         ({"dropout": 1.5}, "dropout"),
         ({"vocab": "1e5"}, "vocab"),

@@ -1,4 +1,4 @@
-"""Layers as operators: what is kept for the backward pass, what moves, and how each part is split."""
+"""Layers as operators: saved activations, traffic, and how each part is split."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def saved(operators: tuple[Operator, ...]) -> list[Saved]:
 
 
 def bytes_per_token(layer: Layer, *, selective: bool = False) -> int:
-    """Bytes one layer keeps per token and copy of a token, 16-bit compute, unsplit."""
+    """Bytes that one layer saves per token and per copy of a token, in 16 bits, not split."""
     return sum(
         tensor.width.size * ELEMENT_BYTES[tensor.dtype]
         for tensor in saved(layer.operators)
@@ -40,7 +40,7 @@ def weights_of(model: Model) -> list[Weight]:
 
 def test_gpt_layer_saves_34_bytes_per_hidden_element_and_the_log_sum_exp() -> None:
     # Korthikanti et al. 2022 (arXiv 2205.05198, equation 1) give s b h (34 + 5 a s / h) bytes for a layer;
-    # the second term is the attention scores and their dropout, which fused attention does not keep. The 34,
+    # the second term is the attention scores and their dropout, which fused attention does not save. The 34,
     # in bytes per hidden element: norm inputs 2 + 2, norm outputs 2 + 2, q k v 6, attention output 2, two
     # dropout masks 1 + 1, GeLU input 8 and output 8. The same tensors are listed here, with the log-sum-exp
     # in place of the scores: 4 bytes per head.
@@ -59,8 +59,8 @@ def test_llama_layer_bytes_per_token() -> None:
     #   q 2 h                       = 16384     k and v 2 x 2 x 1024 =  4096
     #   attention output 2 h        = 16384 (selective), log-sum-exp 4 x 64 = 256 (selective)
     #   gate and up 2 x 2 x 28672   = 114688    their product 2 x 28672 = 57344 (selective)
-    # Sum 274688 = 33.53 h. Against the 34 h of a GPT layer: no dropout masks (-2), keys and values of 8 heads
-    # (-3.5), and a gated MLP of 3.5 h that keeps 6 x 3.5 = 21 where the plain one of 4 h keeps 16 (+5).
+    # Sum 274688 = 33.53 h. Compared with the 34 h of a GPT layer: no dropout masks (-2), keys and values of 8
+    # heads (-3.5), and a gated MLP of 3.5 h that saves 6 x 3.5 = 21 where the plain one of 4 h saves 16 (+5).
     layer = load_model("llama-3.1-70b").kinds[0]
     assert bytes_per_token(layer) == 274_688
     assert bytes_per_token(layer, selective=True) == 274_688 - 32_768 - 16_384 - 256 - 57_344
@@ -263,7 +263,7 @@ def test_node_limited_routing_needs_groups_that_divide() -> None:
 
 
 def traffic(operators: tuple[Operator, ...]) -> dict[str, tuple[int, int]]:
-    """Elements moved per row, forward and backward, by operator."""
+    """Elements read or written per row, forward and backward, by operator."""
     return {
         o.name: (sum(e.size for e in o.forward), sum(e.size for e in o.backward))
         for o in operators
@@ -273,7 +273,7 @@ def traffic(operators: tuple[Operator, ...]) -> dict[str, tuple[int, int]]:
 
 def test_pointwise_traffic_of_a_deepseek_v3_layer() -> None:
     # h = 7168, 128 heads of 128 + 64, latents of 1536 and 512, 256 experts of 2048 of which 8, shared 2048.
-    # Rotary: the 64 of every query read and written, 2 x 8192; keys of 24576 put together, read and written.
+    # Rotary: the 64 of every query read and written, 2 x 8192; keys of 24576 concatenated, read and written.
     # Top-k: 256 scores read, written by the softmax, read by the choice; 8 pairs of weight and index written.
     # Last residual: the stream, routed and shared outputs read, one written.
     assert traffic(load_model("deepseek-v3").kinds[1].operators) == {
@@ -293,8 +293,8 @@ def test_pointwise_traffic_of_a_deepseek_v3_layer() -> None:
 
 
 def test_pointwise_traffic_that_other_families_add() -> None:
-    # Parallel layer: stream, attention and MLP outputs read, one written. Query and key norms: as any norm.
-    # Capped logits: read and written; backward reads them and a gradient and writes one.
+    # Parallel layer: residual stream, attention and MLP outputs read, one written. Query and key norms: as
+    # any norm. Capped logits: read and written; backward reads them and a gradient and writes one.
     assert traffic(load_model("falcon-40b").kinds[0].operators)["layer.residual"] == (4 * 8192, 4 * 8192)
     assert traffic(load_model("qwen3-8b").kinds[0].operators)["attention.qk_norm"] == (2 * 5120, 3 * 5120)
     assert traffic(load_model("gemma-2-9b").head)["head.softcap"] == (2 * 256_000, 3 * 256_000)

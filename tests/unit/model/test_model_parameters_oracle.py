@@ -1,4 +1,6 @@
-"""Parameter counts equal what Transformers builds, exactly: the catalogue and every family's variants."""
+"""Parameter counts equal those that Transformers builds, exactly: the catalogue and every family's
+variants.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 from shardwise.model import catalogue, catalogue_names, model_from_config, parameters
 from shardwise.model.families import FAMILIES
 
-torch = pytest.importorskip("torch", reason="torch builds the models that the counts are held against")
+torch = pytest.importorskip("torch", reason="torch builds the models that the counts are compared with")
 transformers = pytest.importorskip("transformers", reason="transformers builds the models to count")
 
 LLAMA: dict[str, object] = {
@@ -140,4 +142,4 @@ def test_variant_counts_equal_transformers(variant: str) -> None:
 
 def test_every_family_has_a_variant() -> None:
     covered = {family for family, _ in VARIANTS.values()}
-    assert covered | {"gemma3"} == set(FAMILIES)  # gemma3 wraps gemma3_text, and is in the catalogue
+    assert covered | {"gemma3"} == set(FAMILIES)  # gemma3 contains gemma3_text, and is in the catalogue

@@ -12,20 +12,25 @@ from shardwise.pareto.frontier import Frontier, frontier_of, product, union, uni
 
 
 def test_non_dominated_points_of_two_objectives() -> None:
-    """(3,3) and (2,4) fall to (2,3); (5,1) ties (4,1) in the second; the second (1,5) equals the first."""
+    """(2,3) dominates (3,3) and (2,4); (4,1) ties with (5,1) in the second objective; the second (1,5) equals
+    the first.
+    """
     points = np.array([[3, 3], [1, 5], [2, 4], [2, 3], [5, 1], [4, 1], [1, 5]])
     assert non_dominated(points).tolist() == [1, 3, 5]
 
 
 def test_non_dominated_points_of_three_objectives() -> None:
-    """(2,2,2) falls to (2,1,2); (1,3,3) and (3,1,1) are better somewhere; (2,1,2) beats nothing else."""
+    """(2,1,2) dominates (2,2,2); (1,3,3) and (3,1,1) are better in some objective; (2,1,2) dominates nothing
+    else.
+    """
     points = np.array([[2, 2, 2], [1, 3, 3], [3, 1, 1], [2, 1, 2], [3, 1, 1], [3, 1, 2], [1, 3, 3]])
     assert non_dominated(points).tolist() == [1, 3, 2]
 
 
 def test_product_adds_every_pair_and_points_back() -> None:
-    """(1,4)+(1,2) = (2,6), (1,4)+(3,1) = (4,5), (3,1)+(1,2) = (4,3), (3,1)+(3,1) = (6,2); (4,5) falls to
-    (4,3)."""
+    """(1,4)+(1,2) = (2,6), (1,4)+(3,1) = (4,5), (3,1)+(1,2) = (4,3), (3,1)+(3,1) = (6,2); (4,3) dominates
+    (4,5).
+    """
     a = frontier_of([[3, 1], [1, 4]])
     b = frontier_of([[1, 2], [3, 1]])
     both = product(a, b)
@@ -71,13 +76,13 @@ def test_epsilon_drops_points_that_another_covers() -> None:
 
 
 def test_epsilon_never_exceeds_its_factor_by_rounding() -> None:
-    """The second point is above 1.1 times the first by 5e-11 of itself: it may not be dropped for it."""
+    """The second point exceeds 1.1 times the first by a relative 5e-11: the first may not replace it."""
     points = np.array([[1.0, 10.0], [1.1 * (1.0 + 5e-11), 9.99], [5.0, 1.0]])
     assert non_dominated(points, epsilon=0.1).tolist() == [0, 1, 2]
 
 
 def test_epsilon_takes_objectives_of_zero() -> None:
-    """0 is in a cell of its own: no factor reaches it from 1e-300."""
+    """0 has its own cell: no factor reaches it from 1e-300."""
     points = np.array([[0.0, 5.0], [1e-300, 4.9], [1.0, 0.0]])
     assert non_dominated(points, epsilon=0.1).tolist() == [0, 1, 2]
 

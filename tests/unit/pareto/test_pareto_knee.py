@@ -1,4 +1,4 @@
-"""The knee of a frontier: by hand, and free of units."""
+"""The knee of a frontier: by hand, and independent of units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwise.pareto.frontier import frontier_of
 
 def test_the_point_farthest_below_the_chord() -> None:
     # As logarithms (0, 4) (1, 1) (2, 0.5) (4, 0); scaled by 4 their sums are 1, 0.5, 0.625, 1, and that of
-    # the chord is 1: they lie 0, 0.5, 0.375 and 0 below it.
+    # the chord is 1: they are 0, 0.5, 0.375 and 0 below it.
     points = np.exp2([[0.0, 4.0], [1.0, 1.0], [2.0, 0.5], [4.0, 0.0]])
     assert knee(points) == 1
 
@@ -41,7 +41,7 @@ def test_units_do_not_change_the_knee_and_no_point_is_below_it(seed: int) -> Non
     rng = np.random.default_rng(seed)
     points = frontier_of(np.exp(rng.normal(size=(60, 2)))).points
     place = knee(points)
-    # Powers of two scale exactly: from seconds and bytes to anything else.
+    # Powers of two scale exactly, so any unit of seconds and bytes can be tested.
     assert knee(points * np.array([1024.0, 2.0**-30])) == place
     logs = np.log(points)
     first, last = logs[0], logs[-1]

@@ -13,7 +13,9 @@ from shardwise.strategy import Job, complete
 
 @pytest.fixture(scope="session")
 def plan() -> Plan:
-    """gpt2 (12 layers) on 16 A100: tp 2, pp 4, dp 2, interleaved with 3 layers a rank in chunks; batch 16."""
+    """gpt2 (12 layers) on 16 A100: tp 2, pp 4, dp 2, interleaved with 3 layers per rank in chunks;
+    batch 16.
+    """
     model, cluster = load_model("gpt2"), load_cluster("2x8xA100-80G")
     job = Job(seq_len=1024, global_batch_size=16, dtype="bf16")
     fields = {"tp": 2, "pp": 4, "schedule": "interleaved_1f1b", "vpp": 3, "zero_stage": 1}

@@ -1,4 +1,6 @@
-"""The plan file: comes back equal, the same bytes each time, and refuses whatever was not written so."""
+"""The plan file: is read back equal, has the same bytes each time, and refuses content that was not written
+so.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def test_the_file_follows_its_published_schema(path: Path) -> None:
 def test_the_file_has_the_documented_facts(path: Path) -> None:
     text = path.read_text()
     assert text.startswith('schema: shardwise.plan\nversion: 1\nhash: "sha256:')
-    # Rank 0 of 4 warms up with (pp - 1) * 2 + (vpp - 1) * pp = 14 forwards in groups of 4 microbatches.
+    # Rank 0 of 4 warms up with (pp - 1) * 2 + (vpp - 1) * pp = 14 forwards in groups of 4 micro-batches.
     assert "0F0*4 4F0*4 8F0*4" in text
     assert len(text) < 20_000
 
@@ -250,7 +252,9 @@ def test_any_change_that_the_hash_covers_is_found(path: Path) -> None:
 
 
 def test_version_comes_before_hash_and_hash_before_content(path: Path) -> None:
-    """A newer file is named as such although its hash is computed otherwise and its keys are unknown."""
+    """A newer file is reported as newer, although its hash is computed differently and its keys are
+    unknown.
+    """
     path.write_text('schema: shardwise.plan\nversion: 3\nhash: "blake3:00"\nnovelty: 1\n')
     with pytest.raises(ConfigError, match="newer plan format"):
         read_plan(str(path))

@@ -1,4 +1,4 @@
-"""Goodput of a result: by hand, its parts, its defaults against published runs, and its ends."""
+"""Goodput of a result: by hand, its parts, its defaults compared with published runs, and its limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ LARGE = load_cluster("2048x8xH100-SXM")
 
 
 def test_parts_by_hand(plan: Plan) -> None:
-    """32 devices of 3.2e7 s each: a failure every 1e6 s. Rare enough for first order to hold to 1e-6."""
+    """32 devices with 3.2e7 s each: a failure every 1e6 s. That is rare enough for first order to hold to
+    1e-6.
+    """
     inputs = Reliability(
         device_mtbf_s=3.2e7, checkpoint_interval_s=90.0, checkpoint_stall_s=10.0, restart_s=200.0, jitter=0.01
     )

@@ -1,5 +1,6 @@
-"""Writing files: whatever call fails and whenever the process dies, a reader meets the old file or the new,
-whole."""
+"""Atomic writes: whichever call fails and whenever the process dies, a reader finds the whole old file or the
+whole new one.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ NEW = b"new " * 3000
 
 
 class Killed(BaseException):
-    """The process is gone: nothing that it would do afterwards happens."""
+    """The process is killed: it does nothing afterwards."""
 
 
 class FailingFiles(SystemFiles):
     """Counts the calls and fails call `fail_at`: with an error of the system, or as if the process were
     killed there.
 
-    Writes take at most 5,000 bytes at a time, so that the content needs several; a killed write leaves half
-    of its bytes behind.
+    A write takes at most 5,000 bytes, so that the content needs several; a killed write leaves half of its
+    bytes in the file.
     """
 
     def __init__(self, fail_at: int, *, is_kill: bool) -> None:
@@ -81,7 +82,7 @@ class FailingFiles(SystemFiles):
         super().remove(path)
 
     def close_open(self) -> None:
-        """What the system does when a process ends."""
+        """The system's cleanup when a process ends."""
         for descriptor in self.open:
             os.close(descriptor)
 
@@ -137,7 +138,9 @@ def test_a_process_killed_at_any_call_leaves_old_or_new_whole(
 
 
 def test_a_naive_writer_is_caught_by_the_same_kills(tmp_path: Path) -> None:
-    """The twin without the protocol (write in place) is torn by some kill, so the test above can fail."""
+    """The mutant without the protocol (it writes in place) leaves a torn file after some kill, so the test
+    above can fail.
+    """
     torn = 0
     for kill_at in range(1, 6):
         path = tmp_path / "plan.yaml"

@@ -1,4 +1,6 @@
-"""A small job on nodes of two devices, with a planner that has priced and searched it once for all tests."""
+"""A small job on nodes of two devices, with a planner whose estimates and searches are shared by
+all tests.
+"""
 
 from __future__ import annotations
 
@@ -101,13 +103,13 @@ def trace_at_random(cluster: Cluster, rng: random.Random, hours: float) -> Event
 
 @cache
 def job(model: str, cluster: str, batch: int) -> Job:
-    """The same for all tests: what it has priced stays."""
+    """One job for all tests, which keeps its estimates."""
     return Job(model, load_cluster(cluster), batch, 512)
 
 
 @cache
 def tight_job(memory_bytes: int, count: int = 12) -> Job:
-    """So many nodes of one device each with little memory, and next to none on the host."""
+    """`count` nodes of one device each with little memory, and almost none on the host."""
     cluster = load_cluster(f"{count}x1xT4")
     device = replace(cluster.classes["T4"], memory_bytes=memory_bytes)
     nodes = (replace(cluster.nodes[0], host_memory_bytes=1e8),) * count

@@ -1,4 +1,4 @@
-"""Decisions: never worse than keeping, a plan wherever there is one, and what they say adds up."""
+"""Decisions: never worse than no change, a plan wherever one exists, and figures that add up."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ def test_decisions_are_never_worse_than_keep_and_their_costs_add_up(pytestconfig
                 after_s / found.keep_step_s
             )
             assert after_s <= horizon_s
-        # What runs is kept, if it is decided upon again.
+        # A second decision keeps the running plan.
         if found.decision != "keep":
-            kept = given.planner.replan(found.arrangement, situation, horizon_s=60.0)
-            assert kept.steps >= 60.0 / found.step_s * (1.0 - 1e-12)
+            unchanged = given.planner.replan(found.arrangement, situation, horizon_s=60.0)
+            assert unchanged.steps >= 60.0 / found.step_s * (1.0 - 1e-12)
     assert seen == {"keep", "patch", "move"}
 
 
 @pytest.mark.slow
 def test_shapes_are_those_of_each_size_by_itself(full: bool) -> None:
-    """What is best on one number of nodes is where the search on another begins, and changes nothing."""
+    """The best plan on one number of nodes is the warm start of the next search, and changes no result."""
     for given in (job("opt-350m", "16x2xT4", 64), tight_job(int(3.4e9), 9)):
         prices = given.planner.steps.prices
         sizes = (1, 2, 3, 4, 6, 8) if full else (2, 3, 4)
@@ -86,7 +86,9 @@ def test_numbers_of_nodes_that_are_searched() -> None:
 
 @pytest.mark.slow
 def test_few_nodes_are_idle_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven stages lie on the seven of eight nodes that are left; by powers of two alone steps are longer."""
+    """Seven stages are on the seven of eight nodes that are left; with powers of two alone, steps
+    are longer.
+    """
     given = job("opt-350m", "8x1xT4", 64)
     situation = given.situation([NodeLost(time_s=0.0, node="n1")])
     found = given.planner.replan(None, situation, horizon_s=HOUR_S)
@@ -108,7 +110,7 @@ def test_a_longer_horizon_leads_to_earlier_changes() -> None:
 
 @pytest.mark.slow
 def test_a_node_that_went_and_came_back_holds_nothing() -> None:
-    """Same nodes, same shares, but what the node held has to come from somewhere."""
+    """The nodes and shares are the same, but the node's state has to come from elsewhere."""
     given = job("opt-350m", "4x2xT4", 32)
     running, step_s = given.best()
     situation = given.situation()
@@ -124,7 +126,7 @@ def test_a_node_that_went_and_came_back_holds_nothing() -> None:
 
 @cache
 def some_fits(given: Job, nodes: int) -> bool:
-    """By the search: whether anything fits on all devices of any number of these nodes."""
+    """Whether the search finds a plan that fits on all devices of any number of these nodes."""
     pool = given.planner.steps.prices.pools[0]
     for count in range(1, nodes + 1):
         cluster = uniform_cluster(given.cluster, pool, count, NodeState(pool=0))
@@ -135,8 +137,9 @@ def some_fits(given: Job, nodes: int) -> bool:
 
 
 def replanned_without(given: Job, running: Arrangement, lost: tuple[int, ...], nodes: int) -> bool:
-    """Whether anything fits on the `nodes` that are left without those `lost`. Where it does, what is decided
-    runs on them, for as long as it says; where not, that is said."""
+    """Whether a plan fits on the `nodes` without those `lost`. If so, assert that the decision runs on them
+    with the stated step time; if not, that the decision reports it.
+    """
     situation = given.situation(NodeLost(time_s=0.0, node=f"n{index}") for index in lost)
     fits = some_fits(given, nodes)
     if fits:
@@ -157,8 +160,9 @@ MIB = 1 << 20
 def test_a_feasible_plan_is_found_after_any_loss_of_three_nodes(
     memory: int, pytestconfig: pytest.Config
 ) -> None:
-    """With 1792 MiB eight nodes hold the model, so that any three of twelve may go; nine do not by any
-    uniform strategy, so that one stays idle. With 1638 MiB all twelve are needed."""
+    """With 1792 MiB eight nodes can store the model, so any three of twelve may be lost; nine cannot under
+    any uniform strategy, so one is idle. With 1638 MiB all twelve are needed.
+    """
     given = tight_job(memory * MIB)
     running, _ = given.best()
     every, outcomes = range(12), set()
@@ -186,8 +190,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_a_feasible_plan_is_found_after_any_loss_in_a_small_cluster(
     nodes: int, memory: int, full: bool
 ) -> None:
-    """All sets of up to three (of six nodes a few, with `--full` all of them and of seven to eleven): where
-    few are lost the model fits on what is left, where more are it does not."""
+    """All sets of up to three lost nodes (some of them for six nodes; with `--full` all of them, also for
+    seven to eleven): if few are lost the model fits on the rest, if more are lost it does not.
+    """
     given = tight_job(memory * MIB, nodes)
     running, _ = given.best()
     outcomes = set()

@@ -46,7 +46,7 @@ def picked(given: Job, *events: ClusterEvent, fixed: Mapping[str, int | str | bo
 
 
 def few_strategies(given: Job) -> Iterator[Arrangement]:
-    """All that `FEW` leaves, on every set of nodes in every order."""
+    """All strategies that `FEW` allows, on every set of nodes in every order."""
     names = [f"n{index}" for index in range(len(given.cluster.nodes))]
     for size in range(1, len(names) + 1):
         for pp in (1, 2, 3, 4, 6):
@@ -62,8 +62,8 @@ def few_strategies(given: Job) -> Iterator[Arrangement]:
                         yield Arrangement(strategy=strategy, slots=slots, microbatches=(24 // dp,) * dp)
 
 
-def worths(given: Job, arrangement: AnyArrangement, events: tuple[ClusterEvent, ...]) -> dict[str, float]:
-    """What the policies count, summed instant by instant."""
+def scores(given: Job, arrangement: AnyArrangement, events: tuple[ClusterEvent, ...]) -> dict[str, float]:
+    """The scores of the policies, summed instant by instant."""
     trace = EventTrace(nodes=3, events=events)
     times = [0.0, *sorted({event.time_s for event in events}), length_of(trace)]
     rates, steps = [], 0.0
@@ -77,7 +77,7 @@ def worths(given: Job, arrangement: AnyArrangement, events: tuple[ClusterEvent, 
 
 
 def random_events(given: Job, rng: random.Random) -> tuple[ClusterEvent, ...]:
-    """Links and devices that change; no node goes, so that nothing is read again."""
+    """Changes of links and devices; no node leaves, so no state is read again."""
     links = [link for link in link_graph(given.cluster) if link.name.startswith("n") and ">s" in link.name]
     now, events = 0.0, list[ClusterEvent]()
     for _ in range(rng.randint(1, 4)):
@@ -100,10 +100,10 @@ def test_picks_are_those_of_brute_force(pytestconfig: pytest.Config) -> None:
     for _ in range(100 if pytestconfig.getoption("--full") else 6):
         events = random_events(given, rng)
         found = picked(given, *events)
-        counted = [worths(given, one, events) for one in every]
+        counted = [scores(given, one, events) for one in every]
         for pick in found.picks:
             best = max(one[pick.policy] for one in counted)
-            mine = worths(given, pick.arrangement, events)[pick.policy]
+            mine = scores(given, pick.arrangement, events)[pick.policy]
             assert mine == pytest.approx(best, rel=1e-9), (pick.policy, events)
             assert best <= mine / (1.0 - pick.gap) * (1.0 + 1e-9)
         differing += len({pick.arrangement for pick in found.picks}) > 1
@@ -126,7 +126,8 @@ def test_a_trace_without_events_is_the_best_plan_with_no_gap() -> None:
 
 @pytest.mark.slow
 def test_policies_differ_where_a_node_is_often_gone() -> None:
-    # n1 is there for 100 s of 2,400 s: now, all three nodes are best; in expectation and at worst, two are.
+    # n1 is present for 100 s of 2,400 s: now, all three nodes are best; in expectation and in the worst case,
+    # two are.
     given = job("opt-350m", "3x2xT4", 48)
     events = (NodeLost(time_s=100.0, node="n1"), NodeJoined(time_s=2200.0, node="n1"))
     found = picked(given, *events, fixed={})
@@ -139,15 +140,15 @@ def test_policies_differ_where_a_node_is_often_gone() -> None:
 
 
 def test_bounds_hold_for_policies_that_replan() -> None:
-    """Even the best strategy of every instant makes no more on these nodes than the bound says."""
+    """Even the best strategy of every instant makes no more steps on these nodes than the bound."""
     given = job(*SMALL)
     events = (Slowdown(time_s=50.0, where="n0", speed=0.3), Slowdown(time_s=500.0, where="n0", speed=1.0))
     found = picked(given, *events)
     every = list(few_strategies(given))
     three = [one for one in every if len(one.slots) == 3]
     for pick in found.picks:
-        most = max(worths(given, one, events)[pick.policy] for one in three)
-        mine = worths(given, pick.arrangement, events)[pick.policy]
+        most = max(scores(given, one, events)[pick.policy] for one in three)
+        mine = scores(given, pick.arrangement, events)[pick.policy]
         assert most <= mine / (1.0 - pick.gap) * (1.0 + 1e-9)
 
 
@@ -178,8 +179,9 @@ def test_a_part_of_a_cluster_is_its_nodes() -> None:
 def test_policies_that_a_target_does_not_carry_out_are_not_picked(
     monkeypatch: pytest.MonkeyPatch, kinds: int
 ) -> None:
-    """Of a field by itself and of what a limit forbids, where others are found beside it and where none are;
-    the twin that asks nothing of what is found is caught."""
+    """With a forbidden field, and with a forbidden combination, where other plans exist and where none does;
+    the mutant that skips the check of answers is caught.
+    """
     given, own = job(*SMALL), target_of("shardwise")
     monkeypatch.setattr(trace_plan, "STRATEGIES_PER_SEARCH", kinds)
 
@@ -195,7 +197,7 @@ def test_policies_that_a_target_does_not_carry_out_are_not_picked(
     over_two = Condition(left=Product(fields=("dp",)), above=2)
     always = Condition(left=Product(fields=("recompute",)), values=("none", "selective", "full"))
     limit = Limit(field="dp", where=(over_two, always), allowed="at most 2")
-    assert limit.level is None  # the search itself does not judge it
+    assert limit.level is None  # the search itself does not check it
     limited = replace(own, axes={}, default_axes={}, limits=(limit,))
     assert {one.dp for one in strategies(limited)} == {2}
     monkeypatch.setattr(Target, "broken_limit", lambda target, strategy: None)

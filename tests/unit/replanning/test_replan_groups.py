@@ -1,4 +1,4 @@
-"""Nodes in another order, of several racks and sites: tiers hold only where the cluster has them."""
+"""Nodes in another order, from several racks and sites: tiers are used only where the cluster has them."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def strategies() -> list[Strategy]:
     ]
 
 
-def on(given: Job, cluster: Cluster, strategy: Strategy) -> float:
-    """Seconds of a step as the search prices it."""
+def step_time_s(given: Job, cluster: Cluster, strategy: Strategy) -> float:
+    """Seconds of a step by the search's cost model."""
     problem = Question(model=given.model, cluster=cluster, job=given.job).problem()
     return float(step_times_s(problem, StrategyTable.of([strategy]))[0])
 
@@ -79,28 +79,30 @@ def without_racks(cluster: Cluster) -> Cluster:
 
 
 def test_an_order_that_splits_racks_is_predicted_without_them(given: Job) -> None:
-    """All 24 orders of the nodes: in 8 the racks are two nodes each that follow each other (2 racks first, 2
-    orders in either: 2 * 2 * 2); in the others nothing but nodes lies together."""
-    situation, kept, slower = given.situation(), 0, 0
+    """All 24 orders of the nodes: in 8 of them each rack's two nodes are consecutive (2 orders of racks, 2
+    orders within each: 2 * 2 * 2); in the others only the tier within nodes holds.
+    """
+    situation, with_racks, slower = given.situation(), 0, 0
     for strategy in strategies():
         whole_s, parted_s = (
-            on(given, given.cluster, strategy),
-            on(given, without_racks(given.cluster), strategy),
+            step_time_s(given, given.cluster, strategy),
+            step_time_s(given, without_racks(given.cluster), strategy),
         )
         slower += parted_s > 1.01 * whole_s
         for slots in permutations(NATURAL):
-            is_kept = {slots[0], slots[1]} in ({"n0", "n1"}, {"n2", "n3"})
-            kept += is_kept
-            expected_s = whole_s if is_kept else parted_s
+            has_racks = {slots[0], slots[1]} in ({"n0", "n1"}, {"n2", "n3"})
+            with_racks += has_racks
+            expected_s = whole_s if has_racks else parted_s
             assert step_s(given, strategy, slots, situation) == pytest.approx(expected_s, rel=1e-11)
-    assert kept == 8 * len(strategies())
+    assert with_racks == 8 * len(strategies())
     assert any(
-        on(given, given.cluster, one) < on(given, without_racks(given.cluster), one) for one in strategies()
+        step_time_s(given, given.cluster, one) < step_time_s(given, without_racks(given.cluster), one)
+        for one in strategies()
     )
 
 
 def test_racks_that_are_ignored_are_noticed(given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin that takes any consecutive nodes for a rack."""
+    """The mutant takes any consecutive nodes for a rack."""
     monkeypatch.setattr(NodeGroups, "changed_spans", lambda self, places, like: ())
     with pytest.raises(AssertionError):
         test_an_order_that_splits_racks_is_predicted_without_them(given)
@@ -108,8 +110,9 @@ def test_racks_that_are_ignored_are_noticed(given: Job, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_replacement_plan_has_the_step_time_of_its_cluster(given: Job) -> None:
-    """Whichever node is slow, and by how much: a decision's arrangement, priced as the search prices the
-    strategy on a cluster that has its nodes as they lie, takes no less than the decision says."""
+    """Whichever node is slow, and by how much: the step time of a decision is no less than that of its
+    strategy on a cluster with its nodes in the decision's order.
+    """
     running, _ = given.best()
     decisions = set()
     for name in NATURAL:
@@ -120,11 +123,11 @@ def test_a_replacement_plan_has_the_step_time_of_its_cluster(given: Job) -> None
             strategy, slots = found.arrangement.strategy, found.arrangement.slots
             if len(slots) < 4:
                 continue
-            is_kept = {slots[0], slots[1]} in ({"n0", "n1"}, {"n2", "n3"})
-            cluster = given.cluster if is_kept else without_racks(given.cluster)
-            # Nothing slow, equal shares: no slower than the same with a slow node and shares of any kind.
+            has_racks = {slots[0], slots[1]} in ({"n0", "n1"}, {"n2", "n3"})
+            cluster = given.cluster if has_racks else without_racks(given.cluster)
+            # Nothing slow, equal shares: no slower than the same with a slow node and any shares.
             most = max(found.arrangement.microbatches) * strategy.dp / sum(found.arrangement.microbatches)
-            assert found.step_s * most >= on(given, cluster, strategy) * (1.0 - 1e-9)
+            assert found.step_s * most >= step_time_s(given, cluster, strategy) * (1.0 - 1e-9)
     assert decisions - {"keep"}
 
 
@@ -132,7 +135,7 @@ def test_a_replacement_plan_has_the_step_time_of_its_cluster(given: Job) -> None
 def test_a_decision_for_racks_that_do_not_exist_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The same twin decides for an order that takes longer than it says."""
+    """The same mutant decides for an order that takes longer than it predicts."""
     monkeypatch.setattr(NodeGroups, "changed_spans", lambda self, places, like: ())
     (tmp_path / "racks.yaml").write_text(RACKS)
     own = Job("opt-350m", load_cluster(str(tmp_path / "racks.yaml")), 32, 512)
@@ -148,18 +151,19 @@ def sites(given: Job, bytes_per_s: float, latency_s: float = 0.0) -> Situation:
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
 def test_a_slow_link_between_sites_slows_only_the_tier_between_them(given: Job, share: float) -> None:
-    """The WAN carries 0.5 GB/s for each device, 2 GB/s for the four devices of a site. A share of that
-    between the sites is as if the WAN had that share, and leaves racks as they are."""
+    """The WAN carries 0.5 GB/s for each device, 2 GB/s for the four devices of a site. A share of the link
+    between the sites acts as a WAN with that share, and leaves racks unchanged.
+    """
     rack_tier, wan = given.cluster.tiers[-2:]
     cards = 2 * wan.bytes_per_s / given.planner.steps.prices.node_bytes_per_s[0]
-    # Shares of the cards are rounded down to powers of 1.02; what is above the WAN's own is the WAN's.
+    # Shares of the cards are rounded down to powers of 1.02; the WAN's own bandwidth is the limit.
     left = min(rounded_down(share * cards) / cards, 1.0)
     slower = replace(wan, bytes_per_s=wan.bytes_per_s * left, flow_bytes_per_s=wan.flow_bytes_per_s * left)
     cluster = replace(given.cluster, tiers=(*given.cluster.tiers[:-1], slower))
     assert cluster.tiers[-2] == rack_tier
     situation = sites(given, share * 4 * wan.bytes_per_s)
     for strategy in strategies():
-        expected_s = on(given, cluster, strategy)
+        expected_s = step_time_s(given, cluster, strategy)
         assert step_s(given, strategy, NATURAL, situation) == pytest.approx(expected_s, rel=1e-11)
 
 

@@ -1,4 +1,4 @@
-"""Moving layers between stages as a patch: away from slow nodes, at the price of their bytes."""
+"""Patches that move layers between stages: away from slow nodes, at the cost of their bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def counts(arrangement: Arrangement) -> tuple[int, ...]:
 
 @pytest.mark.slow
 def test_a_slow_stage_gives_layers_away_as_a_patch() -> None:
-    """The first of two stages lies on a node that runs at a half."""
+    """The first of two stages is on a node at half speed."""
     given = job("opt-350m", "2x2xT4", 32)
     before = running(given, pp=2, tp=2)
     assert counts(before) == (12, 12)
@@ -69,7 +69,7 @@ def test_bytes_sent_are_those_of_the_shifted_layers() -> None:
     change = given.planner.transitions.between(before, after, slow)
     layer = next(kind for kind in given.model.kinds)
     weights = sum(weight.parameters for operator in layer.operators for weight in operator.weights)
-    # fp16 weights, fp32 master weights and two moments: 2 + 12 bytes each; a node holds both tensor ranks.
+    # fp16 weights, fp32 master weights and two moments: 2 + 12 bytes each; a node has both tensor ranks.
     into = {name: nbytes for name, nbytes in change.bytes_per_link.items() if name.endswith(">n1")}
     assert sum(into.values()) == pytest.approx(weights * 14.0)
     assert change.seconds > 10.0 and change.lost_s == 0.0

@@ -1,4 +1,4 @@
-"""Replays and plans for traces on mixed clusters: uneven plans among what policies choose from."""
+"""Replays and plans for traces on mixed clusters, where policies can choose uneven plans."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ANY = AllowedSpace(space="default", fixed={}, axes={})
 
 
 class Mixed:
-    """A small model on two or three nodes of several pools; what is priced and searched stays."""
+    """A small model on two or three nodes of several pools, which keeps its estimates and searches."""
 
     def __init__(self, cluster: str) -> None:
         config = {
@@ -111,7 +111,7 @@ def test_no_policy_makes_more_steps_than_the_oracle_where_plans_are_uneven(
 
 @pytest.mark.slow
 def test_a_migration_without_its_cost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An oracle that has every uneven plan pay for a restart is beaten by a policy that patches."""
+    """A policy that patches beats an oracle in which every uneven plan costs a restart."""
     given = mixed()
     monkeypatch.setattr(UnevenArrangement, "shape", property(lambda one: one.layout_key))
     events = tuple(
@@ -132,7 +132,7 @@ def test_an_uneven_plan_waits_for_its_nodes_and_reads_its_checkpoint() -> None:
     static = found.run("static")
     assert [one.decision for one in static.choices] == ["keep", WAIT, "keep"]
     reading = given.planner.started(start, given.situation())
-    # Half of a checkpoint interval is done again.
+    # Half of a checkpoint interval is repeated.
     assert static.choices[2].change_s == pytest.approx(reading.seconds + 50.0)
     step_s = start.result.step_time_s
     assert static.steps[0] == pytest.approx(1000.0 / step_s) and static.steps[1] == 0.0
@@ -141,14 +141,14 @@ def test_an_uneven_plan_waits_for_its_nodes_and_reads_its_checkpoint() -> None:
 
 @pytest.mark.slow
 def test_the_loss_of_an_idle_node_does_not_stop_the_plan() -> None:
-    """The plan of a file names all nodes that it was made for; one on which no stage lies may go."""
+    """The plan of a file names all nodes that it was made for; a node without stages may leave."""
     given = mixed()
     best = given.best()
     own = given.planner.uneven.part(best, [0], best.nodes)
     idle = [name for name in given.names if name not in own.nodes]
     start = UnevenArrangement(result=own.result, nodes=(*own.nodes, *idle))
     lost = NodeLost(time_s=1000.0, node=idle[0])
-    assert given.planner.step_s(start, given.situation(lost)) is None  # as it stands it would wait
+    assert given.planner.step_s(start, given.situation(lost)) is None  # without a change it would wait
     found = given.replayed(EventTrace(nodes=3, events=(lost,)), start)
     assert [one.decision for one in found.run("static").choices] == ["keep", "keep"]
 
@@ -173,14 +173,15 @@ def test_a_uniform_plan_moves_to_an_uneven_one_that_is_faster() -> None:
     assert found.decision == "move" and isinstance(found.arrangement, UnevenArrangement)
     assert found.step_s == pytest.approx(uneven.result.step_time_s, rel=0.02)
     assert found.keep_step_s == pytest.approx(uniform.step_s) and found.steps > found.keep_steps
-    # Where there is no time for it, all stays.
+    # Where there is no time for it, nothing changes.
     assert given.planner.replan(uniform.arrangement, situation, horizon_s=10.0).decision == "keep"
 
 
 @pytest.mark.slow
 def test_a_patch_leaves_out_pipelines_on_slow_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each pipeline does a microbatch at least: with n0 at 0.3 of its speed all wait for it, and two of the
-    three are sooner done without. A twin to which no node is slow stays."""
+    """Each pipeline does at least one micro-batch: with n0 at 0.3 of its speed all wait for it, and without
+    it two of the three are faster. The mutant, for which no node is slow, keeps the plan.
+    """
     given, event = mixed(), Slowdown(time_s=0.0, where="n0", speed=0.3)
     start, situation = given.best(), given.situation(event)
     assert len(start.result.layout.pipelines) == 3
@@ -227,7 +228,7 @@ def test_the_report_equals_the_record() -> None:
 def steps_of(
     given: Mixed, arrangement: Arrangement | UnevenArrangement, epochs: list[tuple[Situation, float]]
 ) -> float:
-    """Priced from the record, situation by situation."""
+    """Predicted from the record, situation by situation."""
     total = 0.0
     for situation, length_s in epochs:
         if not set(arrangement.nodes) <= set(situation.states):
@@ -243,7 +244,7 @@ def steps_of(
 
 @pytest.mark.slow
 def test_a_plan_for_a_trace_is_uneven_where_that_makes_more_steps() -> None:
-    """n0 is slow for most of the trace: what is best now is not what makes most."""
+    """n0 is slow for most of the trace: the plan that is best now does not make the most steps."""
     given = mixed()
     slow = Slowdown(time_s=100.0, where="n0", speed=0.3)
     trace = EventTrace(nodes=3, events=(slow, Slowdown(time_s=3000.0, where="n0", speed=0.3)))
@@ -257,7 +258,7 @@ def test_a_plan_for_a_trace_is_uneven_where_that_makes_more_steps() -> None:
     now, expected = found.pick("now"), found.pick("expected")
     assert now.now_step_s == pytest.approx(given.best().result.step_time_s, rel=0.02)
     assert expected.steps > now.steps and expected.steps > max(one.steps for one in found.uniform)
-    # The best uneven plan of every instant makes no more than the bound says.
+    # The best uneven plan of every instant makes no more steps than the bound.
     best_s = [given.planner.replan(None, each, horizon_s=1e9).step_s for each in (whole, after)]
     most = sum(length_s / step_s for (_, length_s), step_s in zip(epochs, best_s, strict=True))
     assert expected.steps <= most * (1.0 + 1e-9)

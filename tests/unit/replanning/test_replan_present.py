@@ -1,4 +1,4 @@
-"""Decisions by measured links: the best there is on the links as they are, of what the target runs."""
+"""Decisions with measured links: the best plan on the links as they are, among those that the target runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rates(share: float) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.4])
 def test_the_decision_is_the_best_on_the_links_as_they_are(share: float) -> None:
-    """The search, asked about a cluster with such links, finds nothing faster over a long horizon."""
+    """The search on a cluster with these links finds nothing faster over a long horizon."""
     now = running()
     found = LinkAwarePlanner(now, TARGET).decide(
         now.best.strategy, rates(share), costs=COSTS, horizon_s=LONG_S
@@ -63,7 +63,7 @@ def test_the_plan_is_kept_without_a_change_or_with_little_time() -> None:
 
 @pytest.mark.slow
 def test_decisions_contain_only_plans_that_the_target_runs() -> None:
-    """A target without pipelines: the same change of the links leads elsewhere."""
+    """A target without pipelines: the same change of the links gives another decision."""
     narrow = replace(TARGET, axes={**TARGET.axes, "pp": (1,)})
     strategy = running().best.strategy
     free, bound = (

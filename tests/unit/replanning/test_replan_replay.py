@@ -1,4 +1,4 @@
-"""Replays: epochs and totals by hand, and on random traces no policy that makes more than the oracle."""
+"""Replays: epochs and totals by hand, and on random traces no policy makes more steps than the oracle."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def test_no_policy_makes_more_steps_than_the_oracle(pytestconfig: pytest.Config)
 
 @pytest.mark.slow
 def test_adapting_may_make_fewer_steps_than_staying() -> None:
-    """A node is slow for 15 s after a quiet hour. Expecting another hour of it, the adaptive policy takes
-    10 s to give it less, and 10 s more to give it back."""
+    """A node is slow for 15 s after a quiet hour. The adaptive policy expects another hour of it, takes 10 s
+    to give it fewer micro-batches, and 10 s more to return them.
+    """
     given = job(*SMALL)
     events = (Slowdown(time_s=3600.0, where="n1", speed=0.5), Slowdown(time_s=3615.0, where="n1", speed=1.0))
     found = replayed(given, EventTrace(nodes=4, events=events))
@@ -82,7 +83,7 @@ def test_epochs_end_where_something_changes() -> None:
     given = job(*SMALL)
     events: tuple[ClusterEvent, ...] = (
         NodeLost(time_s=0.0, node="n3"),
-        Slowdown(time_s=10.0, where="n1", speed=1.0),  # it was at its speed before
+        Slowdown(time_s=10.0, where="n1", speed=1.0),  # it had its full speed before
         Notice(time_s=20.0, node="n2", lost_at_s=140.0),
         NodeLost(time_s=140.0, node="n2"),
         NodeJoined(time_s=140.0, node="n3"),
@@ -129,7 +130,7 @@ def test_a_fixed_plan_waits_for_its_nodes_and_reads_its_checkpoint() -> None:
 
 
 def test_checkpoints_are_as_far_apart_as_losses_suggest() -> None:
-    # Two instants of loss in 3600 s (one node of the second had notice, so it is one of the two): sqrt(2 *
+    # Two losses in 3600 s (one node of the second had notice, so it counts among the two): sqrt(2 *
     # 6.3 s * 1800 s) = 150.6 s.
     events: tuple[ClusterEvent, ...] = (
         NodeLost(time_s=10.0, node="n0"),

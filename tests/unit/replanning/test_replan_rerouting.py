@@ -1,4 +1,4 @@
-"""Going on without lost nodes: what it takes, what it moves, and where it cannot be."""
+"""Re-routing around lost nodes: its step time, its transfers, and where it is impossible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR_S = 3600.0
 FLAT = ("opt-350m", "8x1xT4", 64)
 
 
-def laid(given: Job, **fields: int | str | bool) -> Arrangement:
+def arranged(given: Job, **fields: int | str | bool) -> Arrangement:
     """A strategy on all nodes, in their order."""
     batch = given.job.global_batch_size
     strategy = complete(
@@ -37,7 +37,7 @@ def without(given: Job, *lost: str) -> list[NodeLost]:
 
 
 def perfect_s(given: Job, arrangement: Arrangement) -> float:
-    """No stage can be done sooner than by all that are left of it, never idle."""
+    """A lower bound: no stage ends before all its remaining ranks, never idle, could end it."""
     strategy: Strategy = arrangement.strategy
     figures = given.planner.steps.prices.figures(strategy, NodeState(pool=0))
     assert figures is not None
@@ -57,7 +57,7 @@ def perfect_s(given: Job, arrangement: Arrangement) -> float:
 )
 def test_rerouting_is_a_named_choice_and_no_better_than_perfect(fields: dict[str, int | str]) -> None:
     given = job(*FLAT)
-    running = laid(given, **fields)
+    running = arranged(given, **fields)
     whole_s = given.planner.steps.step_s(running, given.situation())
     assert whole_s is not None
     rng = random.Random(1)
@@ -76,30 +76,35 @@ def test_rerouting_is_a_named_choice_and_no_better_than_perfect(fields: dict[str
 
 
 def test_rerouting_is_chosen_where_it_is_best() -> None:
-    """One stage of one of two pipelines is gone. Without it one pipeline would be left to do all; re-routed,
-    three quarters of the other help it. Nothing moves: its peer has what it had."""
+    """One stage of one of two pipelines is lost. Without that pipeline the other would do everything; with
+    re-routing, three quarters of it still help. Nothing is transferred: its peer has the same state.
+    """
     given = job(*FLAT)
-    running = laid(given, pp=4)
+    running = arranged(given, pp=4)
     found = given.planner.patch(running, given.situation(without(given, "n1")), horizon_s=HOUR_S)
     assert found.decision == "patch" and found.arrangement.is_rerouted
     assert found.arrangement.nodes == tuple(name for name in running.slots if name != "n1")
     assert found.transition.bytes_per_link == {} and found.transition.seconds == 10.0
-    # It goes on so, and the next loss leaves more to do.
+    # It continues like this, and the next loss leaves more work per rank.
     situation = given.situation(without(given, "n1", "n6"))
     again = without_gone(found.arrangement, situation, given.planner.steps.prices)
     assert again is not None and again.slots.count(NO_NODE) == 2
-    # Where it cannot be carried out, it is told and not chosen.
+    # A target that cannot carry it out gets it reported, not chosen.
     able = planner_of(given.planner.steps.prices, Costs(), can_run=lambda one: not one.is_rerouted)
     other = able.patch(running, given.situation(without(given, "n1")), horizon_s=HOUR_S)
     assert other.rerouted is not None and other.rerouted.arrangement == found.arrangement
     assert not other.arrangement.is_rerouted and other.steps < found.steps
-    kept = given.planner.patch(found.arrangement, given.situation(without(given, "n1")), horizon_s=HOUR_S)
-    assert kept.decision == "keep" and kept.transition == NO_TRANSITION and kept.rerouted is None
+    unchanged = given.planner.patch(
+        found.arrangement, given.situation(without(given, "n1")), horizon_s=HOUR_S
+    )
+    assert (
+        unchanged.decision == "keep" and unchanged.transition == NO_TRANSITION and unchanged.rerouted is None
+    )
 
 
 def test_slow_nodes_lengthen_a_rerouted_step() -> None:
     given = job(*FLAT)
-    running = laid(given, pp=4)
+    running = arranged(given, pp=4)
     rerouted = without_gone(running, given.situation(without(given, "n1")), given.planner.steps.prices)
     assert rerouted is not None
     events = without(given, "n1")
@@ -118,7 +123,7 @@ def test_slow_nodes_lengthen_a_rerouted_step() -> None:
 
 
 def covered(state_shards: Sequence[Sequence[object]], nodes: set[str], units: int) -> None:
-    """Every unit's shares from 0 to 1 are held, by these nodes."""
+    """These nodes together have the shares of every unit from 0 to 1."""
     for unit in range(units):
         rows = [row for row in state_shards if row[0].first <= unit < row[0].last]  # type: ignore[attr-defined]
         assert len(rows) == 1
@@ -131,7 +136,7 @@ def covered(state_shards: Sequence[Sequence[object]], nodes: set[str], units: in
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
 def test_the_remaining_peers_hold_all_weights_and_states(zero_stage: int) -> None:
     given = job(*FLAT)
-    running = laid(given, pp=2, zero_stage=zero_stage)
+    running = arranged(given, pp=2, zero_stage=zero_stage)
     situation = given.situation(without(given, "n1", "n4"))
     rerouted = without_gone(running, situation, given.planner.steps.prices)
     assert rerouted is not None
@@ -139,7 +144,7 @@ def test_the_remaining_peers_hold_all_weights_and_states(zero_stage: int) -> Non
     for state_shards in (held.weights, held.states):
         covered(state_shards, set(rerouted.nodes), 26)
     change = given.planner.transitions.between(running, rerouted, situation)
-    # Shards that lay on a lost node alone come from the checkpoint, and half of 10 minutes are done again.
+    # Shards that only a lost node had come from the checkpoint, and half of 10 minutes is repeated.
     assert change.lost_s == (300.0 if zero_stage else 0.0)
     assert (sum(change.bytes_per_link.values()) > 0.0) == (zero_stage > 0)
 
@@ -148,12 +153,12 @@ def test_impossible_rerouting_is_no_choice() -> None:
     given = job(*FLAT)
     prices = given.planner.steps.prices
     after = given.situation(without(given, "n1"))
-    assert without_gone(laid(given, pp=4), given.situation(), prices) is None
-    assert without_gone(laid(given, pp=1), after, prices) is None
-    assert without_gone(laid(given, pp=8), after, prices) is None
-    assert without_gone(laid(given, pp=4, vpp=2, schedule="interleaved_1f1b"), after, prices) is None
+    assert without_gone(arranged(given, pp=4), given.situation(), prices) is None
+    assert without_gone(arranged(given, pp=1), after, prices) is None
+    assert without_gone(arranged(given, pp=8), after, prices) is None
+    assert without_gone(arranged(given, pp=4, vpp=2, schedule="interleaved_1f1b"), after, prices) is None
     both = given.situation(without(given, "n1", "n5"))
-    running = laid(given, pp=4)
+    running = arranged(given, pp=4)
     stages = node_slots(running.strategy, 1)[:, :, 0]
     same = [f"n{slot}" for slot in stages[:, 1]]
     assert without_gone(running, given.situation(without(given, *same)), prices) is None
@@ -161,9 +166,9 @@ def test_impossible_rerouting_is_no_choice() -> None:
 
 
 def test_states_of_more_than_a_share_must_fit() -> None:
-    """ZeRO-1 over two replicas fits; where one has to hold all states of its stage, it does not."""
+    """ZeRO-1 over two replicas fits; if one has to store all states of its stage, it does not."""
     roomy = tight_job(4096 << 20)
-    running = laid(roomy, pp=6, zero_stage=1)
+    running = arranged(roomy, pp=6, zero_stage=1)
     needs = [
         roomy.planner.steps.prices.figures(with_dp(running.strategy, width), NodeState(pool=0))
         for width in (2, 1)

@@ -1,4 +1,4 @@
-"""Steps of arrangements: as the search prices them where nothing changed, and by hand where something did."""
+"""Step times of arrangements: as the search predicts them where nothing changed, and by hand elsewhere."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shardwise.strategy import Strategy, complete, node_slots
 SMALL = ("opt-350m", "4x2xT4", 32)
 
 
-def laid(**fields: int) -> Strategy:
-    """A strategy of eight devices with microbatches of one sequence."""
+def strategy_of(**fields: int) -> Strategy:
+    """A strategy of eight devices with micro-batches of one sequence."""
     given = {"micro_batch_size": 1, **fields}
     return complete(given, devices=8, layers=24, experts=None, global_batch_size=32)
 
@@ -37,15 +37,15 @@ def test_an_unchanged_plan_has_the_step_time_of_the_search() -> None:
 
 def test_a_slow_node_takes_fewer_microbatches_and_less_time_than_equal_shares() -> None:
     given = job(*SMALL)
-    strategy = laid(dp=8)
+    strategy = strategy_of(dp=8)
     slots = tuple(f"n{index}" for index in range(4))
     steps = given.planner.steps
     even = steps.balanced(strategy, slots, given.situation())
     slow = given.situation([Slowdown(time_s=0.0, where="n2", speed=0.5)])
     shared = steps.balanced(strategy, slots, slow)
     assert even is not None and shared is not None
-    # 32 microbatches on 8 pipelines, two at half speed: r each and r / 2 with 6 r + 2 r / 2 = 32 is r = 4.57;
-    # so none does more than 5, the slow ones 2 (as long as 4), and what is left over are fours.
+    # 32 micro-batches on 8 pipelines, two at half speed: r each and r / 2 with 6 r + 2 r / 2 = 32 is r =
+    # 4.57; so none does more than 5, the slow ones do 2 (as long as 4), and the remaining ones do 4.
     assert even.microbatches == (4,) * 8
     assert shared.microbatches == (5, 5, 5, 5, 2, 2, 4, 4)
     even_s, shared_s = steps.step_s(even, slow), steps.step_s(shared, slow)
@@ -53,9 +53,9 @@ def test_a_slow_node_takes_fewer_microbatches_and_less_time_than_equal_shares() 
 
 
 def test_a_pipeline_is_as_slow_as_its_slowest_node() -> None:
-    """No more than twice the time where one node is at half its speed, but much of that."""
+    """One node at half its speed makes the step at least 1.1 times and at most about twice as long."""
     given = job(*SMALL)
-    strategy = laid(pp=8)
+    strategy = strategy_of(pp=8)
     slots = tuple(f"n{index}" for index in range(4))
     steps = given.planner.steps
     even = steps.balanced(strategy, slots, given.situation())
@@ -74,22 +74,22 @@ def test_nothing_runs_on_a_node_that_is_gone() -> None:
 
 
 def test_another_width_keeps_the_sharding_over_all_ranks() -> None:
-    strategy = laid(dp=8, zero_stage=3)
+    strategy = strategy_of(dp=8, zero_stage=3)
     wider = with_dp(strategy, 6)
     assert (wider.param_shard, wider.grad_shard, wider.optim_shard, wider.dp) == (6, 6, 6, 6)
-    some = laid(dp=8, optim_shard=4)
+    some = strategy_of(dp=8, optim_shard=4)
     assert with_dp(some, 6).optim_shard == 2
 
 
 def test_cells_follow_the_order_of_axes() -> None:
     # dp varies faster than pp: pipeline 0 has ranks 0 and 4 of 8, so slots 0 and 2 of nodes of two.
-    strategy = laid(pp=2, dp=4)
+    strategy = strategy_of(pp=2, dp=4)
     assert strategy.axis_order == "tp-cp-dp-pp"
     assert node_slots(strategy, 2)[:, :, 0].tolist() == [[0, 2], [0, 2], [1, 3], [1, 3]]
 
 
 def test_shares_of_micro_batches_end_at_the_same_time() -> None:
-    # Two pipelines of 2 s and one of 1 s a microbatch, 12 of them: 3, 3, 6 all end after 6 s.
+    # Two pipelines of 2 s and one of 1 s per micro-batch, 12 of them: 3, 3, 6 all end after 6 s.
     assert fastest_shares([2.0, 2.0, 1.0], [2.0, 2.0, 1.0], 12, 1, 1) == [3, 3, 6]
     # In pairs: 2, 4, 6 or 4, 2, 6 end after 8 s; 2, 2, 8 do too.
     pairs = fastest_shares([4.0, 4.0, 2.0], [2.0, 2.0, 1.0], 12, 2, 2)

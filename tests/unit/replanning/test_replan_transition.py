@@ -1,4 +1,4 @@
-"""Bytes and seconds of transitions, worked out by hand."""
+"""Bytes and seconds of transitions, computed by hand."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_new_node_gets_all_weights_and_states_from_one_that_has_them() -> None
     assert all(nbytes == pytest.approx(whole) for nbytes in into.values())
     out = [nbytes for name, nbytes in found.bytes_per_link.items() if name.startswith(("n0>", "n1>"))]
     assert sum(out) == pytest.approx(2 * whole)
-    # Weights and states each come from the first two in turn: each sends one whole.
+    # Weights and states come from the first two in turn: each sends one whole copy.
     assert found.transfer_s == pytest.approx(whole / job(*SMALL).planner.steps.prices.node_bytes_per_s[0])
 
 
@@ -66,7 +66,7 @@ def test_sharded_states_of_a_lost_node_are_lost_with_it() -> None:
     new = arrangement(strategy(6, dp=6, zero_stage=1), "n0", "n1", "n2")
     found = transitions().between(old, new, after_losses("n3"))
     assert found.lost_s == 300.0
-    # All is read again: 2 bytes of weights on each of three nodes, 12 of states split over them.
+    # Everything is read again: 2 bytes of weights on each of three nodes, 12 of states sharded over them.
     whole = parameters(job(*SMALL).model)
     assert sum(found.bytes_per_link.values()) == pytest.approx(3 * 2.0 * whole + 12.0 * whole)
     noticed = transitions().between(old, new, after_losses("n3"), saved=frozenset({"n3"}))
@@ -77,7 +77,7 @@ def test_states_that_stay_where_they_are_do_not_travel() -> None:
     old = arrangement(strategy(8, dp=8, zero_stage=1), "n0", "n1", "n2", "n3")
     new = arrangement(strategy(4, dp=4, zero_stage=1), "n0", "n1")
     found = transitions().between(old, new, after_losses())
-    # n0 held the first quarter of the states and needs the first half; n1 held the second and needs the other
+    # n0 had the first quarter of the states and needs the first half; n1 had the second and needs the other
     # half: a quarter from n1 to n0, a half from n2 and n3 to n1.
     states = 12.0 * parameters(job(*SMALL).model)
     link = {name: nbytes / states for name, nbytes in found.bytes_per_link.items()}

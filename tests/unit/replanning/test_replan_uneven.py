@@ -1,4 +1,4 @@
-"""Decisions for uneven plans: never worse than keeping, and a plan wherever one exists."""
+"""Decisions for uneven plans: never worse than no change, and a plan wherever one exists."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Mixed:
             "vocab_size": 1000,
         }  # fmt: skip
         whole = load_cluster(cluster, inter_node="200Gb/s")
-        # Nothing is offloaded, so that little memory is too little.
+        # Without offload, so that little memory is too little.
         nodes = tuple(replace(node, host_memory_bytes=1e8) for node in whole.nodes)
         self.cluster = replace(whole, nodes=nodes)
         self.model = model_from_config(config, name="small")
@@ -99,11 +99,11 @@ def mixed(cluster: str, margin: float = 0.05, layers: int = 3) -> Mixed:
     return Mixed(cluster, margin, layers)
 
 
-def in_line(
+def pipeline_over(
     given: Mixed, cluster: Cluster, layers: tuple[int, ...], *, size: int = 1, ways: tuple[str, ...] = ()
 ) -> UnevenArrangement:
     """One pipeline with a stage on every node of `cluster`, each of one device."""
-    result = mixed(PAIR).running.result  # of which nothing is left that matters
+    result = mixed(PAIR).running.result  # the rest of it does not matter
     names = {replace(pool.node, name=""): pool.name for pool in pools_of(cluster)}
     pools = tuple(names[replace(node, name="")] for node in cluster.nodes)
     stages = tuple(
@@ -124,7 +124,7 @@ def in_line(
 
 
 def layers_of(arrangement: UnevenArrangement) -> tuple[int, ...]:
-    """Of the stages of all pipelines."""
+    """Layers of the stages of all pipelines."""
     pipelines = arrangement.result.layout.pipelines
     return tuple(sum(stage.layers) for pipeline in pipelines for stage in pipeline.stages)
 
@@ -159,9 +159,10 @@ def test_no_decision_makes_fewer_steps_than_keeping() -> None:
 
 
 def test_states_of_a_lost_replica_are_fetched_or_read() -> None:
-    """Two pipelines of one stage each, on a node each: both have all weights and half of the optimizer
-    states. Where one is lost, its half is gone with it, and all is read from the last checkpoint; with
-    notice its half of the states was put aside, and only that is read."""
+    """Two pipelines of one stage on a node each: both have all weights and half of the optimizer states. When
+    one is lost, its half is lost too, and everything is read from the last checkpoint. With notice, its
+    half was saved, and only that is read.
+    """
     given = mixed(PAIR)
     running = given.running
     assert [len(pipeline.stages) for pipeline in running.result.layout.pipelines] == [1, 1]
@@ -181,10 +182,11 @@ def test_states_of_a_lost_replica_are_fetched_or_read() -> None:
 
 @pytest.mark.slow
 def test_layers_leave_a_node_that_is_slow() -> None:
-    """A pipeline over two nodes of one device each, one of which slows down: of all layers those that
-    are fastest there, and of a layer that moves all weights and states."""
+    """A pipeline over two nodes of one device each, one of which becomes slow: the fastest split of all
+    layers, and all weights and states of each moved layer.
+    """
     given = mixed(PAIR, layers=8)
-    running = in_line(given, given.cluster, (4, 4))
+    running = pipeline_over(given, given.cluster, (4, 4))
     event = Slowdown(time_s=0.0, where="n0", speed=0.3)
     found = given.replan(running, event, horizon_s=90.0)
     assert found.decision == "patch" and isinstance(found.arrangement, UnevenArrangement)
@@ -192,8 +194,8 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     nodes = current_cluster(given.cluster, given.situation(event).states)
     times_s = {}
     for first in range(1, 8):
-        laid = in_line(given, nodes, (first, 8 - first)).result
-        times_s[first] = predict_record(given.model, nodes, given.job, laid).pipeline_s[0]
+        pipeline = pipeline_over(given, nodes, (first, 8 - first)).result
+        times_s[first] = predict_record(given.model, nodes, given.job, pipeline).pipeline_s[0]
     assert found.keep_step_s == pytest.approx(times_s[4], rel=1e-12)
     fastest = min(times_s, key=lambda first: times_s[first])
     assert chosen == (fastest, 8 - fastest) and fastest < 4
@@ -207,16 +209,17 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     costs = planner.transitions.costs
     assert found.transition.transfer_s == pytest.approx(moved * each / rate, rel=1e-6)
     assert found.transition.seconds == pytest.approx(found.transition.transfer_s + costs.regroup_s)
-    # Where there is no time for that, all stays.
+    # Where there is no time for that, nothing changes.
     assert given.replan(running, event, horizon_s=10.0).decision == "keep"
 
 
 @pytest.mark.slow
 def test_the_remaining_stages_take_the_layers_of_lost_ones() -> None:
-    """Of a pipeline over three nodes the one in the middle is lost, and its layers with it: all is read from
-    a checkpoint, but processes need not start again."""
+    """A pipeline over three nodes loses the one in the middle, with its layers: everything is read from a
+    checkpoint, but processes need not restart.
+    """
     given = mixed("2x1xV100-32G+1x1xV100-16G", 0.9, layers=8)
-    running = in_line(given, given.cluster, (3, 3, 2), size=4)
+    running = pipeline_over(given, given.cluster, (3, 3, 2), size=4)
     event = NodeLost(time_s=0.0, node="n1")
     found = given.replan(running, event)
     assert found.decision == "patch" and isinstance(found.arrangement, UnevenArrangement)
@@ -224,8 +227,8 @@ def test_the_remaining_stages_take_the_layers_of_lost_ones() -> None:
     nodes = current_cluster(given.cluster, given.situation(event).states)
     times_s = {}
     for first, ways in product(range(1, 8), product(RECOMPUTES, repeat=2)):
-        laid = in_line(given, nodes, (first, 8 - first), size=4, ways=ways).result
-        again = predict_record(given.model, nodes, given.job, laid)
+        pipeline = pipeline_over(given, nodes, (first, 8 - first), size=4, ways=ways).result
+        again = predict_record(given.model, nodes, given.job, pipeline)
         if again.device_bytes <= again.usable_bytes:
             times_s[first, ways] = again.pipeline_s[0]
     (first, _), least_s = min(times_s.items(), key=lambda one: one[1])
@@ -239,8 +242,9 @@ def test_the_remaining_stages_take_the_layers_of_lost_ones() -> None:
 
 @pytest.mark.slow
 def test_a_feasible_plan_is_found_after_any_loss_of_nodes(full: bool) -> None:
-    """All sets of up to three lost nodes, and all but one. What is found runs by the record alone; where
-    nothing is, the twin of the uneven search finds nothing on the nodes that are left either."""
+    """All sets of up to three lost nodes, and of all but one. A plan that is found is valid by its record
+    alone; where none is, the uneven twin finds none on the remaining nodes either.
+    """
     given = mixed("2x2xT4+10x1xV100-16G" if full else "1x2xT4+3x1xV100-16G", 0.92)
     running, infeasible = given.running, 0
     sizes = {1, 2, 3, len(given.names) - 1}

@@ -1,5 +1,6 @@
-"""The generated tables: by hand, and over every legal combination up to 16 ranks, 64 microbatches, 4
-chunks."""
+"""The generated tables: by hand, and over every legal combination up to 16 ranks, 64 micro-batches,
+4 chunks.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def test_1f1b_with_fewer_microbatches_than_ranks_is_all_forward_then_all_backwar
 
 
 def test_interleaved_by_hand() -> None:
-    # pp 2, vpp 2: rank 0 leads by 2 * (2 - 0 - 1) + (2 - 1) * 2 = 4 forwards, rank 1 by 2; groups of 2
-    # microbatches.
+    # pp 2, vpp 2: rank 0 warms up with 2 * (2 - 0 - 1) + (2 - 1) * 2 = 4 forwards, rank 1 with 2; groups of 2
+    # micro-batches.
     assert rows(generate("interleaved_1f1b", pp=2, microbatches=4, vpp=2)) == [
         "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
         "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
@@ -54,7 +55,7 @@ def test_interleaved_by_hand() -> None:
 
 
 def test_zb_h1_by_hand() -> None:
-    # The last of two ranks leads by nothing and puts one weight gradient off.
+    # The last of two ranks has no warm-up forward and defers one weight gradient.
     assert rows(generate("zb_h1", pp=2, microbatches=3, vpp=1)) == [
         "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2",
         "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2",
@@ -62,7 +63,7 @@ def test_zb_h1_by_hand() -> None:
 
 
 def test_zb_h2_by_hand() -> None:
-    # Twice the lead of zb_h1: 2 on rank 0; twice as much put off: 2 on rank 1.
+    # Twice the warm-up of zb_h1: 2 on rank 0; twice as many deferred: 2 on rank 1.
     assert rows(generate("zb_h2", pp=2, microbatches=4, vpp=1)) == [
         "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
         "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1F3 1I3 1W1 1W2 1W3",
@@ -82,7 +83,7 @@ def test_dualpipe_v_by_hand() -> None:
 
 
 def pending_weights_one_by_one(schedule: Schedule) -> tuple[int, ...]:
-    """Per rank, the most pairs at once of which I has begun and W has not ended, action by action."""
+    """Per rank, the most pending weights (I has begun, W has not ended), action by action."""
     most = []
     for row in schedule.ranks:
         waits: set[tuple[int, int]] = set()
@@ -101,7 +102,7 @@ def pending_weights_one_by_one(schedule: Schedule) -> tuple[int, ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_legal_table_is_sound_and_agrees_with_the_closed_form(name: str, full: bool) -> None:
-    """Every table is valid and holds no more than that; without `--full` one in five is counted through."""
+    """Every table is valid and is within the closed form; without `--full` one in five is counted fully."""
     seen = 0
     for pp, m, vpp in GRID:
         if illegal_reason(name, pp, m, vpp) is not None:
@@ -137,8 +138,9 @@ LEGAL_COUNT = {
 
 
 def check_ends(schedule: Schedule, m: int) -> None:
-    """Every row starts with the first forward of its rank's lowest stage and ends with that stage's last
-    gradient."""
+    """Assert that every row starts with the first forward of its rank's lowest stage and ends with that
+    stage's last gradient.
+    """
     for rank, row in enumerate(schedule.ranks):
         assert row[0] == Action(rank, ActionKind.FORWARD, 0)
         assert row[-1].kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
@@ -174,12 +176,12 @@ def test_interleaving_divides_the_bubble_by_vpp(pp: int, m: int, vpp: int) -> No
 @pytest.mark.parametrize(("pp", "m"), [(2, 3), (3, 5), (4, 7), (4, 30), (8, 15), (16, 64)])
 def test_zero_bubble_steps_when_f_i_and_w_take_one_step_each(pp: int, m: int) -> None:
     # Nothing can end before 3 m + pp - 1: the last rank starts after pp - 1 steps and has 3 m of work.
-    # Both reach it.
+    # Both schedules reach it.
     h1 = dry_run(generate("zb_h1", pp=pp, microbatches=m, vpp=1))
     h2 = dry_run(generate("zb_h2", pp=pp, microbatches=m, vpp=1))
     assert h1.steps == h2.steps == 3 * m + pp - 1
-    # They differ in what is idle inside the rank: (pp - 1) (F + I - W) = pp - 1 steps with h1, arXiv
-    # 2401.10241 table 1; none with h2, given at least 2 pp - 1 microbatches.
+    # They differ in the idle time within the rank: (pp - 1) (F + I - W) = pp - 1 steps with h1, arXiv
+    # 2401.10241 table 1; none with h2, given at least 2 pp - 1 micro-batches.
     assert m >= 2 * pp - 1
     assert [row[-1] + 1 for row in h1.starts] == [3 * m + pp - 1] * pp
     assert [row[-1] + 1 - row[0] for row in h2.starts] == [3 * m] * pp

@@ -1,4 +1,4 @@
-"""Legality on columns against the rules written out as sentences."""
+"""Legality on columns, compared with the rules written as sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V_SHAPES = ("zb_v", "dualpipe_v")
 
 
 def plain_rule(name: str, pp: int, m: int, vpp: int) -> str | None:
-    """The rules as docs/concepts/schedules.md states them."""
+    """The rules of docs/concepts/schedules.md."""
     if name in V_SHAPES and vpp != 2:
         return "schedule_vpp"
     if name == "interleaved_1f1b" and vpp == 1:
@@ -52,7 +52,8 @@ def test_names_have_the_order_of_the_strategy_field() -> None:
 
 
 def test_in_flight_broadcasts_over_mixed_schedules_and_ranks() -> None:
-    # pp 4, m 8: 1f1b holds 4, 3, 2, 1; zb_v 2 * 4 everywhere; interleaved vpp 2 holds 2 * (3 - r) + 4 + 1.
+    # pp 4, m 8: 1f1b has 4, 3, 2, 1 in flight; zb_v 2 * 4 everywhere; interleaved vpp 2 has 2 * (3 - r) + 4 +
+    # 1.
     code = np.array([[code_of("1f1b")], [code_of("zb_v")], [code_of("interleaved_1f1b")]])
     vpp = np.array([[1], [2], [2]])
     limits = in_flight(code, 4, 8, vpp, np.arange(4))

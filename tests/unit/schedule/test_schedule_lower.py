@@ -1,4 +1,4 @@
-"""Communication by hand, and broken communication."""
+"""Communication by hand, and invalid communication."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows(lowered: LoweredSchedule) -> list[str]:
 
 
 def with_row(rank: int, text: str) -> LoweredSchedule:
-    """SOUND with the row of `rank` put in the order that `text` gives."""
+    """SOUND with the row of `rank` in the order of `text`."""
     by_text = {str(step): step for row in SOUND.ranks for step in row}
     by_text["0SEND_B0"] = Communication(0, CommunicationKind.SEND_B, 0)
     changed = list(SOUND.ranks)
@@ -36,7 +36,7 @@ def with_row(rank: int, text: str) -> LoweredSchedule:
 
 
 def test_transfers_by_hand() -> None:
-    # Rank 1 takes its turn right after rank 0 and posts the gradient's receive into rank 0's row.
+    # Rank 1 comes right after rank 0 and inserts the gradient's receive into rank 0's row.
     assert rows(SOUND) == [
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1 0REDUCE_GRAD",
         "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1 1REDUCE_GRAD",

@@ -1,4 +1,4 @@
-"""The text form: what it looks like, that nothing is lost, what is refused."""
+"""The text form of schedules: its appearance, round trips, and errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_rank_without_actions_round_trips() -> None:
 
 
 def test_long_schedules_stay_short() -> None:
-    # 24,576 actions; written out they would take some 150 kB.
+    # 24,576 actions; fully written, they would take about 150 kB.
     assert len(to_text(generate("1f1b", pp=8, microbatches=1536, vpp=1))) < 400
 
 

@@ -1,4 +1,4 @@
-"""The tables and their communication are those of PyTorch, action for action."""
+"""The tables and their communication equal those of PyTorch, action for action."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CASES = [(2, 4), (2, 8), (3, 6), (4, 8), (4, 20), (5, 10), (7, 21), (8, 16)]
 
 
 def flattened(actions: Iterable[Any]) -> list[Any]:
-    """The actions without idle cells, overlapped pairs as their two parts."""
+    """The actions without idle cells, overlapped pairs split into their two parts."""
     compared = [action for action in actions if action is not None]
     return [part for action in compared for part in (action.sub_actions or (action,))]
 
 
 def torch_rows(class_name: str, pp: int, m: int, local_stages: int) -> dict[int, list[Any]]:
-    """The compute table of a PyTorch schedule class, made without stages or processes."""
+    """The compute table of a PyTorch schedule class, built without stages or processes."""
     schedule = object.__new__(getattr(torch_schedules, class_name))
     schedule.pp_group_size = pp
     schedule.n_local_stages = local_stages
@@ -70,8 +70,8 @@ def test_gpipe_table_is_pytorchs(pp: int, m: int) -> None:
 
 @pytest.mark.parametrize(("pp", "m"), CASES)
 def test_1f1b_table_is_pytorchs_except_for_its_misnumbered_forwards_on_the_last_rank(pp: int, m: int) -> None:
-    # Schedule1F1B._get_pipeline_order of 2.13 counts the last rank's forwards from 1; what it runs counts
-    # from 0.
+    # Schedule1F1B._get_pipeline_order of 2.13 counts the last rank's forwards from 1; the schedule itself
+    # counts from 0.
     schedule = object.__new__(torch_schedules.Schedule1F1B)
     schedule._num_stages, schedule._n_microbatches = pp, m
     theirs = schedule._get_pipeline_order()
@@ -137,8 +137,8 @@ def test_lowering_is_pytorchs(name: str, pp: int, m: int, vpp: int) -> None:
 def test_late_receives_are_pytorchs_where_those_keep_the_order_of_messages(
     name: str, pp: int, m: int, vpp: int
 ) -> None:
-    # PyTorch's pass lets a forward overtake a backward of the same sender where a rank sends both ways to
-    # a peer.
+    # PyTorch's pass lets a forward overtake a backward of the same sender where a rank sends in both
+    # directions to a peer.
     schedule = generate(name, pp=pp, microbatches=m, vpp=vpp)
     ours = [[str(step) for step in row] for row in lower(schedule, receive="late").ranks]
     theirs = torch_lowered(schedule, late=True)
@@ -149,7 +149,7 @@ def test_late_receives_are_pytorchs_where_those_keep_the_order_of_messages(
 
 
 def parsed_step(text: str) -> Action | Communication:
-    """Our step of PyTorch's text."""
+    """Our step for PyTorch's text."""
     theirs = torch_schedules._Action.from_str(text)
     stage, kind, microbatch = theirs.stage_index, theirs.computation_type.value, theirs.microbatch_index
     if theirs.is_compute_op:

@@ -1,4 +1,4 @@
-"""The validator's sentences, one broken table each; and the grid that marks the place."""
+"""The validator's messages, one invalid table each; and the grid that marks the place."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_schedule_without_stages_is_refused() -> None:
 
 
 def test_a_deadlock_is_found() -> None:
-    # Rank 0 wants the gradient of micro-batch 1 first; rank 1 makes it only after micro-batch 0.
+    # Rank 0 waits for the gradient of micro-batch 1 first; rank 1 computes it only after micro-batch 0.
     deadlocked = table("0F1 0B1 0F0 0B0", "1F0 1B0 1F1 1B1", microbatches=2)
     assert violations(deadlocked) == [
         "rank 0, action 1: 0B1 waits forever for stage 1, micro-batch 1",
@@ -56,11 +56,11 @@ def test_a_deadlock_is_found() -> None:
 
 
 def test_unequal_chunks_per_rank_are_sound() -> None:
-    # Rank 0 holds stages 0, 1 and 3, rank 1 stage 2.
+    # Rank 0 has stages 0, 1 and 3, rank 1 stage 2.
     uneven = table("0F0 1F0 3F0 3B0 1I0 1W0 0B0", "2F0 2B0", stage_rank="0,0,1,0")
     assert violations(uneven) == []
     assert peak_in_flight(uneven) == (3, 1)
-    # Stage 1 holds five times as much as the others: 1 + 5 + 1 on rank 0.
+    # Stage 1 needs five times as much as the others: 1 + 5 + 1 on rank 0.
     assert peak_activations(uneven, [1.0, 5.0, 2.0, 1.0]).tolist() == [7.0, 2.0]
     assert peak_activations(uneven, [[1.0, 0.0], [5.0, 2.0], [2.0, 0.0], [1.0, 1.0]]).tolist() == [
         [7, 3],
@@ -69,7 +69,8 @@ def test_unequal_chunks_per_rank_are_sound() -> None:
 
 
 def test_an_input_gradient_releases_nothing() -> None:
-    # Two forwards, two input gradients, then a third forward: all three are held until the weight gradients.
+    # Two forwards, two input gradients, then a third forward: all three are in flight until the weight
+    # gradients.
     schedule = table("0F0 0I0 0F1 0I1 0F2 0W0 0I2 0W1 0W2", microbatches=3, stage_rank="0")
     assert violations(schedule) == []
     assert peak_in_flight(schedule) == (3,)

@@ -1,4 +1,4 @@
-"""A clock ends by its budget or by an interrupt, which copies of the process see."""
+"""A search clock ends by its budget or by an interrupt, also in copies in other processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.search.worker_pool import SearchWorkers
 
 @pytest.fixture(autouse=True)
 def heeded() -> Iterator[None]:
-    """Interrupts raise, as they do in the foreground, whatever this process was started with."""
+    """Interrupts raise, as in the foreground, however this process was started."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

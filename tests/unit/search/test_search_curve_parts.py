@@ -1,4 +1,4 @@
-"""On which parts of a cluster curves are searched, and how their points are joined."""
+"""The parts of a cluster that curves are searched on, and how their points are joined."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_all_devices_are_one_part_if_identical_or_requested(text: str) -> None:
 
 @pytest.mark.parametrize("text", [MIXED, "1x2xV100-32G+2x4xA100-80G"])
 def test_the_parts_of_a_device_count_do_not_depend_on_the_order_of_pools(text: str) -> None:
-    """Of 2 x 4 and 1 x 2: two devices of either pool, four and eight of the first, ten of both."""
+    """Of 2 x 4 and 1 x 2 devices: two devices of either pool, four and eight of the first, ten of both."""
     choice = PartChoice(load_cluster(text))
     expected = {
         1: [{"A100-80G"}, {"V100-32G"}],
@@ -110,10 +110,11 @@ def test_points_of_parts_are_joined_as_the_mode_compares_them() -> None:
         found = points_of(curves, weighs_cost=given.get("cost", False), any_part=given.get("any", False))
         return [(point.time_s, point.devices) for point in found]
 
-    # Of all: 3 s, 7 is beaten by 2 s, 7; 4 s, 6 and 5 s, 9 by 3 s, 5.
+    # Of all: 2 s, 7 dominates 3 s, 7; 3 s, 5 dominates 4 s, 6 and 5 s, 9.
     assert times(any=True) == [(1.0, 2), (2.0, 4), (3.0, 4)]
-    # With cost 3 s, 7 at 1.5 dollars stays: what beats it in time and memory costs more. So does 4 s, 6 at 4.
+    # With cost, 3 s, 7 at 1.5 dollars stays: its dominator in time and memory costs more. So does 4 s, 6 at
+    # 4.
     assert times(any=True, cost=True) == [(1.0, 2), (2.0, 4), (3.0, 4), (3.0, 2), (4.0, 2)]
-    # Of each device count alone: of two devices 5 s, 9 is beaten; four have both of theirs.
+    # Of each device count alone: of two devices 5 s, 9 is dominated; four keep both of theirs.
     assert times() == [(1.0, 2), (4.0, 2), (3.0, 2), (2.0, 4), (3.0, 4)]
     assert points_of([replace(curves[0], points=())], weighs_cost=True) == ()

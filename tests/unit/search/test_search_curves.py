@@ -1,4 +1,6 @@
-"""Curves of time against memory and the picks of the modes, against candidates enumerated one by one."""
+"""Curves of time against memory and the picks of the modes, compared with candidates enumerated one
+by one.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def every(devices: int) -> tuple[Own, ...]:
 
 
 def undominated(points: Sequence[Own]) -> list[Own]:
-    """The quadratic definition, one of equals."""
+    """The non-dominated candidates by the quadratic definition, one of equals."""
     return sorted(
         {
             point
@@ -157,7 +159,7 @@ def picked(mode: str, limit_bytes: float, sizes: tuple[int, ...] | None) -> Own 
 
 
 class _Remembered:
-    """Curves that are searched once."""
+    """Curves that are searched once per question."""
 
     cluster, sizes = CLUSTER, SIZES
 
@@ -198,14 +200,14 @@ def test_the_picks_are_the_best_of_all_candidates(mode: str) -> None:
     wrong_without_limit = 0
     for limit_bytes in limits():
         for sizes in (None, SIZES, (2, 3)):
-            looked_at = sizes or (SIZES[-1:] if mode == "time" else SIZES)
-            expected = by_definition(mode, limit_bytes, looked_at)
+            counts = sizes or (SIZES[-1:] if mode == "time" else SIZES)
+            expected = by_definition(mode, limit_bytes, counts)
             found = picked(mode, limit_bytes, sizes)
             assert found == (None if expected is None else pytest.approx(expected, rel=1e-12))
-            # The broken twin: a pick that forgets the limit is another one somewhere.
+            # The mutant: without the limit, some pick differs.
             points = points_of(curves_for(CURVES, mode=mode, sizes=sizes, limit_bytes=inf), weighs_cost=False)
-            loose = chosen(points, mode=mode, limit_bytes=inf)
-            wrong_without_limit += loose is not None and own([loose])[0] != found
+            without_limit = chosen(points, mode=mode, limit_bytes=inf)
+            wrong_without_limit += without_limit is not None and own([without_limit])[0] != found
     assert wrong_without_limit > 3
 
 
@@ -248,10 +250,10 @@ def test_cost_compares_device_counts() -> None:
         and figures(point) not in [figures(other) for other in points[:place]]
     ]
     assert list(points_of(curves, weighs_cost=True)) == expected
-    # One device of a node costs as much as three, so three are better in all; six cost more, and stay.
+    # One device of a node costs as much as three, so three are better in everything; six cost more, and stay.
     assert 3 <= len(expected) < len(points)
     assert {point.devices for point in expected} == {3, 6}
-    # On one device count cost is time: nothing changes.
+    # With one device count, cost is proportional to time: nothing changes.
     (curve,) = curves_for(CURVES, mode="profile", sizes=(3,), limit_bytes=inf)
     assert points_of([curve], weighs_cost=True) == curve.points
 
@@ -268,7 +270,7 @@ def test_a_margin_separates_two_sizes(seed: int) -> None:
 
 
 def test_a_margin_has_few_digits() -> None:
-    # 40 of 100 may be used, 50 not: 0.59 is the largest margin of two digits that leaves a hair above 40.
+    # 40 of 100 may be used, 50 not: 0.59 is the largest two-digit margin that leaves a little more than 40.
     assert margin_between(40.0, 50.0, 100.0) == 0.59
     # 40.02 would just fit under a margin of 0.5998.
     assert margin_between(40.01, 40.02, 100.0) == 0.59989

@@ -1,4 +1,4 @@
-"""The same question has the same answer, byte for byte but for the clock."""
+"""The same question has the same answer, byte for byte except for the measured times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMAND = (
 
 
 def timeless(question: Question) -> Answer | tuple[str, dict[str, int], tuple[str, ...]]:
-    """The answer or the refusal, without its times of search."""
+    """The answer or the refusal, without its search times."""
     try:
         answer = plan(question)
     except Infeasible as error:
@@ -44,7 +44,7 @@ def test_two_runs_of_the_whole_space_are_equal(seed: int) -> None:
 
 
 def document(hash_seed: str) -> str:
-    """The JSON of a plan from a process of its own, its times of search taken out."""
+    """The JSON of a plan from a separate process, without its search times."""
     done = subprocess.run(
         [sys.executable, "-m", "shardwise", *COMMAND],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},

@@ -1,6 +1,6 @@
-"""docs/concepts/exact-search.md runs as it stands and prints what it says.
+"""The program of docs/concepts/exact-search.md runs unchanged and prints the output of the page.
 
-`python -m tests.unit.search.test_search_documented_example` writes what it prints into the page.
+`python -m tests.unit.search.test_search_documented_example` writes its output into the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = re.compile(r"```python\n(.*?)```\n```text\n(.*?)```\n", re.DOTALL)
 
 
 def rerun(page: str) -> str:
-    """The page with every block's output as it is now; all blocks share one namespace."""
+    """The page with the present output of every block; all blocks share one namespace."""
     names: dict[str, Any] = {"__name__": "how_it_chooses"}
 
     def block(match: re.Match[str]) -> str:

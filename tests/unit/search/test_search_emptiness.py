@@ -1,4 +1,4 @@
-"""Why a space is empty: the fewest values that exclude each other, what is demanded, what there is."""
+"""Why a space is empty: the infeasible subset of values, the requirement, and the available amount."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_values_that_core_lacks_are_named(fixed: dict[str, Any], message: str) -
 
 
 def count(requested: Question) -> int:
-    """Candidates of a question, by the program that counts for `check`."""
+    """Candidates of a question, by the checker's counting program."""
     return count_space(
         model_layers=requested.model.layers,
         experts=None,
@@ -80,7 +80,7 @@ def test_a_list_of_values_is_named_as_such() -> None:
 
 
 def test_the_named_values_are_a_minimal_contradiction() -> None:
-    """Without any one of the named values there are candidates; the values offered instead have some."""
+    """Without any one of the named values there are candidates, and so there are with the offered ones."""
     requested = question(fixed={"recompute": "full", "tp": 4, "offload": "none", "pp": 4, "vpp": 1})
     assert "no candidate has tp=4,pp=4 (" in why_empty(requested)
     assert "; tp may be 1, 2 with the other values unchanged" in why_empty(requested)

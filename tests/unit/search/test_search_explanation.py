@@ -1,5 +1,6 @@
-"""What explains a plan: the tree of blocks, every change of one field, what binds, and questions beside
-it."""
+"""The explanation of a plan: the ledger's tree, every change of one field, the bottleneck, and further
+questions.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ DIMENSIONS = {
 A100 = load_cluster("2x2xA100-40G")
 QUESTION = Question(
     model=model_from_config(DIMENSIONS),
-    # Half a billion parameters of 18 bytes, in 6 GiB: something has to give.
+    # Half a billion parameters of 18 bytes, in 6 GiB: not everything fits.
     cluster=replace(A100, classes={n: replace(d, memory_bytes=6 << 30) for n, d in A100.classes.items()}),
     job=Job(seq_len=4096, global_batch_size=BATCH, dtype="bf16"),
 )
@@ -155,7 +156,7 @@ def test_the_nearest_alternative_is_the_fastest_feasible_one() -> None:
     ],
 )
 def test_changes_are_candidates_with_another_value(core: bool, moe: bool, fields: dict[str, object]) -> None:
-    """Whatever the strategy, and each value of a field that differs by nothing else is among them."""
+    """For any strategy: every value of a field that is legal without another change is among them."""
     best = complete(
         {**fields, **({"etp": fields.get("tp", 1)} if moe else {})},
         devices=DEVICES, layers=LAYERS, experts=8 if moe else None, global_batch_size=BATCH,
@@ -179,7 +180,7 @@ def test_a_changed_degree_changes_another_with_it() -> None:
         (1, 1, 2, 2),
         (1, 1, 1, 4),
     }
-    # What was sharded over all replicas still is: dp * cp is 4, and 1.
+    # What was sharded over all replicas stays so: dp * cp is 4, and 1.
     assert {s.optim_shard for s in found if s.cp == 2 or s.dp == 4} == {4}
     assert {s.optim_shard for s in found if s.tp == 4} == {1}
 
@@ -193,7 +194,7 @@ def test_fields_that_the_question_fixes_stay_fixed() -> None:
 
 @pytest.mark.slow
 def test_memory_binds_where_a_faster_change_does_not_fit() -> None:
-    """With room for everything nothing is lacking; the plan's own cluster has too little for its fastest."""
+    """With enough memory nothing binds; the plan's own cluster has too little for its fastest change."""
     binding = found().binding
     problem = QUESTION.problem()
     assert binding.free_bytes == problem.usable_bytes - planned().best.peak_memory.device

@@ -65,7 +65,7 @@ def candidates(space: str) -> tuple[Strategy, ...]:
     ],
 )
 def test_fixed_fields_have_their_values(space: str, fixed: dict[str, int | str | bool]) -> None:
-    """The best, the runners-up and the count equal those of a plain enumeration that is filtered."""
+    """The best, the runners-up and the count equal those of a plain enumeration with a filter."""
     requested = question(space, fixed)
     problem = requested.problem()
     with_fixed = [strategy for strategy in candidates(space) if keeps(strategy, fixed)]
@@ -114,6 +114,6 @@ def test_invalid_fixed_fields_are_refused(changes: dict[str, object], key: str) 
 
 
 def test_a_batch_that_dp_does_not_divide_names_its_neighbours() -> None:
-    """dp = 5 and a batch of 6: 5 and 10 are the nearest multiples."""
+    """With dp = 5 and a batch of 6: 5 and 10 are the nearest multiples."""
     with pytest.raises(ConfigError, match="nearest 5 and 10"):
         plan(question("core", {"dp": 5}))

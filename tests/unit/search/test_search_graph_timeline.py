@@ -1,4 +1,4 @@
-"""One step of a graph plan in time: parts that sum to its step time, operators that fill its actions."""
+"""One step of a graph plan over time: parts that sum to its step time, operators that fill its actions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MICROBATCHES = 4
 
 
 def whole_plans() -> list[GraphPlan]:
-    """Any layouts, some blocks recomputed, on two and on 2 x 2 processes."""
+    """Random layouts with some blocks recomputed, on two and on 2 x 2 processes."""
     return [estimated(plan) for ranks in ((2,), (2, 2)) for plan in sampled(CHAIN, ranks, range(6))]
 
 
 def staged_plans() -> list[GraphPlan]:
-    """Three stages, half of each message beside other work."""
+    """Three stages; half of each message overlaps with other work."""
     return [
         estimated(with_overlap(plan, 0.5))
         for plan in sampled_in_stages(CHAIN, (2,), (1, 3), MICROBATCHES, range(4))
@@ -39,12 +39,12 @@ def staged_plans() -> list[GraphPlan]:
 
 
 def with_overlap(plan: GraphPlan, share: float) -> GraphPlan:
-    """The plan for software that sends so large a share of messages beside other work."""
+    """The plan for software that overlaps this fraction of its messages with other work."""
     return replace(plan, job=replace(plan.job, profile=replace(plan.job.profile, pipeline_overlap=share)))
 
 
 def is_summed_up(price: LayoutEstimate) -> bool:
-    """Whether the charges of a stage are all that its price has, pass by pass."""
+    """Whether the charges of a stage sum to its estimate, pass by pass."""
     spent: defaultdict[When, float] = defaultdict(float)
     for charge in price.charges:
         spent[charge.when] += charge.seconds
@@ -64,7 +64,7 @@ def test_the_times_of_operators_sum_to_the_step_time() -> None:
     assert any(price.hidden_s > 0.0 for price in prices)
 
 
-def test_the_twin_that_omits_backward_computation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_omits_backward_computation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(ledger: StepLedger, what: str, seconds: float) -> None:
         ledger.seconds[what] += seconds * ledger.counts.microbatches
         ledger.passes["backward"] += seconds
@@ -81,7 +81,7 @@ def spans_of(plan: GraphPlan) -> Sequence[Span]:
 
 
 def finish_times(plan: GraphPlan) -> list[float]:
-    """When each stage is done."""
+    """The end time of each stage."""
     spans = spans_of(plan)
     return [max(span.finish_s for span in spans if span.rank == stage) for stage in range(plan.stages)]
 
@@ -92,7 +92,7 @@ def test_the_step_ends_at_the_time_of_the_plan() -> None:
 
 
 def test_operators_fill_the_actions_of_a_whole_graph() -> None:
-    """Forth in order and back again, without gaps; blocks are as long as what is in them."""
+    """Forward in order and backward in reverse, without gaps; a block takes as long as its operators."""
     for plan in whole_plans():
         spans = spans_of(plan)
         for action, direction in (("0F0", 1), ("0B0", -1)):
@@ -142,7 +142,7 @@ def test_traffic_is_in_its_operators_and_hidden_sums_overlap_the_last_pass() -> 
 
 
 def test_a_plan_with_another_step_time_is_refused() -> None:
-    """Of another version, whose model was another."""
+    """The plan of another version, with another cost model."""
     plan = estimated(next(sampled(CHAIN, (2,), [0])))
     other = replace(plan, step_time_s=plan.step_time_s * (1 + 1e-6))
     with pytest.raises(ConfigError, match="step_time_s: is not what this version"):
@@ -155,7 +155,7 @@ def test_repetitions_are_distinguished() -> None:
 
 @pytest.mark.slow
 def test_a_shipped_graph_of_many_blocks() -> None:
-    """Data parallelism: what is summed is hidden or shown, and nothing is converted."""
+    """Data parallelism: gradient reduction is overlapped or exposed, and nothing is redistributed."""
     graph = scaled(load_graph("graph:gpt2-1.5b"), 8)
     layout = data_parallel(graph, (2,))
     assert layout is not None

@@ -1,4 +1,6 @@
-"""Nothing fits: the error counts every candidate, says what binds, and names changes that do fit."""
+"""Nothing fits: the error counts every candidate, names the bottleneck, and offers changes with which a plan
+fits.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def refusal(requested: Question) -> Infeasible:
 @pytest.mark.slow
 @pytest.mark.parametrize("exhaustive", [False, True])
 def test_every_candidate_has_a_reason(exhaustive: bool) -> None:
-    """8 billion parameters take 18 bytes each with AdamW in bf16: two devices of 40 GB are too few."""
+    """8 billion parameters take 18 bytes each with AdamW in bf16: two devices of 40 GB are not enough."""
     error = refusal(question("2xA100-40G", exhaustive=exhaustive))
     counted = count_space(
         model_layers=32, experts=None, devices=2, global_batch_size=8, space="core", fixed={}
@@ -46,7 +48,7 @@ def test_every_candidate_has_a_reason(exhaustive: bool) -> None:
 
 @pytest.mark.slow
 def test_the_closest_candidate_misses_by_the_reported_bytes() -> None:
-    """The strategy named in the message is refused by `evaluate` with the same missing bytes."""
+    """`evaluate` refuses the strategy of the message with the same missing bytes."""
     requested = question("2xA100-40G")
     error = refusal(requested)
     text = error.message.rpartition(" with ")[2]
@@ -57,7 +59,7 @@ def test_the_closest_candidate_misses_by_the_reported_bytes() -> None:
         evaluate(LLAMA, requested.cluster, JOB, strategy)
     missing = caught.value.message.rpartition(": ")[2].split(" ")[0]
     assert f"{missing} GiB more than" in error.message
-    # All that is worth telling, the largest first, comes to nearly all that is needed.
+    # The listed parts, largest first, sum to nearly the whole demand.
     named = [float(each) for each in re.findall(r"\((\d+\.\d+) GiB\)", caught.value.message)]
     needed = float(caught.value.message.partition(" needs ")[2].partition(" ")[0])
     assert named == sorted(named, reverse=True) and 0.94 * needed < sum(named) <= needed
@@ -65,7 +67,7 @@ def test_the_closest_candidate_misses_by_the_reported_bytes() -> None:
 
 @pytest.mark.slow
 def test_relaxations_fit() -> None:
-    """Each is asked for again, and takes the time that was promised."""
+    """Each one is planned again, and takes the promised time."""
     wider, *larger = refusal(question("2xA100-40G")).relaxations
     assert wider.startswith("with --space default: ")
     for text in larger:
@@ -79,7 +81,7 @@ def test_relaxations_fit() -> None:
 
 @pytest.mark.slow
 def test_the_first_relaxation_of_a_kind_is_named() -> None:
-    """It fits on four times as many nodes, and on eight times as many."""
+    """Four times and eight times as many nodes both fit."""
     relaxations = refusal(question("2xA100-40G", job=replace(JOB, seq_len=4097))).relaxations
     assert [text.partition(":")[0] for text in relaxations] == [
         "with --space default",
@@ -89,15 +91,16 @@ def test_the_first_relaxation_of_a_kind_is_named() -> None:
 
 
 def test_a_budget_bounds_the_relaxations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of a budget is for what binds and what would help: where the first search takes all of it, no
-    other is made to its end. A first look may find a change that helps, and is the last."""
+    """The remaining budget is for the bottleneck and for relaxations: if the first search takes all of it, no
+    other is completed. A primal heuristic may still find one relaxation, which is the last.
+    """
     over: list[bool] = []
 
     def whole(*some: Any, clock: Any, **more: Any) -> Any:
         outcome = search(*some, clock=clock, **more)
         if not over:
             over.append(True)
-            monkeypatch.setattr(clock, "_end_s", 0.0)  # of this one alone
+            monkeypatch.setattr(clock, "_end_s", 0.0)  # for this call alone
         return outcome
 
     search = answer.search
@@ -108,7 +111,7 @@ def test_a_budget_bounds_the_relaxations(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_fixed_fields_are_relaxed_first() -> None:
-    """On eight H100 the model fits, but not on one replica per device without any sharding."""
+    """On eight H100 the model fits, but not as one replica per device without any sharding."""
     requested = question("8xH100-SXM", fixed={"dp": 8, "zero_stage": 0})
     relaxations = refusal(requested).relaxations
     assert [text.partition(":")[0] for text in relaxations] == [
@@ -133,8 +136,9 @@ def test_a_space_without_a_legal_candidate_names_the_rule() -> None:
 
 
 def test_where_nothing_is_legal_fewer_devices_may_help() -> None:
-    """17 heads, 7 layers, 8 samples of 1,024 tokens: no degree has a factor 3. Of six nodes of one device
-    five are as prime a number, four a power of two. Neither memory nor what takes less of it is named."""
+    """17 heads, 7 layers, 8 samples of 1,024 tokens: no degree has a factor 3. Five of six nodes with one
+    device are a prime number too, four are a power of two. Neither memory nor a smaller demand is named.
+    """
     model = model_from_config(
         {"layers": 7, "hidden": 17 * 64, "ffn": 4096, "heads": 17, "vocab": 1000, "seq_len": 1024}
     )
@@ -150,8 +154,9 @@ def test_where_nothing_is_legal_fewer_devices_may_help() -> None:
 
 
 def test_no_relaxation_is_searched_for_after_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing legal is found out at once, whatever the time: without a look at the clock all searches for
-    what would help would be made."""
+    """An empty space is found at once, whatever the time: without a check of the clock all relaxations would
+    be searched.
+    """
     requested = question("6x1xH100-SXM", fixed={"tp": 3}, budget_s=1e3)
     made: list[Question] = []
 
@@ -171,8 +176,9 @@ def test_no_relaxation_is_searched_for_after_the_budget(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_host_memory_is_a_reason_of_its_own() -> None:
-    """Optimizer states of 8 billion parameters, 12 bytes each, do not go to hosts of 1 GB; what fits on the
-    devices falls to the hosts."""
+    """The optimizer states of 8 billion parameters, 12 bytes each, do not fit on hosts of 1 GB: candidates
+    that fit on the devices fail on the hosts.
+    """
     cluster = load_cluster("2xA100-80G")
     tiny = _with_host_memory(cluster, 1e9)
     fixed = {"offload": "optimizer", "tp": 2, "pp": 1, "cp": 1}

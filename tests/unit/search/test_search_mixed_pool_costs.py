@@ -1,4 +1,4 @@
-"""What a stage on two pools costs, by hand: its hops, its gradients, and what it takes of the devices."""
+"""Costs of a mixed-pool stage by hand: its hops, its gradients, and the devices that it takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.strategy import Job
 
 SEQ_LEN, HIDDEN = 1024, 4096
 NBYTES = 2.0 * SEQ_LEN * HIDDEN
-"""What one row hands over to the next stage."""
+"""Bytes of one row that a stage sends to the next one."""
 
 SUBPROBLEM = UnevenSubproblem(pools=(0, 1), micro_batch_size=4, least=1, most=1)
 
@@ -27,7 +27,7 @@ def options() -> StageOptions:
 
 
 def space(mixed_stage_rows: int) -> UnevenSpace:
-    """Of nodes of 8 A100-80G and of 4 V100-16G; four devices share a card of 10 Gb/s."""
+    """Nodes of 8 A100-80G and of 4 V100-16G; four devices share a card of 10 Gb/s."""
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x8xA100-80G+2x4xV100-16G", inter_node="10Gb/s")
     return UnevenSpace(
@@ -50,7 +50,7 @@ def test_a_mixed_pool_stage_takes_devices_of_both_pools_and_rows_of_every_microb
 
 def test_a_hop_waits_for_the_part_that_sends_longest(options: StageOptions) -> None:
     far_s = options.hops[2].far_s[:, 2, 1]
-    # All devices of the part's node send at once, each 1 / tp of its rows; some seven tenths arrive.
+    # All devices of the part's node send at once, each 1 / tp of its rows, at about 0.7 of the bandwidth.
     for tp, rows in (((1, 1), (3, 1)), ((4, 1), (1, 3)), ((4, 2), (2, 2))):
         sent_s = max(rows[0] / tp[0], rows[1] / tp[1]) * NBYTES / (1.25e9 / 4)
         assert sent_s < far_s[place(options, tp, rows)] < 1.5 * sent_s
@@ -61,7 +61,8 @@ def test_both_parts_are_replicas_that_reduce_between_the_pools(options: StageOpt
     reduced_s = options.stages[2].reduce_s[:, 0, 2, 0, 2]
     assert (options.stages[0].reduce_s[:, 0, 2, 0, 2] == 0.0).all()
     # Two layers of 202 M parameters: 4 bytes each, of which each of two replicas sends half. Other devices of
-    # the nodes send at once; the backward hides less than a second. The part of tp 1 sends all of it.
+    # the nodes send at once; less than a second overlaps with the backward. The part with tp 1 sends all of
+    # it.
     sent_s = 2 * 202e6 * 4 / 2 / (1.25e9 / 4)
     for tp in ((1, 1), (4, 1), (4, 4)):
         found_s = reduced_s[place(options, tp, (3, 1))]
@@ -72,7 +73,7 @@ def test_the_slower_part_decides_the_cost(options: StageOptions) -> None:
     plain = StageCostModel(space(1)).options(replace(SUBPROBLEM, micro_batch_size=2))
     fast_s, slow_s = (stages.forward_s[0, 2, 0, 2] for stages in plain.stages)
     forward_s = options.stages[2].forward_s[:, 2, 0, 2]
-    # Two rows take the V100 longer than the A100; with one row less it is sooner done, with one more later.
+    # Two rows take the V100 longer than the A100; one row less makes it faster, one more slower.
     even_s = forward_s[place(options, (1, 1), (2, 2))]
     assert fast_s < slow_s == even_s
     assert forward_s[place(options, (1, 1), (3, 1))] < 0.7 * even_s

@@ -1,5 +1,6 @@
 """Objectives, parts of the cluster, the frontier, budgets and interrupts, on a space that can be
-enumerated."""
+enumerated.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def points_of(answer: Answer) -> list[Point]:
 
 
 def test_the_frontier_is_that_of_all_candidates() -> None:
-    """Sorted by time, a candidate belongs to it where it takes fewer bytes than all before it."""
+    """Sorted by time, a candidate is on the frontier if it takes fewer bytes than all before it."""
     expected, least = [], inf
     for time_s, nbytes in sorted(fitting(6)):
         if nbytes < least:
@@ -134,7 +135,7 @@ def test_the_least_cost_counts_whole_nodes() -> None:
 
 
 def test_idle_devices_are_allowed_where_that_is_faster() -> None:
-    """Between nodes 1,000 times slower than customary, three devices of a node beat six."""
+    """With a network 1,000 times slower than the default, three devices of a node beat six."""
     slow = tuple(replace(t, bytes_per_s=t.bytes_per_s / (1e3 if t.is_network else 1)) for t in CLUSTER.tiers)
     requested = replace(QUESTION, cluster=replace(CLUSTER, tiers=slow))
     whole, idle = plan(requested), plan(replace(requested, use_all=False))
@@ -178,7 +179,7 @@ def test_requested_axes_restrict_the_search() -> None:
 
 @pytest.fixture
 def heeded() -> Iterator[None]:
-    """Interrupts are heeded, whatever this process was started with."""
+    """Interrupts raise, however this process was started."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -209,7 +210,7 @@ def test_an_interrupt_after_a_find_answers_with_the_best_so_far() -> None:
 def test_an_interrupt_in_the_heuristic_answers_with_the_best_so_far(
     requested: Question, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes with the first find: nothing of the space itself has been searched."""
+    """It comes with the first incumbent: the space itself has not been searched at all."""
     offer = Fastest.offer
 
     def interrupting(self: Fastest, *incumbents: Any) -> None:
@@ -276,7 +277,7 @@ def test_an_interrupt_while_relaxations_are_sought_stays_one(monkeypatch: pytest
 
 @pytest.mark.slow
 def test_the_smallest_budget_finds_something() -> None:
-    """The first look goes on until it has found a strategy, on the first part at least."""
+    """The primal heuristic continues until it has found a strategy, at least on the first part."""
     for requested in (replace(WIDE, budget_s=1e-9), replace(WIDE, budget_s=1e-9, use_all=False)):
         answer = plan(requested)
         assert not answer.is_proven
@@ -287,14 +288,15 @@ def test_the_smallest_budget_finds_something() -> None:
 
 
 def test_few_candidates_are_searched_within_the_smallest_budget() -> None:
-    """There is no look before, so the search itself goes on until it has found a strategy."""
+    """There is no primal heuristic, so the search itself continues until it has found a strategy."""
     answer = plan(replace(QUESTION, budget_s=1e-9))
     assert answer.best.step_time_s == plan(QUESTION).best.step_time_s
 
 
 def test_a_budget_too_small_for_a_hard_question_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that the first look sees fits (nor anything else, as it happens: where candidates are few, it
-    is told at once)."""
+    """Nothing that the primal heuristic tries fits. (Nothing else fits either; a small space would report
+    that at once.)
+    """
     monkeypatch.setattr(solver, "SMALL_SPACE", 0)
     tight = replace(WIDE, cluster=cluster_with(2**30), budget_s=1e-9)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The least memory of a chain is found where the line of memory alone does not weigh all temporaries."""
+"""The least memory of a chain is found where the bound of memory alone does not weigh all temporaries."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def cost(held_bytes: float, peak_bytes: float) -> list[float]:
 
 
 def chain() -> Chain:
-    """Two operators. The first needs 5 bytes for a moment, whatever it chooses: the line weighs the peak
-    there. The second needs 9, or 4, or 2 for which it holds one more."""
+    """Two operators. The first has a peak of 5 bytes with each choice, and the Lagrangian bound weighs this
+    peak. The second has a peak of 9, of 4, or of 2 with one more resident byte.
+    """
     first = Factor((0,), np.array([cost(1.0, 5.0), cost(2.0, 5.0)]))
     second = Factor((1,), np.array([cost(0.0, 9.0), cost(0.0, 4.0), cost(1.0, 2.0)]))
     return (Segment("one", (("kept", FactorGraph(("a", "b"), (2, 3), (first, second))),)),)
@@ -33,8 +34,10 @@ def smallest_bytes() -> float:
 
 
 def test_the_least_memory_is_found_without_enumeration() -> None:
-    """1 byte held and a peak of 5 on the line, 6 together, which the second operator reaches by 4: of its
-    choices the line alone knows that the first two hold nothing, and takes the first, 1 + 9."""
+    """The bound has 1 resident byte and a peak of 5, 6 in total, which the second operator reaches with its
+    peak of 4. Without dual ascent the bound sees only that its first two choices have no resident bytes,
+    and takes the first: 1 + 9.
+    """
     assert smallest_bytes() == 6.0
 
 

@@ -1,5 +1,6 @@
-"""The parts of a space that are looked at first: they hold nothing that the space does not, and what is
-known."""
+"""Regions of a space that primal heuristics search first: they are part of the space, and contain the known
+strategies.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def degrees_of(table: StrategyTable) -> set[Degrees]:
 
 
 def choices(part: Space, devices: int) -> dict[str, set[tuple[int, ...]]]:
-    """Everything that a part may choose, by level."""
+    """All options of a region, by level."""
     found: dict[str, set[tuple[int, ...]]] = {"grids": set(), "splits": set(), "layers": set()}
     table = part.grids(part.degrees())
     names = ("tp", "cp", "dp", "pp", "etp", "ep", "axis_order", "cp_kind", "sequence_parallel")
@@ -99,8 +100,9 @@ def test_a_neighbourhood_holds_its_centers() -> None:
 
 
 def test_degrees_next_to_known_ones() -> None:
-    """One prime factor moved from one of tp, cp, dp, pp = 2, 1, 2, 3 to another: tp 2 goes to cp, dp, pp; dp
-    2 to tp, cp, pp; pp 3 to tp, cp, dp."""
+    """One prime factor moved from one of tp, cp, dp, pp = 2, 1, 2, 3 to another: tp 2 to cp, dp, pp; dp 2 to
+    tp, cp, pp; pp 3 to tp, cp, dp.
+    """
     neighbours = {
         (2, 1, 2, 3),
         (1, 2, 2, 3), (1, 1, 4, 3), (1, 1, 2, 6),
@@ -111,8 +113,9 @@ def test_degrees_next_to_known_ones() -> None:
 
 
 def test_schedules_of_a_known_family() -> None:
-    """Interleaved on 3 ranks: 9 // (3 vpp) layers on a stage are 1 for vpp 2 and 3, so vpp 2 stands for
-    both where 3 is not known; a V is of its own family."""
+    """Interleaved on 3 ranks: 9 // (3 vpp) layers per stage are 1 for vpp 2 and 3, so vpp 2 represents both
+    unless 3 is known; a V has its own family.
+    """
     for vpp, expected in ((3, [2, 3]), (2, [2])):
         centers = known(dp=4, pp=3, schedule="interleaved_1f1b", vpp=vpp)
         interleaved = neighbourhood_space(space(), centers).variants(3)
@@ -151,12 +154,12 @@ SMALL = Question(
     job=Job(seq_len=512, global_batch_size=4, dtype="bf16"),
     fixed={"recompute": "none", "offload": "none", "schedule": "1f1b", "zero_stage": 1, "cp": 1},
 )
-"""A space that axis orders make larger: of tp 2 and dp 2 the one or the other lies within."""
+"""A space enlarged by axis orders: either tp 2 or dp 2 is the inner one."""
 
 
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[type[Space]]:
-    """The parts of the space that are searched, as they are."""
+    """The classes of the regions that are searched."""
     parts: list[type[Space]] = []
 
     class Noted(SubtreeSearch):
@@ -182,7 +185,9 @@ def test_few_candidates_are_searched_at_once(
     searched: list[type[Space]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One less would be few, and the search looks first; it finds the same."""
+    """With a limit one below the number of nodes, the search runs primal heuristics first and finds
+    the same.
+    """
     problem, space = SMALL.problem(), SMALL.candidates()
     once = BranchAndBound(problem, space, goal.copy()).run()
     assert {*searched} == {Space}

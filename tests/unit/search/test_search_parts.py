@@ -1,4 +1,4 @@
-"""The part of a cluster that is used: the fastest of all, on alike and on mixed clusters."""
+"""The part of a cluster that a plan uses: the fastest of all parts, on uniform and on mixed clusters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _question(cluster: Cluster | str, model: str = "gpt2", batch: int = 16, spac
 
 
 def _every_part(cluster: Cluster) -> Iterator[Selection]:
-    """All parts, by the definition of docs/reference/space.md: no pruning and no bound."""
+    """All parts, by the definition of docs/reference/space.md, without pruning or bounds."""
     parts = Parts(cluster)
     for nodes in product(*(range(pool.nodes + 1) for pool in parts.pools)):
         if any(nodes):
@@ -39,12 +39,12 @@ def _every_part(cluster: Cluster) -> Iterator[Selection]:
 
 
 def _alone(question: Question) -> dict[Selection, float]:
-    """The best step time on each part, searched by itself on all of its devices."""
+    """The best step time of each part, searched separately on all of its devices."""
     parts, found = Parts(question.cluster), {}
     for part in _every_part(question.cluster):
-        asked = replace(question, cluster=parts.cluster_of(part), use_all=True, top=0)
+        requested = replace(question, cluster=parts.cluster_of(part), use_all=True, top=0)
         try:
-            found[part] = plan(asked).best.step_time_s
+            found[part] = plan(requested).best.step_time_s
         except Infeasible:
             continue
     return found
@@ -87,7 +87,7 @@ def test_the_answer_is_the_fastest_part_searched_on_its_own(cluster: str | Clust
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "space"), [("opt-350m", "default"), ("qwen3-30b-a3b", "core")])
 def test_the_quick_bound_is_no_larger_than_the_best_of_a_part(space: str, model: str) -> None:
-    """It is finite exactly where degrees are legal: where something may fit at all."""
+    """It is finite exactly where degrees are legal, so where something may fit at all."""
     question = _question("2x3xH200+1x1xH100-SXM", model, batch=12, space=space)
     parts = Parts(question.cluster)
     bounded = {one.part: one.least_s for one in listed_parts(question, parts).parts}
@@ -99,7 +99,7 @@ def test_the_quick_bound_is_no_larger_than_the_best_of_a_part(space: str, model:
 
 @pytest.mark.slow
 def test_a_bound_that_is_too_high_would_lose_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin of the bound: doubled, it prunes the part that is best."""
+    """The mutant doubles the bound, which prunes the best part."""
     question = _question("3x4xV100-32G", "opt-350m")
     best_s = plan(question).best.step_time_s
     least_s = DeviceWork.least_s
@@ -108,7 +108,7 @@ def test_a_bound_that_is_too_high_would_lose_the_answer(monkeypatch: pytest.Monk
 
 
 def test_the_upper_bound_never_rises_and_solutions_are_below_it() -> None:
-    """`found` is empty where the upper bound is the optimum, and has it where the bound is above."""
+    """`found` is empty if the upper bound is the optimum, and contains it if the bound is above."""
     question = _question("1x4xA100-80G")
     best_s = plan(replace(question, use_all=True)).best.step_time_s
     for below_s, is_found in ((best_s, False), (best_s * 0.5, False), (best_s * (1 + 1e-9), True)):
@@ -122,7 +122,7 @@ def test_the_upper_bound_never_rises_and_solutions_are_below_it() -> None:
 
 
 EXAMPLES = (
-    # Arguments of `plan`, and the least step time that a part was known to have before it was answered.
+    # Arguments of `plan`, and the least step time of a part, known before this answer.
     ("opt-350m", "3x4xV100-32G", "100Gb/s", 512, 16, 0.12178, 12),
     ("gpt2-xl", "28x1xV100-16G", "10Gb/s", 1024, 128, 2.12818, 26),
 )
@@ -142,8 +142,9 @@ def test_no_slower_part_than_one_found_is_the_answer(
 
 @pytest.mark.slow
 def test_a_slower_node_makes_no_cluster_faster() -> None:
-    """opt-350m, 512 x 32, three A100 of one device: the same question with one of them at half speed was
-    answered 8 % sooner, by two of them."""
+    """opt-350m, 512 x 32, three A100 with one device each: with one of them at half speed, the same question
+    once had an answer 8 % faster, on two of them.
+    """
     trained = load_model("opt-350m")
     times_s = []
     for speed in (1.0, 0.5):
@@ -206,13 +207,13 @@ def test_a_model_that_fits_nowhere_is_infeasible_on_the_whole_cluster() -> None:
 def test_parts_that_are_too_many_leave_the_answer_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_parts, "MOST_COMBINED_POOLS", 1)
     answer = plan(_question("1x1xH100-SXM+1x1xA100-80G+1x1xA100-40G"))
-    # Seven sets of three pools; four are considered: three single ones and all.
+    # Three pools have seven sets; four are considered: the three single pools and all.
     assert answer.unexplored_parts == 3 and not answer.is_proven
 
 
 @pytest.fixture
 def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Given n: the nth offer of finds to a search for the fastest comes with an interrupt."""
+    """For a given n, the n-th solution offered to a search for the fastest comes with an interrupt."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     offer, offers = Fastest.offer, 0
 
@@ -235,7 +236,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
 def test_an_interrupt_answers_with_the_best_union_so_far(
     last: int, interrupting: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In searches that look first, as those of large spaces do."""
+    """In searches that run primal heuristics first, as large spaces do."""
     monkeypatch.setattr(solver, "SMALL_SPACE", 0)
     question = _question("1x2xH100-SXM+1x2xA100-80G+1x2xT4")
     best_s = plan(question).best.step_time_s
@@ -250,7 +251,7 @@ def test_an_interrupt_answers_with_the_best_union_so_far(
 def test_an_interrupt_while_uneven_plans_are_sought_keeps_the_best(
     monkeypatch: pytest.MonkeyPatch, interrupting: Callable[[int], None]
 ) -> None:
-    """It comes with the first look at a block of uneven plans."""
+    """It comes with the first subproblem of uneven plans."""
     question = _question("1x2xA100-40G+1x2xV100-16G", "opt-350m", batch=64)
     question = replace(question, space="default", job=replace(question.job, seq_len=2048))
     whole = plan_mixed_cluster(question)

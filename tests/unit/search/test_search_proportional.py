@@ -1,4 +1,4 @@
-"""The proportional split: what one would do by hand on a mixed cluster."""
+"""The proportional split: the usual choice by hand on a mixed cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwise.strategy import Job
 
 
 def test_largest_remainders_get_the_remaining_units() -> None:
-    # 40 in parts of 312 and 125: 28.56 and 11.44, the first has more left.
+    # 40 in proportion 312 to 125: 28.56 and 11.44, the first has the larger remainder.
     assert largest_remainders(40, [312.0, 125.0]) == [29, 11]
     assert largest_remainders(7, [1.0, 1.0]) == [4, 3] and largest_remainders(3, [1.0]) == [3]
 
@@ -42,7 +42,7 @@ def test_layers_follow_the_speed_where_no_pool_holds_the_model() -> None:
     assert split is not None and split.subproblem.least == 1
     (pipeline,) = split.pipelines
     taken = {pool: sum(layers for one, layers in pipeline.stages if one == pool) for pool in (0, 1)}
-    # 40 layers by 4 x 312 and 4 x 125 TFLOP/s: 28.6 and 11.4, before stages are rounded.
+    # 40 layers by 4 x 312 and 4 x 125 TFLOP/s: 28.6 and 11.4, before rounding to stages.
     assert taken[0] in (28, 29, 30) and taken[1] == 40 - taken[0]
 
 

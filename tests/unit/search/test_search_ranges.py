@@ -1,4 +1,4 @@
-"""Ranges of numbers of recomputed layers, and the order in which a frontier looks at rows."""
+"""Ranges of numbers of recomputed layers, and the order in which a frontier search visits rows."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def test_halves_hold_every_number_once() -> None:
 
 
 def test_a_frontier_takes_non_dominated_nodes_first() -> None:
-    #  bytes 1 2 3 4: the third is beaten by the second (2.2 / 2.0), the fifth by the fourth (1.5 / 1.0).
+    # Dominated: the third (2.2 s) by the second (2.0 s), the fifth (1.5 s) by the fourth (1.0 s).
     time_s, device_bytes = np.array([3.0, 2.0, 2.2, 1.0, 1.5]), np.array([1.0, 2.0, 3.0, 4.0, 4.0])
     assert Tradeoff().order(time_s, device_bytes).tolist() == [3, 1, 0, 2, 4]

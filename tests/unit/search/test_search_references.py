@@ -1,4 +1,4 @@
-"""What is customary, for the curves of graphs: which of it there is, and whether it fits."""
+"""References for the curves of graphs: which baseline layouts exist, and whether they fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A space file: what it keeps of the named space, and what is refused, with its place."""
+"""A space file: the restrictions of the named space, and its errors with their place."""
 
 from __future__ import annotations
 

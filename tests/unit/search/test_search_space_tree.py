@@ -15,7 +15,7 @@ from shardwise.search.space import Space, expanded
 from shardwise.strategy import SCHEDULES, Column, StrategyTable, largest_stage
 
 MANY = np.array([64])
-"""Microbatches, more than schedules with a limit hold in flight."""
+"""Micro-batches, more than limited schedules have in flight."""
 
 
 def space(**changes: Any) -> Space:
@@ -26,7 +26,7 @@ def space(**changes: Any) -> Space:
 
 
 def test_defaults_come_first() -> None:
-    """Of candidates that cost the same the first is the answer: the plainest."""
+    """Of candidates with equal costs the first is the answer: the one with the most default values."""
     tree = space()
     assert tree.variants(3).schedule[0] == 0
     assert [int(end[0]) for end in tree.splits(3).values()] == [2, 2]
@@ -116,7 +116,7 @@ def test_expansion_keeps_the_order_of_parents_and_options() -> None:
 
 @pytest.mark.parametrize("seed", [4, 10, 16, 3])
 def test_exhaustive_answers_are_the_same(seed: int) -> None:
-    """The public way: equal times; what is alike in the ledger; nothing cut."""
+    """Through the public interface: equal times, equal parts of the ledger, and nothing pruned."""
     question = replace(instance(seed).question, top=4, use_all=True)
     bounded, whole = plan(question), plan(replace(question, exhaustive=True))
     times_s = [[r.step_time_s for r in (answer.best, *answer.runners_up)] for answer in (bounded, whole)]

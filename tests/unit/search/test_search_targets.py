@@ -1,4 +1,6 @@
-"""Plans for a target: the best of what it carries out, by an exhaustive search of the whole space."""
+"""Plans for a target: the best plan that it can run, compared with an exhaustive search of the
+whole space.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def target(**changes: Any) -> Target:
 
 
 LIMITS = [
-    # What is best here, and where the best lies then: one limit after another.
+    # A limit on the best strategy, then also one on the best strategy under the first limit.
     [{"field": "dp", "where": {"dp": {"above": 1}}, "allowed": "1"}],
     [{"field": "dp", "where": {"dp": {"above": 1}}, "allowed": "1"},
      {"field": "tp", "where": {"tp": {"above": 1}, "recompute": ["none"]}, "allowed": "1"}],
@@ -50,8 +52,9 @@ LIMITS = [
 
 
 def least_s(requested: Question, some: Target) -> float:
-    """The least step time of everything legal that fits and is not refused, all of it evaluated; of each kind
-    (degrees, schedule, recomputation: all that the limits here read) the best."""
+    """The least step time of every legal candidate that fits and that the target allows, all evaluated; the
+    best for each kind (degrees, schedule, recomputation: all that these limits read).
+    """
     problem = requested.problem()
     goal = search.Fastest(10**6)
     search.BranchAndBound(problem, requested.candidates(), goal, exhaustive=True).run()
@@ -101,7 +104,7 @@ def test_offload_is_planned_for_our_runtime_on_cpu_devices_where_it_is_requested
     fixed = plan_for(own, question(fixed={"offload": "optimizer"}), search.plan)
     assert fixed.best.strategy.offload == "optimizer" and "offload" not in fixed.certificate.axes
     some = plan_for(own, question(axes={"offload": ("optimizer", "both")}), search.plan)
-    assert some.best.strategy.offload == "optimizer"  # less is moved
+    assert some.best.strategy.offload == "optimizer"  # fewer bytes are offloaded
     assert some.certificate.axes["offload"] == ("optimizer", "both")
 
 
@@ -114,7 +117,7 @@ def test_limits_that_exclude_every_plan_are_reported() -> None:
 
 
 def unequal(**changes: Any) -> Question:
-    """About a small job on two unequal processes, where an uneven plan is best."""
+    """A small job on two unequal processes, where an uneven plan is best."""
     model = load_model(str(ROOT / "examples/tiny.yaml"))
     cluster = load_cluster(str(ROOT / "examples/clusters/unequal.yaml"))
     job = Job(seq_len=64, global_batch_size=16, dtype="fp32")
@@ -125,7 +128,8 @@ def unequal(**changes: Any) -> Question:
 def test_uneven_plans_are_for_targets_that_run_them() -> None:
     free = plan_mixed_cluster(unequal())
     assert isinstance(free, UnevenAnswer)
-    # What it is faster than is of the target too: with less to choose from no faster than any.
+    # The reference that it is compared with is of the target too: with fewer choices no faster than without
+    # limits.
     narrow = target(axes={"tp": [1], "dp": [1]}, uneven={"dtypes": ["fp32"]})
     found = plan_mixed_cluster(unequal(), target=narrow)
     assert isinstance(found, UnevenAnswer) and found.best == free.best

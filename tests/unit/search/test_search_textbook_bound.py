@@ -19,13 +19,14 @@ def textbook_s(work_s: list[float], microbatches: int) -> float:
 
 
 def longest_s(microbatches: int, paths: list[tuple[float, float, float]]) -> float:
-    """The longest of paths: the way to a stage, all of its work, and the way back."""
+    """The longest path: to a stage, through all of its work, and back."""
     return max(before_s + microbatches * work_s + after_s for before_s, work_s, after_s in paths)
 
 
 def test_uneven_stages_take_less() -> None:
-    """Stage 0: F0 0-1, F1 1-2, B0 2-3, B1 3-4; stage 1, twice as fast, works beside it: F0 1-1.5, B0 1.5-2,
-    F1 2-2.5, B1 2.5-3. The step takes 4 s. Textbook: (2 + 1) + (2 - 1) * 2 = 5 s."""
+    """Stage 0: F0 0-1, F1 1-2, B0 2-3, B1 3-4; stage 1, twice as fast, works at the same time: F0 1-1.5, B0
+    1.5-2, F1 2-2.5, B1 2.5-3. The step takes 4 s. Textbook: (2 + 1) + (2 - 1) * 2 = 5 s.
+    """
     assert step_s([1.0, 0.5], [1.0, 0.5], 0.0, 2) == pytest.approx(4.0, rel=1e-12)
     assert textbook_s([2.0, 1.0], 2) == 5.0
     assert longest_s(2, [(0.0, 2.0, 0.0), (1.0, 1.0, 1.0)]) == 4.0

@@ -1,5 +1,4 @@
-"""Of strategies that take equally long the first in canonical text order is found, however it is looked
-for."""
+"""Of equally fast strategies, the search returns the first in canonical text order, in every mode."""
 
 from __future__ import annotations
 
@@ -32,8 +31,9 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "best of equals": ("tiny", "1x8xB200", FIXED),
     "rounding tells them apart": ("mixtral-8x7b", "2x8xH100-PCIe", {**FIXED, "cp": 2}),
 }
-"""Model, cluster, fields held: in all of them several of the best take the same time. In the last one two
-kinds take 0.36322612446622243 and 0.3632261244662225 s, which is the same but for rounding."""
+"""Model, cluster, fixed fields: in all of them several of the best take the same time. In the last one two
+kinds take 0.36322612446622243 and 0.3632261244662225 s, which are equal except for rounding.
+"""
 
 
 def question_of(name: str) -> search.Question:
@@ -80,7 +80,7 @@ def test_a_frontier_is_the_same_by_enumeration() -> None:
 
 
 @pytest.mark.slow
-def test_the_twin_that_prefers_the_first_candidate_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_prefers_the_first_candidate_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StrategyTable, "text_order", lambda table: np.arange(len(table)))
     question = question_of("rounding tells them apart")
     assert document_of(question)["hash"] != document_of(replace(question, exhaustive=True))["hash"]
@@ -93,7 +93,7 @@ def strategies() -> list[Strategy]:
 
 
 def found_by(goal: Goal, order: tuple[int, ...], times: list[float], nbytes: list[float]) -> list[int]:
-    """Which strategies are found where they are offered one by one in this order."""
+    """The strategies that are found when they are offered one by one in this order."""
     every = strategies()
     for place in order:
         row = StrategyTable.of([every[place]])
@@ -102,20 +102,20 @@ def found_by(goal: Goal, order: tuple[int, ...], times: list[float], nbytes: lis
 
 
 LESS = 1.0 - 0.9 * TIE_TOLERANCE
-"""A difference that is none."""
+"""A factor within the tolerance: the difference does not count."""
 
 
 @pytest.mark.parametrize(
     ("goal", "times", "nbytes", "found"),
     [
-        # The first two are of one kind, of which the first stands; then by time, equals by text.
+        # The first two are of one kind, and the first of them stays; then by time, equal times by text.
         (Fastest(3), [1.0, LESS, LESS, 0.9], [5.0, 5.0, 5.0, 5.0], [3, 0, 2]),
         (Fastest(1), [1.0, LESS, LESS, 1.0], [5.0, 5.0, 5.0, 5.0], [0]),
-        # Least bytes, of equals the fastest, of equals the first.
+        # Fewest bytes; of equals the fastest, of equals the first.
         (Smallest(), [1.0, LESS, 1.0, 0.5], [5.0, 5.0 * LESS, 5.0, 6.0], [0]),
         (Smallest(), [1.0, 0.9, 1.0, 0.5], [5.0 * LESS, 5.0, 5.0, 6.0], [1]),
-        # The first two are one point, though each beats the other by rounding; the third takes as long as
-        # they do and more bytes, the fourth is faster with most bytes.
+        # The first two are one point, though each is better than the other by rounding; the third takes as
+        # long and more bytes, the fourth is faster with most bytes.
         (Tradeoff(), [1.0, LESS, LESS, 0.5], [5.0 * LESS, 5.0, 6.0, 7.0], [3, 0]),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_bound_prunes_slower_candidates_and_not_equal_ones() -> None:
     assert tradeoff.may_improve(seconds, nbytes).tolist() == [True, True, False, False]
 
 
-def test_the_twin_whose_bounds_prune_equals_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_whose_bounds_prune_equals_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incumbent, "PRUNE_FACTOR", 1.0 - 1e-15)
     goal = Fastest(1)
     goal.offer(StrategyTable.of(strategies()[:1]), np.array([1.0]), np.array([5.0]))
@@ -144,7 +144,7 @@ def test_the_twin_whose_bounds_prune_equals_is_noticed(monkeypatch: pytest.Monke
 
 
 def test_text_order_is_by_fields() -> None:
-    """Numbers by their value, not by their digits; names as their lists have them."""
+    """Numbers by value, not by digits; names in the order of their lists."""
     every = [
         complete(text, devices=64, layers=8, experts=None, global_batch_size=64)
         for text in ({"tp": 16}, {"tp": 2, "recompute": "selective"}, {"tp": 2}, {"tp": 8, "pp": 2})
@@ -162,7 +162,8 @@ EQUAL_RANKS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
     ("4x1xV100-32G+1x2xV100-32G", {"layers": 14, "hidden": 512, "ffn": 2048, "heads": 8}, 32, 1),
 )
 """Clusters with two pools of one class, models, batches, most stages on two pools: devices of both pools are
-the fullest, with bytes that differ by rounding."""
+the fullest, with bytes that differ by rounding.
+"""
 
 
 @pytest.mark.slow
@@ -184,9 +185,10 @@ def test_planner_and_checker_name_the_lowest_of_equally_full_ranks(
 
 
 def test_a_stage_is_tightest_by_the_lowest_of_equal_ranks() -> None:
-    """A V of two ranks: its four stages lie on ranks 0, 1, 1, 0. In the first row the second stage and the
-    last have most, which is equal: rank 0 before rank 1, of it the stage that is equal. In the second row the
-    third stage has most by more than rounding."""
+    """A V of two ranks: its four stages are on ranks 0, 1, 1, 0. In the first row the second stage and the
+    last have equal maxima: rank 0 comes before rank 1, and counts with its last stage. In the second row
+    the third stage has the maximum by more than rounding.
+    """
     most = [np.array([1.0, 1.0]), np.array([4.0, 1.0]), np.array([2.0, 3.0]), np.array([4.0 - 1e-9, 1.0])]
     parts = [{name: nbytes if name == "parameters" else 0.0 * nbytes for name in PARTS} for nbytes in most]
     memory = Memory(ranks=(0, 1, 1, 0), parts=tuple(parts), of_stages=tuple(most), host_bytes=most[0])

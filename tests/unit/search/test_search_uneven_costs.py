@@ -1,4 +1,6 @@
-"""Where the replicas of uneven pipelines meet: on the outermost tier, unless the pipelines are alike."""
+"""Where the replicas of uneven pipelines communicate: on the outermost tier, unless the pipelines are
+identical.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def test_replicas_of_unlike_pipelines_reduce_between_the_pools(pricing: StageCos
 def test_replicas_of_identical_pipelines_reduce_as_on_their_pool_alone(pricing: StageCostModel) -> None:
     alike = pricing.options(replace(MIXED, is_alike=True)).stages[0]
     alone = pricing.options(replace(MIXED, pools=(0,))).stages[0]
-    # Stages of 1 and 2 devices, two of which the pool has.
+    # Stages of 1 and 2 devices, two of which the pool can have.
     np.testing.assert_allclose(alike.reduce_s[:2, 0, 2:, 0, 1:], alone.reduce_s[:2, 0, 2:, 0, 1:], rtol=1e-12)
     np.testing.assert_allclose(alike.gather_s[:2, 0, 2:, 0, 1:], alone.gather_s[:2, 0, 2:, 0, 1:], rtol=1e-12)
 
@@ -47,7 +49,7 @@ def test_identical_pipelines_have_the_same_stages_and_nearly_the_same_shares(pri
     found = subproblem_search(pricing.options(subproblem), subproblem, 100).within(1e3)
     assert found is not None
     ((laid, count),) = found
-    assert count == 3 and laid.microbatches == 6  # 16 by three, the last of them does four
+    assert count == 3 and laid.microbatches == 6  # 16 by three: the last pipeline does four
 
 
 @pytest.mark.parametrize("pools", [(0,), (0, 1)])
@@ -55,7 +57,7 @@ def test_identical_pipelines_have_the_same_stages_and_nearly_the_same_shares(pri
 def test_bounds_of_a_range_are_the_minimum_over_its_values(
     pricing: StageCostModel, pools: tuple[int, ...], least: int
 ) -> None:
-    """Each number priced by itself; with one that is left out they would be higher."""
+    """Each number is estimated separately; without one of them the bounds would be higher."""
     subproblem = replace(MIXED, pools=pools, least=least, most=6)
     every = [
         pricing.options(replace(subproblem, least=number, most=number)).stages[0]

@@ -1,4 +1,4 @@
-"""What a hop of an uneven pipeline costs: inside a node, out of it, and to another pool."""
+"""Costs of a hop of an uneven pipeline: within a node, between nodes, and to another pool."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from shardwise.strategy import Job
 
 SEQ_LEN, HIDDEN = 1024, 768
 NBYTES = 2.0 * SEQ_LEN * HIDDEN
-"""What a stage of one device hands over for a microbatch of one sequence."""
+"""Bytes that a stage of one device sends for a micro-batch of one sequence."""
 
 
 @pytest.fixture(scope="module")
 def hops() -> tuple[StageHops, ...]:
-    """Of two nodes of 8 A100-80G and two of 4 V100-16G, which have one card of 10 Gb/s for the node."""
+    """Two nodes of 8 A100-80G and two of 4 V100-16G, which have one card of 10 Gb/s per node."""
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x8xA100-80G+2x4xV100-16G", inter_node="10Gb/s")
     space = UnevenSpace(load_model("gpt2"), cluster, job)
@@ -55,25 +55,25 @@ def test_a_node_holds_as_many_stages_as_divide_it() -> None:
 
 def test_a_hop_inside_a_node_goes_over_its_links(hops: tuple[StageHops, ...]) -> None:
     near_s = hops[0].near_s[0]
-    # 300 GB/s one way between A100s, and some microseconds.
+    # 300 GB/s one way between A100s, and a few microseconds.
     assert NBYTES / 300e9 < near_s[8, 8] < 5 * NBYTES / 300e9 + 20e-6
-    # Three stages are two at the end in one node and one in front, which may be in another.
+    # Three stages are two at the end in one node and one before them, which may be in another node.
     assert near_s[3, 2] == near_s[8, 8] and near_s[3, 3] > 10 * near_s[8, 8]
 
 
 def test_a_group_that_fills_its_node_has_the_card_for_itself(hops: tuple[StageHops, ...]) -> None:
     far_s = hops[1].far_s[0]
-    # The whole card, or what each of 2 or 4 stages has of it that leave their node at once.
+    # The whole card, or the share of each of 2 or 4 stages that leave their node at once.
     alone_s = NBYTES / 1.25e9
     for stages, senders in ((4, 1), (2, 2), (1, 4)):
-        # Of which a message reaches some seven tenths.
+        # A message has about 0.7 of that bandwidth.
         assert senders * alone_s < far_s[stages, 1] < 1.5 * senders * alone_s
 
 
 def test_hops_follow_the_stages_of_their_pools(hops: tuple[StageHops, ...]) -> None:
     (found,) = hops_s(hops, (0, 0), np.array([[0, 1, 1, 0, 0]]))
     fast, slow = hops
-    # The first pool has three stages, grouped as 1 + 2; the other two, in one group.
+    # The first pool has three stages, grouped as 1 + 2; the other has two, in one group.
     expected = [
         max(fast.far_s[0, 3, 3], slow.far_s[0, 2, 2]),
         slow.near_s[0, 2, 2],
@@ -84,7 +84,7 @@ def test_hops_follow_the_stages_of_their_pools(hops: tuple[StageHops, ...]) -> N
 
 
 def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> UnevenResult:
-    """A plan of one pipeline of two stages of six layers, on these ranks of the first pool."""
+    """A plan of one pipeline with two stages of six layers, on these ranks of the first pool."""
     stages = tuple(
         Stage(devices=1, ranks=of, device_class=space.pools[0].name, tp=1, dp=1, layers=(6,), share=1.0)
         for of in ranks
@@ -99,14 +99,18 @@ def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> UnevenResult:
 
 
 def test_a_pool_with_one_tier_over_its_nodes_has_the_cost_of_its_record() -> None:
-    """NVLink joins 72 GB200 in nodes of four: no tier ends inside a node."""
+    """NVLink joins 72 GB200 in nodes of four: no tier ends within a node."""
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x4xGB200+1x4xT4")
     space = UnevenSpace(load_model("gpt2"), cluster, job)
-    priced = predict_record(space.model, cluster, job, replace(by_hand(space, ("0", "1")), idle_devices=10))
+    predicted = predict_record(
+        space.model, cluster, job, replace(by_hand(space, ("0", "1")), idle_devices=10)
+    )
     options = StageCostModel(space).options(UnevenSubproblem(pools=(0,), micro_batch_size=1, least=1, most=1))
-    assert not priced.faults
-    assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
+    assert not predicted.faults
+    assert predicted.pipeline_s[0] == pytest.approx(
+        pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12
+    )
 
 
 def test_stages_spread_over_nodes_that_they_do_not_fill_are_detected() -> None:
@@ -117,8 +121,10 @@ def test_stages_spread_over_nodes_that_they_do_not_fill_are_detected() -> None:
     def again(*ranks: str) -> RecordPrediction:
         return predict_record(space.model, cluster, job, by_hand(space, (ranks[0], ranks[1])))
 
-    priced = again("0", "1")
+    predicted = again("0", "1")
     options = StageCostModel(space).options(UnevenSubproblem(pools=(0,), micro_batch_size=1, least=1, most=1))
-    assert not priced.faults
-    assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
+    assert not predicted.faults
+    assert predicted.pipeline_s[0] == pytest.approx(
+        pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12
+    )
     assert again("1", "2").faults == ("pipeline 0 is spread over nodes that identical pipelines do not fill",)

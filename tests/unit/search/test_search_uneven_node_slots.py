@@ -1,4 +1,4 @@
-"""What stages pay for their gradients by how many of their pipeline lie together in a node."""
+"""Costs of gradient reduction by the number of the pipeline's stages that share a node."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from shardwise.strategy import complete, even_ends, layer_counts
 BATCH = 32
 
 CASES = [
-    # cluster, tp, pp, pipelines; stages of a pipeline that lie together
-    ("2x4xA100-80G", 1, 4, 2),  # 4: replicas are in other nodes
+    # cluster, tp, pp, pipelines; stages of a pipeline per node
+    ("2x4xA100-80G", 1, 4, 2),  # 4: replicas are on other nodes
     ("2x4xA100-80G", 1, 2, 4),  # 2: two replicas in a node
-    ("2x4xA100-80G", 2, 2, 2),  # 2, that fill the node
+    ("2x4xA100-80G", 2, 2, 2),  # 2, which fill the node
     ("2x4xA100-80G", 1, 1, 8),  # 1: a node full of replicas
     ("4x4xA100-80G", 1, 8, 2),  # 4 and 4
     ("4x4xA100-80G", 2, 4, 2),  # 2 and 2
@@ -38,7 +38,7 @@ CASES = [
 ]
 
 SPREAD = [
-    # The same with each stage of a pipeline in another node, which is full of its replicas.
+    # The same with spread stages: each stage of a pipeline on another node, which is full of its replicas.
     ("2x4xA100-80G", 1, 2, 4),
     ("2x4xA100-80G", 2, 2, 2),
     ("4x4xA100-80G", 1, 4, 4),
@@ -56,8 +56,9 @@ def model_of(*, is_tied: bool) -> Model:
 def filled(
     on: str, tp: int, pp: int, pipelines: int, link: str, model: Model, stages_per_node: int | None = None
 ) -> tuple[UnevenPlan, float]:
-    """Alike pipelines that fill the nodes, up to so many stages together in each, and what the uniform
-    strategy with the same stages takes; where they are spread, one whose replicas are next to each other."""
+    """Identical pipelines that fill the nodes with up to this many stages per node, and the time of the
+    uniform strategy with the same stages; for spread stages, of one whose replicas are next to each other.
+    """
     cluster = load_cluster(on, inter_node=link)
     job = default_job(model, cluster, seq_len=1024, global_batch_size=BATCH)
     order = "tp-cp-pp-dp" if stages_per_node is None else "tp-cp-dp-pp"
@@ -106,7 +107,9 @@ def test_spread_stages_cost_as_uniform_ones_with_adjacent_replicas(
 def test_stages_costed_as_if_alone_in_their_node_are_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each replica next to the others of its stage, or the ends of the model in different nodes."""
+    """Mutants place each replica next to the others of its stage, or the ends of the model on different
+    nodes.
+    """
     sound = getattr(single_stage, name)
 
     def apart(*given: Any) -> Any:
@@ -117,7 +120,7 @@ def test_stages_costed_as_if_alone_in_their_node_are_noticed(
     for case in CASES:
         plan, expected_s = filled(*case, "1Gb/s", model_of(is_tied=True))
         wrong.append(plan.time_s != pytest.approx(expected_s, rel=1e-6))
-    # Only where a node has one stage of a pipeline, or the pool one node, are they as far apart.
+    # The two are equally far apart only if a node has one stage of a pipeline, or the pool has one node.
     assert wrong == {"_sizes": [True] * 3 + [False] + [True] * 3 + [False]}.get(name, wrong) and any(wrong)
 
 
@@ -133,7 +136,7 @@ def test_stages_costed_as_if_alone_in_their_node_are_noticed(
 def test_replicas_are_placed_where_their_cost_assumes(
     on: str, tp: int, pp: int, pipelines: int, most: int | None
 ) -> None:
-    """On the ranks that the plan says, as many replicas of a stage are in a node as its price is told."""
+    """On the ranks of the plan, a node has as many replicas of a stage as its estimate assumes."""
     model = model_of(is_tied=False)
     plan, _ = filled(on, tp, pp, pipelines, "1Gb/s", model, most)
     cluster = load_cluster(on, inter_node="1Gb/s")
@@ -152,7 +155,7 @@ def test_replicas_are_placed_where_their_cost_assumes(
 
 
 def test_stages_that_are_spread_have_nodes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a pipeline of one stage, which would be in their way if they lay in the order of pipelines."""
+    """With another pipeline of one stage, which would be on their nodes if pipelines were placed in order."""
     model, cluster = model_of(is_tied=False), load_cluster("3x2xA100-80G+1x2xT4", inter_node="10Gb/s")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=128, global_batch_size=6))
     options = StageCostModel(space).options(
@@ -181,7 +184,9 @@ def test_stages_that_are_spread_have_nodes_of_their_own(monkeypatch: pytest.Monk
 
 
 def test_spread_pipelines_form_sets_that_fill_their_nodes() -> None:
-    """Four of two stages each fill two nodes of four; of alike ones two sets do ten microbatches."""
+    """Four pipelines of two stages each fill two nodes of four; two sets of identical pipelines do ten
+    micro-batches.
+    """
     model, cluster = model_of(is_tied=False), load_cluster("4x4xA100-80G+2x4xT4", inter_node="10Gb/s")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=128, global_batch_size=10))
     subproblem = UnevenSubproblem(pools=(0, 1), micro_batch_size=1, least=3, most=8, is_alike=True)
@@ -208,8 +213,9 @@ def test_node_slots_are_those_that_stages_may_have() -> None:
 
 @pytest.fixture(scope="module")
 def between_nodes() -> tuple[UnevenSpace, StageOptions]:
-    """Two alike pipelines of llama-2-70b, 128 microbatches each, whose stages on RTX4090 gather and reduce
-    for seconds."""
+    """Two identical pipelines of llama-2-70b with 128 micro-batches each; their stages on RTX4090 gather and
+    reduce for seconds.
+    """
     model, cluster = load_model("llama-2-70b"), load_cluster("4x8xA100-80G+4x8xRTX4090")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=4096, global_batch_size=256))
     subproblem = UnevenSubproblem(pools=(0, 1), micro_batch_size=1, least=2, most=2, is_alike=True)
@@ -222,7 +228,9 @@ FAST_THEN_SLOW = ((0, 17),) * 4 + ((1, 6),) * 2
 def test_gathers_before_the_first_loop_and_reductions_after_the_last_are_exposed(
     between_nodes: tuple[UnevenSpace, StageOptions],
 ) -> None:
-    """The first stages, which are the slowest, wait for the gathers of the last, which reduce behind them."""
+    """The first stages, which are the slowest, wait for the all-gathers of the last stages, which reduce
+    after them.
+    """
     _, options = between_nodes
     kinds = (
         options.stages[0].kinds.index(StageKind(4, 1, 2)),
@@ -236,8 +244,9 @@ def test_gathers_before_the_first_loop_and_reductions_after_the_last_are_exposed
 
 
 def proven(options: StageOptions, within_s: float) -> bool:
-    """Whether pipelines of four stages of four devices on either pool are shown not to do 128 microbatches
-    within the time, with as many partial layouts as the search of a large cluster takes at most."""
+    """Whether the search proves that pipelines of four stages of four devices on each pool cannot do 128
+    micro-batches within the time, with the limit on partial pipelines of the search of a large cluster.
+    """
     kinds = tuple(stages.kinds.index(StageKind(4, 1, 2)) for stages in options.stages)
     found = best_pipeline(options, StageTable(options), kinds, (4, 4), 128, within_s, 2048)
     return not found.is_truncated and found.bound_s > within_s

@@ -1,4 +1,4 @@
-"""All figures of an uneven plan from its record are those that the search tells."""
+"""All figures of an uneven plan computed from its record equal those of the search."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_unchanged_plan_has_its_prediction_from_the_record(
     for name in ("allocated", "reserved", "device", "capacity"):
         one, other = (getattr(peak, name) for peak in peaks)
         assert one == pytest.approx(other, rel=1e-9), name
-    # Prices that are known are those of another record too: with more microbatches nothing is left over.
+    # Known costs are valid for another record too: with more micro-batches nothing is missing.
     half = replace(found, microbatches=tuple(2 * count for count in found.microbatches))
     twice = predicted_result(prices, half, 2 * JOB.global_batch_size)
     assert twice is not None and twice.step_time_s > again.step_time_s
@@ -58,7 +58,7 @@ def test_an_unchanged_plan_has_its_prediction_from_the_record(
 
 
 def test_a_stage_that_does_not_divide_its_node_is_refused() -> None:
-    """Stages of two devices on a node of five are none of the space, and are told so."""
+    """Stages of two devices on a node of five are outside the space, and the error names that."""
     job = replace(JOB, dtype="fp16")
     model, four, five = load_model("gpt2"), load_cluster("1x4xT4+1x4xV100-16G"), "1x5xT4+1x5xV100-16G"
     found = best_uneven(Question(model=model, cluster=four, job=job)).result

@@ -1,4 +1,6 @@
-"""Which pipelines there are for the devices, and which of them matter for shares, against plain twins."""
+"""Pipeline shapes for given devices, and items that can matter for shares, compared with plain
+implementations.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from shardwise.search.hetero.knapsack import Items, KnapsackDual, best_set, non_
 from shardwise.search.hetero.space import StageSpread, UnevenSubproblem, shapes_of, spread_set_size
 
 TAKES = (((1, 0), (1, 0), (2, 0), (4, 0)), ((0, 1), (0, 2)), ((1, 1), (1, 2), (2, 1)))
-"""Two pools, and a pair of them; the first has nodes of four devices, and each stage of one device may be in
-another node."""
+"""Two pools, and a pair of them; the first has nodes of four devices, and each stage of one device may be on
+another node.
+"""
 
 SPREAD = ((None, StageSpread(1, 4), None, None), (None, None), (None, None, None))
 
@@ -37,10 +40,11 @@ def test_shapes_are_all_pipelines_for_which_there_are_devices(
                 )
                 for pool in range(2)
             ]
-            # So many alike ones fill whole units of both pools.
+            # This many identical pipelines fill whole units of both pools.
             set_size = lcm(*(unit // gcd(unit, one) for unit, one in zip(units, taken, strict=True)))
             if counts[0] and kinds[0] == 1:
-                # One stage lies alone in any case; of more, four pipelines fill a node with each.
+                # A single stage is not spread in any case; with more stages, four pipelines fill a node with
+                # each.
                 if counts[0] == 1:
                     continue
                 set_size = lcm(set_size, 4)
@@ -102,16 +106,16 @@ def test_critical_items_are_needed_and_one_microbatch_less_is_not_critical(seed:
     taken = np.stack([rng.integers(0, count + 1, 12) for count in devices], axis=1)
     taken = taken[taken.any(axis=1)]
     does, wanted = rng.integers(0, 9, len(taken)), int(rng.integers(4, 30))
-    market = KnapsackDual(devices, taken)
-    places, enough = market.critical(does, wanted * (1.0 - 1e-9))
+    dual = KnapsackDual(devices, taken)
+    places, enough = dual.critical(does, wanted * (1.0 - 1e-9))
     most = int(sum(devices))
     found = best_set(devices, Items(taken, does, np.ones_like(does)), 1, most, wanted)
     if found is not None:
         assert len(places)
-    # At these prices none of them is dear that does no more than too few.
+    # At these multipliers no item below the necessary number is critical.
     fewer = does.copy()
     fewer[places] = np.ceil(enough).astype(np.int64) - 1
-    assert not len(market.critical(fewer, wanted * (1.0 - 1e-9))[0])
+    assert not len(dual.critical(fewer, wanted * (1.0 - 1e-9))[0])
     assert (np.ceil(enough) <= does[places]).all()
 
 

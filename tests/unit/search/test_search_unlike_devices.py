@@ -1,4 +1,6 @@
-"""Strategies on nodes that are not alike: alike ones are the plain price, each stage feels its own node."""
+"""Strategies on unequal nodes: equal nodes give the plain estimate, and each stage depends on its
+own node.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,9 @@ def test_identical_nodes_have_the_plain_cost(device: str) -> None:
 
 
 def test_unequal_nodes_take_a_time_between_those_of_their_kinds() -> None:
-    """No less than if all were of the faster kind; and no more than if all were of the slower one, but that
-    gradients may be joined faster by that: it has a slower device, not a slower network."""
+    """No less than with the faster kind only; and no more than with the slower kind only, except that
+    gradients may be reduced faster with that: it has slower devices, not a slower network.
+    """
     table, kinds = StrategyTable.of(ALL), [problem("V100-16G"), problem("T4")]
     fast, slow = (step_figures(kind, table).step_time_s for kind in kinds)
     assert (fast < slow).all()
@@ -60,8 +63,9 @@ def test_unequal_nodes_take_a_time_between_those_of_their_kinds() -> None:
 
 
 def test_fewer_layers_on_a_slow_node_shorten_the_step() -> None:
-    """The last of four stages lies on the slow node: layers that it gives to the first make the step shorter,
-    and on the first node longer."""
+    """The last of four stages is on the slow node: layers moved to the first stage make the step shorter, and
+    with the slow node first they make it longer.
+    """
     table = StrategyTable.of(
         [strategy(pp=4, dp=2, first_stage_layers=first, last_stage_layers=12 - first) for first in (4, 6, 9)]
     )

@@ -1,4 +1,4 @@
-"""Changes of a question: what each does to the cluster or the job, and what is refused."""
+"""Changes of a question: the effect of each on the cluster or the job, and the errors."""
 
 from __future__ import annotations
 

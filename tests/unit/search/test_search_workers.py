@@ -1,5 +1,6 @@
-"""Any number of workers finds the same and counts the same; one that dies ends the search; a budget leaves a
-rest that is accounted for."""
+"""Any number of workers finds and counts the same; a worker that dies ends the search; after a budget,
+unexplored candidates are counted.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +48,14 @@ CASES = (
     case_of(ROUTED, "2x2xA100-40G", fixed={"recompute": "none"}, axes={"schedule": ("1f1b", "zb_v")}),
     case_of(PLAIN, "2x4xL4", axes={"pp": (1, 2), "recompute": ("none", "full"), "offload": ("none", "both")}),
 )
-"""Spaces with dozens of grids and more."""
+"""Spaces with dozens of grids or more."""
 
 GOALS: tuple[Callable[[], Goal], ...] = (lambda: Fastest(3), Smallest, Tradeoff)
 
 
 @pytest.fixture
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds and lanes so small that there are several, behind the looks of a large space."""
+    """Rounds and batches so small that there are several, after the primal heuristics of a large space."""
     monkeypatch.setattr(solver, "SMALL_SPACE", 0)
     monkeypatch.setattr(solver, "SMALL_SPACE_WITH_MEMORY", 0)
     monkeypatch.setattr(solver, "FIRST_ROUND", 64)
@@ -69,12 +70,12 @@ def searched(case: Instance, goal: Goal, **options: Any) -> SearchResult:
 
 
 def children() -> set[multiprocessing.process.BaseProcess]:
-    """The processes this one started that still run: other tests in this process may keep theirs."""
+    """Child processes of this process that still run; other tests may keep theirs."""
     return set(multiprocessing.active_children())
 
 
 def without_clock(outcome: SearchResult) -> tuple[Any, ...]:
-    """All of an outcome but its clock."""
+    """The whole outcome without its measured times."""
     found = [(f.time_s, f.device_bytes, f.table[0]) for f in outcome.found]
     return found, outcome.ledger.by_degrees, outcome.unexplored, outcome.lower_bound_s
 
@@ -101,7 +102,7 @@ def test_the_number_of_workers_does_not_change_the_answer(
         for workers in (2, 4):
             assert without_clock(searched(case, goal(), workers=workers)) == alone
     assert max(rounds) >= roots.LISTING_BATCHES
-    assert sum(lanes > 1 for lanes in rounds) > 6 * len(cases)
+    assert sum(batches > 1 for batches in rounds) > 6 * len(cases)
     assert not children() - before
 
 
@@ -132,7 +133,7 @@ def test_a_worker_that_dies_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_worker_that_has_just_started_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt from the keyboard reaches all processes at once, those too that do not yet ignore it."""
+    """An interrupt from the keyboard reaches all processes at once, also those that do not ignore it yet."""
     serve = worker_pool._serve
 
     def interrupted(*arguments: Any) -> None:
@@ -192,7 +193,7 @@ def test_a_spent_budget_leaves_unexplored_candidates(workers: int) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 def test_a_budget_that_ends_between_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of the search stands still until so many looks at it; then the budget is over."""
+    """The clock of the search stands still for a number of polls; then the budget is over."""
     case, checks = CASES[0], 0
     best_s = searched(case, Fastest(1)).found[0].time_s
     last = 10**9
@@ -209,7 +210,7 @@ def test_a_budget_that_ends_between_two_rounds(monkeypatch: pytest.MonkeyPatch) 
         checks, last = 0, int(share * whole)
         outcome = searched(case, Fastest(1), clock=SearchClock(1.0))
         ends.add(outcome.unexplored)
-        # The very last look comes when nothing is left.
+        # The very last poll comes when nothing is left.
         assert outcome.unexplored > 0 or share > 0.9
         assert outcome.lower_bound_s <= best_s * (1.0 + 1e-12)
         assert outcome.ledger.total + outcome.unexplored == case.count
@@ -217,7 +218,7 @@ def test_a_budget_that_ends_between_two_rounds(monkeypatch: pytest.MonkeyPatch) 
 
 
 class InterruptedClock(SearchClock):
-    """One that is interrupted when it is looked at for the nth time."""
+    """A clock that is interrupted at its n-th poll."""
 
     def __init__(self, last: int) -> None:
         super().__init__()
@@ -234,7 +235,7 @@ class InterruptedClock(SearchClock):
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 def test_an_interrupt_at_any_time_leaves_unexplored_candidates(full: bool) -> None:
-    """In the first looks too: what was found till then is the best so far, and the rest is bounded."""
+    """Also during the primal heuristics: the incumbent is the best so far, and the rest has a bound."""
     case, clock = CASES[0], InterruptedClock(10**9)
     best_s = searched(case, Fastest(1), clock=clock).found[0].time_s
     ends, heuristic_only = set(), 0
@@ -253,7 +254,7 @@ def test_an_interrupt_at_any_time_leaves_unexplored_candidates(full: bool) -> No
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 def test_workers_see_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stop where they are and answer with what they have found."""
+    """They stop where they are and return their incumbents."""
     case, clock = CASES[0], SearchClock()
     parent, offer, best_s = os.getpid(), Fastest.offer, searched(case, Fastest(1)).found[0].time_s
     before = children()
@@ -273,7 +274,7 @@ def test_workers_see_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_work_limit_ends_a_search_at_the_same_place_each_time() -> None:
-    """And one that needs fewer is searched to its end."""
+    """A search that needs less work runs to its end."""
     case, clock = CASES[0], InterruptedClock(10**9)
     whole = searched(case, Fastest(1), clock=clock)
     first, again = (searched(case, Fastest(1), clock=WorkLimit(clock.checks // 2)) for _ in range(2))

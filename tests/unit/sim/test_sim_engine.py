@@ -58,7 +58,7 @@ def test_two_flows_share_a_link_and_the_longer_one_speeds_up() -> None:
     timeline = simulate(builder.build(), record_rates=True)
     assert timeline.finish_s.tolist() == [2.0, 4.0]
     assert timeline.rates == ((0, 0.0, 5.0), (1, 0.0, 5.0), (1, 2.0, 10.0))
-    assert timeline.events == 5  # two starts, two ends, one change of rate under way
+    assert timeline.events == 5  # two starts, two ends, one change of rate during a flow
 
 
 def test_a_flow_joins_after_its_latency() -> None:
@@ -96,7 +96,7 @@ def test_capacity_changes_under_way() -> None:
 
 
 def test_a_link_that_slows_down_delays_flows_that_it_did_not_limit_before() -> None:
-    # wide limits nobody until it falls to 6 at t = 1: f and g then share it at 3 each. f: 5 + 3 * 5 = 20 ->
+    # wide limits no flow until it falls to 6 at t = 1: f and g then share it at 3 each. f: 5 + 3 * 5 = 20 ->
     # 6; g: 5 of 20 by t = 1, 15 more at 3 -> 6.
     builder = TaskGraphBuilder()
     wide = builder.add_link("wide", Capacity((0.0, 1.0), (100.0, 6.0)))
@@ -163,7 +163,7 @@ def test_max_min_rates_by_hand() -> None:
 
 
 def shared_step() -> Timeline:
-    """Two ranks whose sends both ways share one slow link."""
+    """Two ranks whose sends in both directions share one slow link."""
     durations = Durations.of(stages=2, forward_s=1, backward_s=1, hop_forward_s=0.5, hop_backward_s=0.5)
     transfers = Transfers(
         links=(FlowLink("shared", Capacity.constant(4.0)),),
@@ -201,7 +201,8 @@ def test_equal_runs_have_equal_hashes() -> None:
 
 
 def test_activations_in_flight_follow_the_timeline() -> None:
-    # Rank 0 of 1F1B with two microbatches holds one from 0, two from 1; the first goes at 4, the second at 6.
+    # Rank 0 of 1F1B with two micro-batches has one in flight from 0, two from 1; the first ends at 4, the
+    # second at 6.
     # 0F0 0-1, 0F1 1-2, 1F0 1-2, 1B0 2-3, 0B0 3-4, 1F1 3-4, 1B1 4-5, 0B1 5-6.
     schedule = generate("1f1b", pp=2, microbatches=2, vpp=1)
     timeline = simulate(task_graph(schedule, Durations.of(stages=2, forward_s=1, backward_s=1)))

@@ -1,4 +1,4 @@
-"""Max-plus on tables small enough to walk by hand, closed forms, and tables that cannot run."""
+"""Max-plus on tables small enough to follow by hand, closed forms, and tables that cannot run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_split_backward_releases_the_stage_before_early() -> None:
 @pytest.mark.parametrize("microbatches", [1, 2, 7, 40, 333])
 def test_equal_stages_follow_the_closed_form(name: str, pp: int, microbatches: int) -> None:
     durations = Durations.of(stages=pp, batch=2, forward_s=[[3.0], [1.0]], backward_s=[[5.0], [2.5]])
-    # (m + pp - 1)(t_f + t_b), also with fewer microbatches than ranks.
+    # (m + pp - 1)(t_f + t_b), also with fewer micro-batches than ranks.
     expected = [(microbatches + pp - 1) * 8.0, (microbatches + pp - 1) * 3.5]
     assert expected == [
         pipeline.equal_stages_s(pp, microbatches, *times) for times in ((3.0, 5.0), (1.0, 2.5))
@@ -83,7 +83,7 @@ def test_equal_stages_follow_the_closed_form(name: str, pp: int, microbatches: i
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (3, 2), (4, 3), (8, 4)])
 @pytest.mark.parametrize("groups", [1, 2, 9])
 def test_interleaving_divides_the_bubble_by_vpp(pp: int, vpp: int, groups: int) -> None:
-    # Each of a rank's vpp chunks takes 1/vpp of (t_f, t_b) = (2, 4): bubble (pp - 1) * 6 / vpp beside m * 6
+    # Each of a rank's vpp chunks takes 1/vpp of (t_f, t_b) = (2, 4): bubble (pp - 1) * 6 / vpp and m * 6
     # of work.
     microbatches = groups * pp
     durations = Durations.of(stages=pp * vpp, forward_s=2 / vpp, backward_s=4 / vpp)

@@ -1,4 +1,4 @@
-"""Trace files as a reader finds them: names, tracks, times, arrows, counters."""
+"""Trace files as a reader sees them: names, tracks, times, arrows, counters."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_chrome_spans_have_the_times_of_the_step(tmp_path: Path) -> None:
     assert len(events) == 8 + 4 + 2 + 2  # actions, sends, gathers, reductions
 
 
-def test_chrome_arrows_lie_within_the_spans_that_they_join(tmp_path: Path) -> None:
+def test_chrome_arrows_are_within_the_spans_that_they_join(tmp_path: Path) -> None:
     events = chrome(tmp_path / "step.json")
     spans = [e for e in events if e["ph"] == "X"]
 
@@ -146,7 +146,7 @@ def test_pftrace_is_read_by_perfettos_own_messages(tmp_path: Path) -> None:
 
 
 def test_overlapping_spans_go_side_by_side() -> None:
-    # a 0-2 and b 1-3 overlap; c 2-4 fits behind a, d 2.5-5 overlaps both.
+    # a 0-2 and b 1-3 overlap; c 2-4 fits after a, d 2.5-5 overlaps both.
     names = {"a": (0.0, 2.0), "b": (1.0, 3.0), "c": (2.0, 4.0), "d": (2.5, 5.0)}
     trace = Trace(spans=tuple(Span(0, "communication", name, *times) for name, times in names.items()))
     tracks = [(track.name, [trace.spans[place].name for place in track.spans]) for track in tracks_of(trace)]

@@ -1,4 +1,4 @@
-"""The shortest text that names a strategy, and fields that contradict each other."""
+"""The shortest text that names a strategy, and contradictory fields."""
 
 from __future__ import annotations
 

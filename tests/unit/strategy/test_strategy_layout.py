@@ -1,4 +1,4 @@
-"""Where layers and ranks lie: stages by hand, axis orders, strides."""
+"""Placement of layers and ranks: stages by hand, axis orders, strides."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from shardwise.strategy import (
         (7, 1, (7,)),
         (7, 2, (3, 4)),
         (8, 2, (4, 4)),
-        (7, 3, (2, 3, 2)),  # base 2, rest 1: the stage between takes it
-        (8, 3, (2, 3, 3)),  # rest = n - 1: the last takes one too
+        (7, 3, (2, 3, 2)),  # base 2, rest 1: the stage in the middle gets it
+        (8, 3, (2, 3, 3)),  # rest = n - 1: the last one gets a layer too
         (9, 3, (3, 3, 3)),
         (10, 4, (2, 3, 3, 2)),
         (11, 4, (2, 3, 3, 3)),
         (13, 5, (2, 3, 3, 3, 2)),
-        (12, 5, (2, 2, 3, 3, 2)),  # 8 over three stages: the later take the remainder
+        (12, 5, (2, 2, 3, 3, 2)),  # 8 over three stages: later stages get the remainder
         (3, 4, (0, 1, 1, 1)),
         (2, 5, (0, 0, 1, 1, 0)),
     ],
@@ -62,7 +62,7 @@ def test_uneven_ends(layers: int, stages: int, ends: tuple[int, int], counts: tu
 
 @pytest.mark.parametrize("layers", range(1, 25))
 def test_stages_equal_those_of_the_twin(layers: int) -> None:
-    """Closed forms against dealing layers out one by one, for every split of up to 8 stages."""
+    """Closed forms compared with assigning layers one by one, for every split of up to 8 stages."""
     twin = SpaceTwin(core=False, devices=1, layers=layers, moe=False, batch=1)
     for stages in range(1, 9):
         for first, last in twin.ends(stages):
@@ -77,7 +77,7 @@ def test_stages_equal_those_of_the_twin(layers: int) -> None:
     [
         (0, 4, 1, 2, (2,)),
         (2, 4, 3, 1, (1, 5, 9)),  # round robin
-        (5, 4, 2, 0, (0, 7)),  # there and back
+        (5, 4, 2, 0, (0, 7)),  # back and forth
         (6, 4, 2, 3, (3, 4)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Software: what it inherits, which numbers hold for it, and its record in a plan file."""
+"""Software profiles: inheritance, the numbers that apply, and the record in a plan file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVERY = [
         "host_step_s": 5e-3,
     }.items()
 ]
-"""The least that a profile needs."""
+"""The fewest numbers of a profile."""
 
 
 def test_the_default_profile_is_megatron_2024() -> None:
@@ -80,7 +80,7 @@ SHAPES: dict[str, Any] = {
         "grandchild": {"like": "child", "described": "the third", "reduce_in_fp32": False},
     },
 }  # fmt: skip
-"""Software as the data file has it: a line of three."""
+"""Software as in the data file: a chain of three."""
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ def test_software_inherits_fields_and_numbers_of_its_base() -> None:
         "host_step_s": "of grandchild",
     }
     assert (found.name, found.described) == ("grandchild", "the third")
-    assert (found.attention, found.reduce_in_fp32) == ((), False)  # of child, its own
-    assert (found.zero_stages, found.recomputes) == ((0, 1), ("none",))  # of root
+    assert (found.attention, found.reduce_in_fp32) == ((), False)  # from child itself
+    assert (found.zero_stages, found.recomputes) == ((0, 1), ("none",))  # from root
     assert (found.warm_band, found.cold_band) == ((0.9, 1.0), (0.5, 2.0))
     root = profile_of("root", numbers)
     assert (root.dispatch_s, root.host_step_s, root.attention) == (1.0, 5e-3, ("flash-2",))
@@ -124,10 +124,10 @@ def test_overlaps_are_full_or_none_unless_a_number_is_given() -> None:
                 and "overlap" in f.name}  # fmt: skip
 
     assert shares("root") == {"data_overlap": 1.0, "state_overlap": 1.0, "context_overlap": 1.0}
-    # A list of overlaps takes the place of the one before.
+    # A list of overlaps replaces the inherited one.
     assert shares("child") == shares("grandchild") == {"tensor_backward_overlap": 1.0}
     half = Number(of=("root",), field="data_overlap", value=0.5, source="a test")
-    # Shared states overlap as data does, where nothing else is said.
+    # Sharded states overlap as data does, unless something else is given.
     halves = {"data_overlap": 0.5, "state_overlap": 0.5}
     assert shares("root", half) == {**halves, "context_overlap": 1.0}
     assert shares("child", half) == {**halves, "tensor_backward_overlap": 1.0}
@@ -136,7 +136,7 @@ def test_overlaps_are_full_or_none_unless_a_number_is_given() -> None:
 
 
 def test_whole_numbers_are_floats() -> None:
-    # So that a plan that was read back is written with the same bytes.
+    # A plan that was read back is written with the same bytes.
     for profile in PROFILES.values():
         floats = [getattr(profile, field.name) for field in fields(Profile) if field.type == "float"]
         assert all(isinstance(value, float) for value in floats)
@@ -152,7 +152,7 @@ def test_without_overlap_hides_nothing_and_keeps_all_else() -> None:
 
 
 def record(profile: Profile) -> Any:
-    """As it stands in a file."""
+    """The record in a file."""
     return json.loads(json.dumps(asdict(profile)))
 
 
@@ -168,7 +168,7 @@ def _set(name: str, value: object) -> Callable[[dict[str, Any]], None]:
 
 
 OPTIONAL_FIELDS = ("state_overlap", "applies_dropout")
-"""What records did not have at first."""
+"""Fields that the first records did not have."""
 
 
 def test_a_record_from_before_shared_states_had_a_share_of_their_own() -> None:

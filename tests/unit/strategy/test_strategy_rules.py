@@ -1,4 +1,4 @@
-"""Every reason code by a strategy made for it, and the first of several."""
+"""Every reason code with a strategy made for it, and the first of several."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def reason(**changes: Any) -> str | None:
         ({"tp": 6}, "kv_heads_tp"),  # 12 % 6 = 0, but 4 % 6 = 4 and 6 % 4 = 2
         ({"tp": 12}, None),  # 12 % 4 = 0: key-value heads are repeated
         ({"cp": 2}, None),  # 60 % 4 = 0
-        ({"cp": 4}, "seq_cp"),  # a ring takes two pieces: 60 % 8 = 4
+        ({"cp": 4}, "seq_cp"),  # a ring needs two parts: 60 % 8 = 4
         ({"cp": 4, "cp_kind": "all_to_all"}, None),  # 60 % 4 = 0, 12 % 4 = 0, 4 % 4 = 0
         ({"cp": 7, "cp_kind": "all_to_all"}, "seq_cp"),
         ({"cp": 3, "cp_kind": "all_to_all"}, "heads_cp"),  # 12 % 3 = 0, but 4 % 3 = 1
@@ -63,13 +63,13 @@ def reason(**changes: Any) -> str | None:
         ({"pp": 7}, "layers_pp"),
         ({"pp": 6}, None),
         ({"pp": 4, "vpp": 2, "schedule": "zb_v"}, "layers_vpp"),  # 8 stages of 6 layers
-        ({"pp": 3, "vpp": 2, "schedule": "zb_v", "dp": 4}, None),  # 6 microbatches are 2 * 3
+        ({"pp": 3, "vpp": 2, "schedule": "zb_v", "dp": 4}, None),  # 6 micro-batches are 2 * 3
         ({"pp": 3, "vpp": 2, "schedule": "zb_v", "dp": 6}, "v_microbatches"),  # 4 < 6
         ({"pp": 3, "vpp": 2, "schedule": "dualpipe_v", "dp": 6}, "v_microbatches"),
         ({"pp": 3, "vpp": 2, "schedule": "dualpipe_v", "dp": 2, "micro_batch_size": 3}, "v_microbatches"),
         ({"pp": 3, "vpp": 2, "schedule": "interleaved_1f1b", "dp": 6}, "interleaved_microbatches"),  # 4 % 3
         ({"pp": 3, "vpp": 2, "schedule": "interleaved_1f1b", "dp": 8}, None),
-        ({"pp": 5, "schedule": "zb_h2", "dp": 12}, None),  # 2 microbatches on 5 stages: allowed
+        ({"pp": 5, "schedule": "zb_h2", "dp": 12}, None),  # 2 micro-batches on 5 stages: allowed
     ],
 )
 def test_reason(changes: dict[str, Any], code: str | None) -> None:
@@ -84,7 +84,7 @@ def test_mlp_width() -> None:
 
 
 def test_dense_models_have_no_expert_reasons() -> None:
-    """No experts and no expert width count as 0, which everything divides."""
+    """No experts and no expert width count as 0, which every degree divides."""
     limits = replace(LIMITS, experts=0, expert_ffn=0)
     assert first_broken(StrategyTable.of([strategy(ep=1, etp=1)]), limits, RULES)[0] == -1
 
@@ -127,7 +127,7 @@ def test_each_row_is_checked_by_itself() -> None:
 
 
 class Seen:
-    """Notes the names of what is read of an object."""
+    """Records the names of the attributes that are read."""
 
     def __init__(self, of: object) -> None:
         self.of, self.names = of, set[str]()
@@ -138,12 +138,14 @@ class Seen:
 
 
 IN_THE_TEXT = {"schedule", "vpp", "sequence_parallel", "cp_kind"}
-"""Fields that a rule may read for whom it is, which its text says."""
+"""Fields that limit the scope of a rule, which its text states."""
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_a_rule_names_the_fields_that_it_reads(rule: Rule) -> None:
-    """On tables of each schedule: what it reads and does not tell would be missing in what was found."""
+    """On tables of each schedule: a field that a rule reads and does not list would be missing in its
+    message.
+    """
     fields, limits = set[str](), set[str]()
     for schedule, vpp in (("1f1b", 1), ("interleaved_1f1b", 2), ("zb_v", 2)):
         table = StrategyTable.of([strategy(pp=2, vpp=vpp, schedule=schedule)])

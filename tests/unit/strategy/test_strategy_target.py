@@ -1,4 +1,4 @@
-"""Capability files: what they refuse, and the parts of a space that their limits leave."""
+"""Capability files: their errors, and the subspaces that their limits allow."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_target_does_some_things_in_its_own_way() -> None:
 def test_default_axes_hold_on_its_devices_unless_requested() -> None:
     defaults = {"offload": ["none"], "tp": [1, 2]}
     target = target_from_record({**RECORD, "default_axes": defaults})
-    assert target.axes_for(["cpu"]) == {"offload": ("none", "optimizer"), "tp": (1, 2)}  # `axes` hold always
+    assert target.axes_for(["cpu"]) == {"offload": ("none", "optimizer"), "tp": (1, 2)}  # `axes` apply always
     assert target.axes_for(["cpu"], {"tp"}) == {"offload": ("none", "optimizer")}
     assert target.axes_for(["T4"]) == {"offload": ("none", "optimizer")}
     assert list(target.refusals(strategy(offload="none", tp=4))) == []
@@ -122,8 +122,9 @@ LIMITS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
 def test_the_parts_within_a_limit_are_complete_and_disjoint(limit: Limit) -> None:
-    """Every strategy with any schedule, recomputation, offload and chain of shards lies in one part, or is
-    beyond."""
+    """Every strategy with any schedule, recomputation, offload and chain of shards is in exactly one
+    subspace, or excluded.
+    """
     parts, seen = list(limit.allowed_subspaces(DEGREES)), set()
     kinds = product(FIELD_VALUES["schedule"], FIELD_VALUES["recompute"], FIELD_VALUES["offload"], (1, 8))
     for (schedule, recompute, offload, dp), optim in product(kinds, DEGREES):

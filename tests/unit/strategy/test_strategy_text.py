@@ -1,4 +1,4 @@
-"""Strategies as text: round trips, what is filled in, and every refusal by its words."""
+"""Strategies as text: round trips, defaults, and the message of every error."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_counts_of_layers_may_be_zero() -> None:
 
 
 def test_unnamed_fields_have_their_defaults() -> None:
-    """16 devices, 10 layers: dp takes what tp leaves; one stage holds all layers."""
+    """16 devices, 10 layers: dp gets the devices that tp leaves; one stage has all layers."""
     assert completed("tp=2") == Strategy(
         tp=2, pp=1, vpp=1, cp=1, cp_kind="ring", ep=1, etp=1, dp=8, param_shard=1, grad_shard=1,
         optim_shard=1, micro_batch_size=1, schedule="1f1b", sequence_parallel=True, recompute="none",
@@ -131,7 +131,7 @@ def test_given_fields_determine_the_others(text: str, fields: dict[str, object])
     ("text", "etp"), [("tp=4", 4), ("tp=4,ep=2", 4), ("tp=4,pp=4,ep=2", 1), ("tp=4,ep=2,etp=2", 2)]
 )
 def test_etp_defaults_to_tp_where_it_divides(text: str, etp: int) -> None:
-    """tp * cp * dp is 16, and 4 with pp = 4, where etp = tp = 4 leaves no room for ep = 2."""
+    """tp * cp * dp is 16, and 4 with pp = 4, where etp = tp = 4 does not allow ep = 2."""
     assert completed(text, **MOE).etp == etp
 
 

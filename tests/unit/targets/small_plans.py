@@ -52,5 +52,5 @@ def small_plan(
 
 
 def with_fields(plan: Plan, **fields: Any) -> Plan:
-    """The plan with other values of its strategy, legal or not; its price stays."""
+    """The plan with other values of its strategy, legal or not; its estimate stays."""
     return replace(plan, best=replace(plan.best, strategy=replace(plan.best.strategy, **fields)))

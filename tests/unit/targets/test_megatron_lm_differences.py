@@ -1,4 +1,4 @@
-"""What Megatron-LM understood, compared with the plan: each wrong value is found by its field."""
+"""Megatron-LM's own view of a plan compared with the plan: each wrong value is found by its field."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def requested_plan() -> Plan:
 
 def test_equal_values_are_counted() -> None:
     """A model's values (its experts' instead of `experts`), 20 fields, and 10 more: sequence, batch, dtype,
-    optimizer, gradients' dtype, attention, two overlaps, devices, and the layers of stages."""
+    optimizer, dtype of gradients, attention, two overlaps, devices, and the layers of stages.
+    """
     found = read_back(requested_plan(), READING)
     assert found.differences == ()
     sizes = len(fields(MegatronModel)) - 1 + len(fields(MegatronExperts))
@@ -137,7 +138,7 @@ def test_a_wrong_value_of_the_configuration_is_found(changed: dict[str, Any], fi
     [
         (((1, 2), (3, 2)), "strategy.first_stage_layers"),
         (((2, 2), (3, 1)), "strategy.last_stage_layers"),
-        (((2, 1), (3, 2)), "layers of stages"),  # the ends are right
+        (((2, 1), (3, 2)), "layers of stages"),  # the ends are equal
     ],
 )
 def test_wrong_stages_are_found(layers: tuple[tuple[int, ...], ...], field: str) -> None:

@@ -1,4 +1,4 @@
-"""The files of an export: bash reads the array as the flags, and both files say the same."""
+"""The files of an export: bash reads the array as the flags, and both files have the same flags."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_bash_reads_the_flags(name: str, tmp_path: Path) -> None:
     script.write_text(exported(plan, TARGET).files["megatron-lm.sh"])
     subprocess.run(["bash", "-n", str(script)], check=True)
     program = '. "$1"; printf "%s\\n" "$CUDA_DEVICE_MAX_CONNECTIONS" "${megatron_lm_args[@]}"'
-    # Files with names that the patterns of a layout would match stay out of it.
+    # Files whose names match the patterns of a layout do not change it.
     (tmp_path / "Et|tttt").touch()
     done = subprocess.run(
         ["bash", "-c", program, "bash", str(script)], capture_output=True, text=True, check=True, cwd=tmp_path
@@ -46,7 +46,7 @@ def test_bash_reads_the_flags(name: str, tmp_path: Path) -> None:
 
 
 def test_xargs_reads_the_flags(tmp_path: Path) -> None:
-    """As docs/how-to/megatron-lm.md passes them on."""
+    """As docs/how-to/megatron-lm.md passes them."""
     plan = PLANS["pattern"]()
     file = tmp_path / "megatron-lm.args"
     file.write_text(exported(plan, TARGET).files[file.name])
@@ -81,7 +81,7 @@ def test_the_head_of_the_file_describes_it() -> None:
 
 
 def test_settings_of_a_run_are_comments() -> None:
-    """Learning rate, iterations and data are no part of a plan; the loss of routing comes with experts."""
+    """Learning rate, iterations and data are not part of a plan; the routing loss comes with experts."""
     dense, experts = (exported(PLANS[name](), TARGET).files for name in ("layout", "experts"))
     for text in dense.values():
         found = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]

@@ -1,4 +1,4 @@
-"""Flags of Megatron-LM by hand, and the fields that it has no flag for."""
+"""Flags of Megatron-LM by hand, and the fields without a flag."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def flags(plan: Plan) -> dict[str, str]:
 
 
 def test_a_dense_plan() -> None:
-    """8 devices: tp 2 x cp 1 x pp 4 leave dp 1. 10 layers on 4 stages, ends of 2: 2 + 3 + 3 + 2."""
+    """8 devices: tp 2 x cp 1 x pp 4 leaves dp 1. 10 layers on 4 stages, ends of 2: 2 + 3 + 3 + 2."""
     written = flags(small_plan(LLAMA, "tp=2,pp=4,first_stage_layers=2,last_stage_layers=2"))
     assert written == {
         "--num-layers": "10",
@@ -115,7 +115,7 @@ def test_the_order_of_ranks() -> None:
     mapped = small_plan(LLAMA, "pp=2,dp=4,axis_order=tp-cp-pp-dp")
     assert "--use-tp-pp-dp-mapping" in flags(mapped)
     assert "--use-tp-pp-dp-mapping" not in flags(with_fields(mapped, axis_order="tp-cp-dp-pp"))
-    # Without pipelines all ranks stand where they stand by default.
+    # Without pipelines all ranks are at their default places.
     assert "--use-tp-pp-dp-mapping" not in flags(small_plan(LLAMA, "dp=8,axis_order=tp-cp-pp-dp"))
 
 
@@ -179,7 +179,7 @@ def test_models(config: dict[str, Any], expected: dict[str, str], absent: set[st
     [
         ({"schedule": "gpipe"}, "schedule"),
         ({"schedule": "zb_h1"}, "schedule"),
-        ({"schedule": "interleaved_1f1b"}, "schedule"),  # one chunk a rank
+        ({"schedule": "interleaved_1f1b"}, "schedule"),  # one chunk per rank
         ({"vpp": 2}, "vpp"),
         ({"recompute": "selective"}, "recompute"),
         ({"recompute": "full"}, "recompute_layers"),
@@ -189,8 +189,8 @@ def test_models(config: dict[str, Any], expected: dict[str, str], absent: set[st
         ({"optim_shard": 3}, "optim_shard"),  # dp x cp is 2: Megatron-LM would accept 2 / 3 of an instance
         ({"offload": "activations"}, "offload"),
         ({"offload": "both"}, "offload"),
-        ({"offload": "optimizer"}, "offload"),  # of states that are not sharded
-        ({"ep": 2}, "ep"),  # of a model without experts
+        ({"offload": "optimizer"}, "offload"),  # states that are not sharded
+        ({"ep": 2}, "ep"),  # a model without experts
         ({"tp": 3}, "tp"),  # 4,096 / 3
         ({"micro_batch_size": 3}, "micro_batch_size"),  # 32 / (2 x 3)
         ({"tp": 1, "pp": 4}, "sequence_parallel"),
@@ -207,7 +207,7 @@ def test_fields_without_a_flag_are_refused_by_name(fields: dict[str, Any], key: 
 @pytest.mark.parametrize(
     ("config", "text", "fields", "key"),
     [
-        # etp 8 x ep 4 = 32 ranks of the 4 that hold a stage.
+        # etp 8 x ep 4 = 32 of the 4 ranks of a stage.
         (MIXTRAL, "pp=2,ep=4", {"etp": 8}, "ep"),
         (MIXTRAL, "tp=2,ep=4,etp=1", {"sequence_parallel": False}, "sequence_parallel"),
         (MIXTRAL, "ep=4", {"optim_shard": 4}, "optim_shard"),  # of dp 8
@@ -216,7 +216,7 @@ def test_fields_without_a_flag_are_refused_by_name(fields: dict[str, Any], key: 
         # 32 / (2 x 8) = 2 micro-batches for each of 2 replicas: no multiple of pp 4.
         (LLAMA, "pp=4,vpp=2,dp=2", {"micro_batch_size": 8}, "vpp"),
         (LLAMA | {"model_type": "mistral", "sliding_window": 256}, "dp=8",
-         {"cp": 2, "dp": 4}, "cp"),  # a ring has no windows
+         {"cp": 2, "dp": 4}, "cp"),  # a ring does not support windows
     ],
 )  # fmt: skip
 def test_wrong_flags_that_megatron_lm_accepts_are_refused(
@@ -309,7 +309,7 @@ def test_learned_positions_end_before_the_sequence() -> None:
 
 
 def test_models_of_the_catalogue() -> None:
-    """Those of the families that flags say; no other."""
+    """The families that flags can express; no other."""
     for name in catalogue_names():
         model = model_from_config(catalogue_entry(name).config, name=name)
         if model.family in FAMILIES:

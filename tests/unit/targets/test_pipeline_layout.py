@@ -1,4 +1,4 @@
-"""The layout string says every stage: it is unrolled here by the rules of Megatron-LM's own docstring."""
+"""The layout string lists every stage: it is expanded here by the rules of Megatron-LM's own docstring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.targets.megatron_lm import layout_text
 
 
 def unrolled(layout: str) -> list[str]:
-    """The stages: `(ab)*3` is `ababab`, `t*3` is `ttt`, stages end at `|`, commas say nothing."""
+    """The stages: `(ab)*3` is `ababab`, `t*3` is `ttt`, stages end at `|`, commas have no meaning."""
     text = layout.replace(",", "")
     text = re.sub(r"\(([^)]+)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
     text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)

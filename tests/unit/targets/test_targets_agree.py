@@ -1,5 +1,6 @@
-"""The capability file of Megatron-LM, by which plans are searched, the export, and the same limits in plain
-code draw one border."""
+"""Megatron-LM's capability file, which the search uses, the export, and the same limits in plain code agree
+on what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ def _is_exported(plan: Plan) -> bool:
 
 
 def _is_known_order(plan: Plan) -> bool:
-    """Whether the order of ranks is one of Megatron-LM's, by the axes that have several ranks. The search
-    writes each such order in one way."""
+    """Whether the order of ranks is one of Megatron-LM's, by the axes with several ranks. The search writes
+    each such order in one way.
+    """
     strategy = plan.best.strategy
     orders = [
         [axis for axis in order.split("-") if getattr(strategy, axis) > 1]

@@ -1,4 +1,4 @@
-"""The child process that reads flags, with a stand-in for Megatron-LM that is as loud as the real one."""
+"""The child process that reads flags, with a stand-in for Megatron-LM that prints as much as the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies and figures for prices that can be worked out by hand."""
+"""Strategies and figures for estimates that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PLAIN: dict[str, Any] = {
 
 
 def strategy(**fields: Any) -> Strategy:
-    """Four layers on one stage, nothing split, but for `fields`."""
+    """Four layers on one stage, nothing split, except for `fields`."""
     return Strategy(**(PLAIN | fields))
 
 
 def brick_figures(model: Model | None = None, on: Cluster | None = None, **job: Any) -> Figures:
-    """The brick model on four ideal devices: sequences of five tokens, eight a step."""
+    """The brick model on four ideal devices: sequences of five tokens, eight per step."""
     requested: dict[str, Any] = {
         "seq_len": 5,
         "global_batch_size": 8,

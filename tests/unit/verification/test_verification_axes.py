@@ -1,4 +1,4 @@
-"""Axes held to some values, counted and judged: against an enumeration that is filtered."""
+"""Axes restricted to some values, counted and checked, compared with a filtered enumeration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes of splits, counted by hand; and where the schedules turn."""
+"""Boxes of splits, counted by hand; and warm-up and cool-down of schedules."""
 
 from __future__ import annotations
 

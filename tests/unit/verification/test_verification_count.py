@@ -1,5 +1,6 @@
-"""The count of the space against hand-counted spaces and a row-by-row enumeration of
-docs/reference/space.md."""
+"""The count of the space, compared with hand-counted spaces and a row-by-row enumeration of
+docs/reference/space.md.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def parts_by_degrees(
     layers: int, experts: int | None, devices: int, batch: int, space: str
 ) -> Iterator[tuple[int, list[list[Row]]]]:
     """For each (tp, cp, pp, dp): dp * cp, and the choices of every row of the table in
-    docs/reference/space.md."""
+    docs/reference/space.md.
+    """
     core = space == "core"
     for degrees in _degrees(devices, core):
         tp, cp, pp, dp = (degrees[axis] for axis in ("tp", "cp", "pp", "dp"))
@@ -78,7 +80,9 @@ def _experts(degrees: Mapping[str, int], experts: int | None, core: bool) -> Ite
 
 
 def _orders(degrees: Mapping[str, int], core: bool) -> set[str]:
-    """The orders before which, in the dictionary, no other has the axes larger than 1 in the same order."""
+    """The orders before which the dictionary has no order with the axes larger than 1 in the same
+    sequence.
+    """
     if core:
         return {"tp-cp-dp-pp"}
     natural = ("tp", "cp", "dp", "pp")
@@ -128,7 +132,7 @@ def _pipelines(pp: int, layers: int, core: bool) -> Iterator[Row]:
 
 
 def _splits(stages: int, layers: int, core: bool) -> Iterator[list[int]]:
-    """Layers of every stage, dealt out one by one."""
+    """Layers of every stage, assigned one by one."""
     even = _deal(layers, stages)
     if stages == 1:
         yield [layers]
@@ -136,7 +140,7 @@ def _splits(stages: int, layers: int, core: bool) -> Iterator[list[int]]:
         for first in [layers // 2] if core else range(layers + 1):
             yield [first, layers - first]
     else:
-        # In an even split the last stage but one takes a remainder before the last: E2 has one only when all
+        # In an even split the last stage but one gets a remainder before the last: E2 has one only when all
         # stages but the first have.
         most_first, most_last = even[0], even[1] if layers % stages == stages - 1 else even[0]
         for first in [most_first] if core else range(most_first + 1):
@@ -195,7 +199,7 @@ def _instance(random_: random.Random) -> tuple[int, int | None, int, int, str]:
 
 
 def _some_fixed(random_: random.Random, instance: tuple[int, int | None, int, int, str]) -> Row:
-    """Up to three fields fixed at values that occur or just do not."""
+    """Up to three fields fixed at values that occur, or almost occur."""
     _, _, devices, _, _ = instance
     pool: Row = {
         "tp": random_.choice([1, 2, 3, 4, devices]),
@@ -228,7 +232,7 @@ def _some_fixed(random_: random.Random, instance: tuple[int, int | None, int, in
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("is_fixed", [False, True])
 def test_count_and_values_equal_the_enumeration(seed: int, is_fixed: bool) -> None:
-    """50 random instances per case, of at most 200,000 candidates; at least 15 of them not empty."""
+    """50 random instances per case, with at most 200,000 candidates; at least 15 of them are not empty."""
     random_ = random.Random(seed + 100 * is_fixed)
     compared = nonempty = 0
     while compared < 50:

@@ -1,4 +1,4 @@
-"""The number of pipelines of uneven plans, against all of them listed."""
+"""The number of pipelines of uneven plans, compared with a list of all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kinds = list[tuple[tuple[int, int], ...]]
 
 
 def groups(stages: int, size: int, node: int, stages_per_node: int) -> tuple[int, ...]:
-    """Of how many stages the nodes of a pipeline have each, up to so many together, the last one first."""
+    """How many stages each node of a pipeline has, with at most `stages_per_node`, the last node first."""
     found = []
     while stages:
         fitting = [n for n in (1, 2, 4, 8) if n <= min(stages, stages_per_node) and node % (n * size) == 0]
@@ -30,8 +30,9 @@ def groups(stages: int, size: int, node: int, stages_per_node: int) -> tuple[int
 
 
 def stage_placements(stages: int, size: int, node: int) -> dict[tuple[int, ...], int]:
-    """Every way for so many stages to lie, with how many alike pipelines it takes to fill the nodes of each
-    group: one where as many lie together as can, since other stages may be beside them then."""
+    """Every placement of `stages` stages, with the number of identical pipelines that fill the nodes of each
+    group: one for the densest placement, since other stages may share its nodes.
+    """
     whole = groups(stages, size, node, 8)
     found = {groups(stages, size, node, stages_per_node): 1 for stages_per_node in (1, 2, 4, 8)}
     return {own: 1 if own == whole else lcm(*(node // (n * size) for n in own)) for own in found}
@@ -40,7 +41,7 @@ def stage_placements(stages: int, size: int, node: int) -> dict[tuple[int, ...],
 def feasible_placements(
     counts: list[int], kinds: tuple[tuple[int, int], ...], pools: tuple[PoolSize, ...], more: list[int]
 ) -> list[tuple[tuple[int, ...], ...]]:
-    """Ways to lie on each pool, where there are devices for the pipelines that this takes."""
+    """Placements on each pool for which there are enough devices."""
     sizes = [tp * dp for tp, dp in kinds]
     ways: list[dict[tuple[int, ...], int]] = [
         stage_placements(n, size, pool.node_devices) if n else {(): 1}
@@ -59,8 +60,9 @@ def feasible_placements(
 
 
 def listed(layers: int, pools: tuple[PoolSize, ...], degrees: Kinds) -> int:
-    """Every sequence of stages, one by one, with one (tp, dp) and one way to lie for each pool that it
-    uses."""
+    """Every sequence of stages, one by one, with one (tp, dp) and one placement for each pool that
+    it uses.
+    """
     found = set()
     for count in range(1, layers + 1):
         for where in product(range(len(pools)), repeat=count):
@@ -100,8 +102,9 @@ def test_the_count_is_that_of_the_list(
 def listed_with_mixed_stages(
     layers: int, pools: tuple[PoolSize, ...], degrees: Kinds, rows: list[int]
 ) -> int:
-    """The same where one stage or more lie on two of the pools: one tp for each of the two, and one way to
-    split one of these numbers of `rows`."""
+    """The same with one or more mixed-pool stages: one tp for each of the two pools, and one split of one of
+    these numbers of `rows`.
+    """
     found = set()
     every = range(len(pools))
     for pair in combinations(every, 2):
@@ -155,20 +158,22 @@ def test_the_count_with_rows_split_over_two_pools_is_that_of_the_list(
 
 
 def test_replicas_divide_the_batch() -> None:
-    # Of 1, 2 and 4 replicas only one divides a batch of 3: tp 1, 2, 4 on one stage, three ways to recompute.
+    # Of 1, 2 and 4 replicas only one divides a batch of 3: tp 1, 2, 4 on one stage, three kinds of
+    # recomputation.
     found = count_pipelines(layers=1, pools=TWO[:1], splits=(8,), kv_heads=8, global_batch_size=3, stage_dp=4)
     assert found.axes["dp of a stage"] == ("1",) and found.count == 3 * 3
 
 
 def test_tensor_parallelism_divides_the_split_sizes() -> None:
-    # Heads of 6 leave 1 and 2; two kv heads are divided or copied.
+    # 6 heads allow 1 and 2; two kv heads are divided or copied.
     found = count_pipelines(layers=1, pools=TWO[:1], splits=(6,), kv_heads=2, global_batch_size=1)
     assert found.axes["tp on a"] == ("1", "2") and found.count == 2 * 3
 
 
 def test_two_stages_share_a_node_or_have_their_own() -> None:
-    # Of a device each together or, four pipelines, in two of four nodes; of two each the same with two
-    # pipelines; of four in two nodes. Two layers are dealt in one way, recomputed in nine; or are one stage.
+    # Two of one device each share a node or, with four pipelines, are on two nodes of four; two of two
+    # devices likewise with two pipelines; two of four on two nodes. Two layers are split in one way and
+    # recomputed in nine, or are one stage.
     found = count_pipelines(layers=2, pools=NODES[:1], splits=(8,), kv_heads=8, global_batch_size=4)
     assert found.axes["stages in a node"] == ("1", "2")
     assert found.count == (2 + 2 + 1) * 9 + 3 * 3

@@ -1,4 +1,4 @@
-"""Groups and collectives of the checker, worked out by hand from docs/concepts/cost-model.md."""
+"""Groups and collectives of the checker, computed by hand from docs/concepts/cost-model.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ FABRIC = (
     TierCost(latency_s=2.0, bytes_per_s=20.0, start_s=0.25, in_switch=False, partial=0.5, inside=4),
 )
 """Inside: 1 s of latency, 100 B/s, 0.5 s to start. Outside nodes of four: 2 s, 20 B/s, half of it for rings
-through parts of nodes, 0.25 s."""
+through parts of nodes, 0.25 s.
+"""
 
 
 def group(*members: int) -> tuple[Column, ...]:
@@ -45,7 +46,7 @@ def group(*members: int) -> tuple[Column, ...]:
         (2, 4, (2, 2)),  # every second rank: two in each of two nodes
         (4, 2, (1, 2)),  # one in each node
         (3, 2, (1, 2)),  # ranks 0 and 3 share a node, ranks 3 and 6 do not: the worst group counts
-        (1, 6, (2, 3)),  # 6 ranks: gcd(6, 4) = 2 always meet in a node
+        (1, 6, (2, 3)),  # 6 ranks: gcd(6, 4) = 2 always share a node
         (1, 1, (1, 1)),
     ],
 )
@@ -57,12 +58,14 @@ def test_sizes_on_nodes_of_four(stride: int, size: int, expected: tuple[int, int
 def test_the_closest_members_and_the_other_ones() -> None:
     assert [part.tolist() for part in inner(group(2, 4), np.array([4]))] == [[2], [2]]
     assert [part.tolist() for part in outer(group(2, 4), group(2, 2))] == [[1], [2]]
-    # 3 of (2, 3): gcd(2, 3) = 1 inside, so all three lie in different nodes.
+    # 3 of (2, 3): gcd(2, 3) = 1 inside, so all three are on different nodes.
     assert [part.tolist() for part in inner(group(2, 3), np.array([3]))] == [[1], [3]]
 
 
 def test_groups_follow_the_axis_order() -> None:
-    """8 devices, tp 2 x dp 4: tp fastest has its pairs in nodes, dp two by two; dp fastest fills a node."""
+    """8 devices, tp 2 x dp 4: with tp fastest its pairs are within nodes, dp two by two; with dp fastest it
+    fills a node.
+    """
     first = strategy(tp=2, dp=4)
     rows = rows_of([first, replace(first, axis_order="cp-dp-tp-pp")])
     assert strides(rows)["dp"].tolist() == [2, 1]
@@ -73,18 +76,20 @@ def test_groups_follow_the_axis_order() -> None:
 
 
 def test_experts_skip_the_ranks_of_other_stages() -> None:
-    """pp 2 fastest, tp 4: a stage's ranks lie 2 apart, so that ep 4 has two in each node."""
+    """pp 2 fastest, tp 4: the ranks of a stage are 2 apart, so ep 4 has two in each node."""
     rows = rows_of([strategy(tp=4, pp=2, ep=4, axis_order="pp-tp-cp-dp")])
     groups = groups_of(rows, cluster(2))
     assert [part.tolist() for part in groups.expert] == [[2], [2]]
-    # The stages of a pair are neighbours in one node; behind four tensor ranks they are not.
+    # The two stages are neighbours in one node; after four tensor ranks they are not.
     assert hop_tier(groups, 0, 1).tolist() == [0]
     assert hop_tier(groups_of(rows_of([strategy(tp=4, pp=2)]), cluster(2)), 0, 1).tolist() == [1]
 
 
 def test_each_hop_crosses_its_own_tier() -> None:
-    """Eight stages in a row on two nodes of four: the fourth hop leaves the node, as does the way back to the
-    first. Of pipelines of three (not on nodes of 4, but 2 of 6) each hop does, in one pipeline or another."""
+    """Eight stages in a row on two nodes of four: the fourth hop leaves the node, as does the hop back to the
+    first. With pipelines of three (on nodes that are a multiple of 2, not of 3) each hop leaves it in some
+    pipeline.
+    """
     groups = groups_of(rows_of([strategy(pp=8)]), cluster(2))
     assert [int(hop_tier(groups, rank, rank + 1)[0]) for rank in range(7)] == [0, 0, 0, 1, 0, 0, 0]
     assert int(hop_tier(groups, 0, 7)[0]) == 1
@@ -93,9 +98,10 @@ def test_each_hop_crosses_its_own_tier() -> None:
 
 
 def test_how_many_send_at_once() -> None:
-    """Two nodes of four behind a card of 80 B/s each. Stages of one, two and four ranks: so many of a node
-    send outside, of four it is all of them. Nobody does where pipelines lie inside; with a card for each it
-    is as if all did."""
+    """Two nodes of four with a card of 80 B/s each. With stages of one, two and four ranks as many of a node
+    send outside; four are all of them. None does where pipelines are within nodes; with a card per device
+    the rate is that of all.
+    """
     plain = cluster(2)
     on = replace(plain, tiers=(plain.tiers[0], replace(plain.tiers[1], flow_bytes_per_s=80.0)))
     rows = rows_of([strategy(pp=8), strategy(pp=4, dp=2), strategy(pp=2, dp=4)])
@@ -129,12 +135,13 @@ def test_a_pass(members: tuple[int, int], expected: float) -> None:
 
 def test_a_ring_is_as_fast_as_its_slowest_hop() -> None:
     """400 B without latency outside. Half of each node: 3 * 1 + 3/4 * 400 / (2 * 20 * 0.5) + 0.5; all of it:
-    7 * 1 + 7/8 * max(400 / 100, 400 / (4 * 20)) + 0.5; a rank of each: 1/2 * 400 / 20."""
+    7 * 1 + 7/8 * max(400 / 100, 400 / (4 * 20)) + 0.5; one rank of each: 1/2 * 400 / 20.
+    """
     fast = (FABRIC[0], replace(FABRIC[1], latency_s=0.0, start_s=0.0))
     assert all_gather_s(fast, 400.0, group(2, 2))[0] == pytest.approx(18.5)
     assert all_gather_s(fast, 400.0, group(4, 2))[0] == pytest.approx(7 + 4.375 + 0.5)
     assert all_gather_s(fast, 400.0, group(1, 2))[0] == pytest.approx(10.0)
-    # Rows of a column each by their own part.
+    # Each row of a column has its own part.
     both = all_gather_s(fast, 400.0, (np.array([2, 4]), np.array([2, 2])))
     assert both == pytest.approx([18.5, 11.875])
 
@@ -154,7 +161,7 @@ def test_tiers_of_a_cluster() -> None:
         ),
     }
     on = cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0), in_switch=True)
-    # 100 and 20 B/s of which collectives reach 50 and 5; four devices lie below the network.
+    # 100 and 20 B/s, of which collectives reach 50 and 5; four devices share a node below the network.
     assert fabric_of(on, on.classes["ideal"].efficiency) == (
         TierCost(latency_s=0.5, bytes_per_s=50.0, start_s=0.2, in_switch=True, partial=1.0, inside=1),
         TierCost(
@@ -168,7 +175,7 @@ def test_tiers_of_a_cluster() -> None:
             wait_s=0.125,
         ),
     )
-    # Nine nodes share what crosses between them: 5 / 9^(1/2).
+    # Nine nodes share the links between them: 5 / 9^(1/2).
     curves["scale_out"] = replace(curves["scale_out"], crowding=0.5)
     crowded = cluster(9, of=with_efficiency(**curves))
     found = fabric_of(crowded, crowded.classes["ideal"].efficiency)
@@ -176,7 +183,7 @@ def test_tiers_of_a_cluster() -> None:
 
 
 def test_ranks_wait_for_each_other_at_collectives_alone() -> None:
-    """3.25 s outside before the first byte, where it had been the 0.5 s inside."""
+    """3.25 s outside before the first byte, and 0.5 s inside."""
     waiting = (FABRIC[0], replace(FABRIC[1], wait_s=3.0))
     for collective in (all_gather_s, all_reduce_s):
         assert collective(waiting, 80.0, group(2, 2))[0] == collective(FABRIC, 80.0, group(2, 2))[0] + 2.75
@@ -186,8 +193,10 @@ def test_ranks_wait_for_each_other_at_collectives_alone() -> None:
 
 
 def test_groups_without_a_switch_have_the_links_between_them() -> None:
-    """Two of four share a quarter of 100 B/s. A pass of 80 B: 1 + 1/2 * 80 / 25 + 0.5; three the same share,
-    2 * 1 + 2/3 * 3.2 + 0.5; four all of it. All-reduce of two: twice 1 + 1.6, or trees, 2 + 6.4; + 0.5."""
+    """Two of four share a quarter of 100 B/s. A collective of 80 B: 1 + 1/2 * 80 / 25 + 0.5; three have the
+    same share, 2 * 1 + 2/3 * 3.2 + 0.5; four have all of it. All-reduce of two: twice 1 + 1.6, or trees, 2
+    + 6.4; + 0.5.
+    """
     linked = (replace(FABRIC[0], links=((2, 0.25), (4, 1.0))), FABRIC[1])
     sizes = (np.array([2, 3, 4]), np.array([1, 1, 1]))
     assert all_gather_s(linked, 80.0, sizes) == pytest.approx([3.1, 2 + 6.4 / 3 + 0.5, 4.1])
@@ -202,16 +211,17 @@ def test_groups_without_a_switch_have_the_links_between_them() -> None:
 
 
 def test_an_all_reduce_takes_the_best_of_three_algorithms() -> None:
-    # Twice the pass: 18. Trees: 2 * log2(4) * 2 + 2 * 80 / (2 * 20 * 0.5) = 16. Plus 0.5.
+    # Twice the collective: 18. Trees: 2 * log2(4) * 2 + 2 * 80 / (2 * 20 * 0.5) = 16. Plus 0.5.
     assert all_reduce_s(FABRIC, 80.0, group(2, 2))[0] == pytest.approx(16.5)
     switched = tuple(replace(tier, in_switch=True) for tier in FABRIC)
     # In the switches: 2 * 2 + 4 = 8. Plus 0.5.
     assert all_reduce_s(switched, 80.0, group(2, 2))[0] == pytest.approx(8.5)
     # One tier with switches does not help where the other has none.
     assert all_reduce_s((switched[0], FABRIC[1]), 80.0, group(2, 2))[0] == pytest.approx(16.5)
-    # Whole nodes have the full speed: trees 2 * 3 * 2 + 2 * 1 = 14, twice the pass 2 * 14.875; + 0.5.
+    # Whole nodes have the full speed: trees 2 * 3 * 2 + 2 * 1 = 14, twice the collective 2 * 14.875; + 0.5.
     assert all_reduce_s(FABRIC, 80.0, group(4, 2))[0] == pytest.approx(14.5)
-    # 64 inside: twice the ways 2 * (63 + 63/64 * 0.8) = 127.575; trees 2 * 6 * 1 + 2 * 0.8 = 13.6; + 0.5.
+    # 64 inside: twice the collective 2 * (63 + 63/64 * 0.8) = 127.575; trees 2 * 6 * 1 + 2 * 0.8 = 13.6; +
+    # 0.5.
     assert all_reduce_s(FABRIC, 80.0, group(64, 1))[0] == pytest.approx(14.1)
 
 
@@ -223,7 +233,7 @@ def test_an_all_to_all_sends_fewer_copies_outside() -> None:
 
 
 def test_two_ranks_that_send_to_each_other_share_the_bandwidth() -> None:
-    # A pass of two outside: 2 + 1/2 * 80 / (20 * 0.25) + 0.25; of four, or two inside, as without.
+    # A collective of two outside: 2 + 1/2 * 80 / (20 * 0.25) + 0.25; of four, or of two inside, as without.
     mutual = (FABRIC[0], replace(FABRIC[1], pairwise=0.25))
     assert all_gather_s(mutual, 80.0, group(1, 2))[0] == pytest.approx(10.25)
     for members in ((2, 1), (2, 2)):
@@ -237,7 +247,7 @@ def test_two_ranks_that_send_to_each_other_share_the_bandwidth() -> None:
 def test_a_message() -> None:
     # 1 + 0.5 + 0.8 inside, 2 + 0.25 + 4 outside.
     assert send_s(FABRIC, 80.0, np.array([0, 1])) == pytest.approx([2.3, 6.25])
-    # Alone three times as fast outside: 2 + 0.25 + 80 / 60; two at once 80 / 30, four 80 / 20 as all.
+    # A single sender is three times as fast outside: 2 + 0.25 + 80 / 60; two at once 80 / 30, four 80 / 20.
     wide = (FABRIC[0], replace(FABRIC[1], lone_factor=3.0))
     found = send_s(wide, 80.0, np.array([1, 1, 1, 1]), np.array([1, 2, 4, 0]))
     assert found == pytest.approx([2.25 + 4 / 3, 2.25 + 8 / 3, 6.25, 6.25])

@@ -1,4 +1,4 @@
-"""When two numbers agree, and how a difference is told."""
+"""When two numbers agree, and how a difference is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators, steps and memory of the checker, worked out by hand on the brick model."""
+"""Operators, steps and memory of the checker, computed by hand for the brick model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from shardwise.verification.strategy_rows import families, rows_of
 
 
 def seconds(operator: Operator, chosen: Strategy, **changes: object) -> tuple[float, float, float]:
-    """The three times of an operator on a device that is ideal but for `changes`."""
+    """The three times of an operator on a device that is ideal except for `changes`."""
     figures = brick_figures(on=cluster(1, of=with_efficiency(**changes)))
     found = operator_seconds(operator, LocalSizes(figures=figures, rows=rows_of([chosen]), experts=None))
     forward, input_, weight = (
@@ -58,20 +58,21 @@ def test_a_matmul() -> None:
 def test_a_matmul_on_tiles() -> None:
     """Tiles of 4 x 8 on 2 units, [5, 10] x [10, 10]: 2 x 2 tiles in 2 waves fill 50 of 2 * 2 * 32 = 128.
 
-    Tiles of 2 x 4: 3 x 3 in ceil(9 / 2) = 5 waves fill 50 of 5 * 2 * 8 = 80, times 0.5: less than 50 / 128.
-    k / (k + 10) = 1/2, peak 0.8: efficiency 0.8 * 0.5 * 50 / 128 = 0.15625, so 1 / 0.15625 = 6.4 s.
+    Tiles of 2 x 4: 3 x 3 in ceil(9 / 2) = 5 waves fill 50 of 5 * 2 * 8 = 80, times 0.5: less than 50 / 128. k
+    / (k + 10) = 1/2, peak 0.8: efficiency 0.8 * 0.5 * 50 / 128 = 0.15625, so 1 / 0.15625 = 6.4 s.
     """
     curve = MatmulCurve(peak_fraction=0.8, tile_m=4, tile_n=8, units=2, k_half=10.0, small_tile_fraction=0.5)
     operator = Matmul(name="m", k=Extent(10), n=Extent(10))
     assert seconds(operator, strategy(), matmul=curve)[0] == pytest.approx(6.4)
-    # With the small tiles at their full worth 50 / 80 counts: 1 / (0.8 * 0.5 * 0.625) = 4 s.
+    # With full weight of the small tiles 50 / 80 counts: 1 / (0.8 * 0.5 * 0.625) = 4 s.
     whole = replace(curve, small_tile_fraction=1.0)
     assert seconds(operator, strategy(), matmul=whole)[0] == pytest.approx(4.0)
 
 
 def test_attention() -> None:
     """5 queries meet 2.5 keys each, 4 heads of 3 + 3: 2 * 5 * 2.5 * 4 * 6 = 600 flop; 2.5 times as much
-    back."""
+    backward.
+    """
     operator = Attention(
         name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=3
     )
@@ -79,12 +80,12 @@ def test_attention() -> None:
     # All keys: 1200 flop. A window of 2: 2 - 4 / 10 = 1.6 keys, 384 flop, and 5 * 6 * 6 * 2 = 360 B.
     assert seconds(replace(operator, causal=False), strategy())[0] == pytest.approx(1.2)
     assert seconds(replace(operator, window=2), strategy())[0] == pytest.approx(0.384)
-    # tp 4 leaves one head and half of 2 kv heads is not split further: 5 * (1 + 1) * 6 * 2 = 120 B, 150 flop.
+    # tp 4 leaves one head, and 2 kv heads are split at most to one: 5 * (1 + 1) * 6 * 2 = 120 B, 150 flop.
     assert seconds(operator, strategy(tp=4))[:2] == pytest.approx((0.15, 0.375))
 
 
 def under(operator: Operator, figures: Figures, chosen: Strategy | None = None) -> tuple[float, ...]:
-    """The three times of an operator on any figures."""
+    """The three times of an operator with any figures."""
     sizes = LocalSizes(figures=figures, rows=rows_of([chosen or strategy()]), experts=None)
     found = operator_seconds(operator, sizes)
     return tuple(float(np.ravel(part)[0]) for part in (found.forward, found.input, found.weight))
@@ -92,7 +93,8 @@ def under(operator: Operator, figures: Figures, chosen: Strategy | None = None) 
 
 def test_attention_through_memory() -> None:
     """5 queries of 4 heads meet 5 keys in dimensions 3 and 3: two products of [20, 3] x [3, 5], 600 flop
-    each; 100 scores of 2 B move 4.5 and 5.5 times, half as often again on this software."""
+    each; 100 scores of 2 B are accessed 4.5 and 5.5 times, half as often again with this software.
+    """
     core = Attention(name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=3)
     software = replace(SOFTWARE, attention=(), pointwise_passes=1.5)
     figures = brick_figures(profile=software)
@@ -104,7 +106,9 @@ def test_attention_through_memory() -> None:
 
 
 def test_casts() -> None:
-    """[5, 10] x [10, 20] in fp8 at 2000 * 0.5 flop/s, 2 s; 4 B move for 50 inputs and for 100 gradients."""
+    """[5, 10] x [10, 20] in fp8 at 2000 * 0.5 flop/s, 2 s; casts of 4 B for 50 inputs and for 100
+    gradients.
+    """
     operator = Matmul(name="m", k=Extent(10), n=Extent(20))
     curve = replace(IDEAL.matmul, fp8_fraction=0.5)
     figures = brick_figures(on=cluster(1, of=with_efficiency(matmul=curve)), dtype="fp8")
@@ -128,9 +132,10 @@ def test_bytes_of_tensors_that_only_a_matmul_reads() -> None:
 
 
 def test_a_step_that_waits_for_the_host() -> None:
-    """dp 4, two microbatches, 2 s for each kernel: of four bricks two forward, two for the inputs and one for
-    the weight, 4 * 10 s; of the embedding one, one and one; of the head two, two and one. Nothing takes
-    longer than that, so that all of it counts."""
+    """dp 4, two micro-batches, 2 s for each kernel: of four bricks two forward, two for the inputs and one
+    for the weight, 4 * 10 s; of the embedding one, one and one; of the head two, two and one. No kernel
+    takes longer than that, so all of it counts.
+    """
     own = estimate_strategy(brick_figures(profile=replace(SOFTWARE, dispatch_s=2.0)), strategy(dp=4))
     work_s = 2 * (7.8 + 7.6 + 6.5)
     assert own.breakdown["host_waits"] == pytest.approx(2 * (40 + 6 + 10) - work_s)
@@ -140,14 +145,15 @@ def test_a_step_that_waits_for_the_host() -> None:
     recomputing = strategy(dp=4, recompute="full", recompute_layers=4)
     found = estimate_strategy(brick_figures(profile=replace(SOFTWARE, dispatch_s=2.0)), recomputing)
     assert found.breakdown["recompute"] == pytest.approx(2 * 4 * 4)
-    # Of a brick its matmul comes first: a recomputation that stops early repeats nothing.
+    # A brick begins with its matmul: a recomputation that stops early repeats nothing.
     early = replace(SOFTWARE, dispatch_s=2.0, recompute_stops_early=True)
     assert estimate_strategy(brick_figures(profile=early), recomputing).breakdown["recompute"] == 0.0
 
 
 def test_messages_between_stages() -> None:
-    """100 B inside a node of 100 B/s; two tensor ranks send a half each, 0.5 s, and join them, 1/2 * 1 s,
-    where the sequence is whole."""
+    """100 B within a node of 100 B/s; each of two tensor ranks sends half, 0.5 s, and they gather both, 1/2 *
+    1 s, where the sequence is whole.
+    """
     figures = brick_figures()
     pipelines = [
         strategy(pp=2, first_stage_layers=2, last_stage_layers=2, dp=2),
@@ -159,7 +165,7 @@ def test_messages_between_stages() -> None:
     fabric, groups = fabric_of(figures.cluster, figures.efficiency), groups_of(rows, figures.cluster)
     assert rank_hops_s(figures, fabric, groups, rows, 2)[0][:3] == pytest.approx([1.0, 1.0, 0.5])
     assert rank_hops_s(figures, fabric, groups, rows, 1)[0][3] == 0.0
-    # Software that hides a quarter of them waits three quarters with each forward and backward.
+    # Software that overlaps a quarter of them waits three quarters with each forward and backward.
     waiting = brick_figures(profile=replace(SOFTWARE, pipeline_overlap=0.25, data_overlap=0.0))
     plain = brick_figures(profile=replace(SOFTWARE, data_overlap=0.0))
     more = (
@@ -180,7 +186,7 @@ def test_keys_of_a_query() -> None:
 
 
 def test_a_whole_step() -> None:
-    """Four bricks, dp 4, two microbatches of one sequence.
+    """Four bricks, dp 4, two micro-batches of one sequence.
 
     Forward 4 * 1.1 + 0.2 + 2 + 1.2 = 7.8; input 4 * 1.2 + 2 + 0.8 = 7.6; weight 4 + 0.5 + 2 = 6.5: twice that
     is 43.8. Weights: 4 * 110 + 200 + 200 = 840. All-reduce of 3360 B by rings 2 * 3/4 * 33.6 = 50.4, of which
@@ -195,10 +201,11 @@ def test_a_whole_step() -> None:
     assert sum(own.breakdown.values()) == pytest.approx(own.step_time_s)
 
 
-def test_software_that_goes_by_block_copies() -> None:
-    """840 weights at 1000 B/s, two microbatches: 2 * 2 out of what is gathered, 4 and 2 * 2 into it, 6 + 10
-    to add gradients up, 2 * 4 into what is reduced, and 12 to gather and reduce alone; of a quarter of them,
-    which are not alone, 8 / 4 and 28."""
+def test_software_that_works_by_block_copies_tensors() -> None:
+    """840 weights at 1000 B/s, two micro-batches: 2 * 2 out of the gathered tensor, 4 and 2 * 2 into it, 6 +
+    10 to accumulate gradients, 2 * 4 into the reduced tensor, and 12 to gather and reduce without
+    replicas; for a quarter of them, with replicas, 8 / 4 and 28.
+    """
     plain = brick_figures()
     by_block = brick_figures(profile=replace(SOFTWARE, reduces_by_block=True))
     for shard, nbytes in ((1, 48.0), (4, 30.0)):
@@ -211,8 +218,9 @@ def test_software_that_goes_by_block_copies() -> None:
 
 
 def test_the_memory_of_a_rank() -> None:
-    """840 weights at 2, 4 and 12 B; one microbatch keeps 4 * 300; temporaries are 2 * 200, more than the
-    logits' 400 is not, and 110 gradients of 2 B."""
+    """840 weights at 2, 4 and 12 B; one micro-batch saves 4 * 300; temporaries are 2 * 200 (the logits' 400
+    is not more) and 110 gradients of 2 B.
+    """
     own = estimate_strategy(brick_figures(), strategy(dp=4))
     expected = {
         "parameters": 1680, "gradients": 3360, "optimizer": 10080, "gathered": 0, "activations": 1200,
@@ -220,8 +228,8 @@ def test_the_memory_of_a_rank() -> None:
     }  # fmt: skip
     assert own.memory == pytest.approx(expected)
     assert own.device_bytes == pytest.approx(16_940)
-    # Optimizer states over 4 ranks: a quarter. Away from the device: none, and all of them on the host, with
-    # the weights that go back: 14 B.
+    # Optimizer states over 4 ranks: a quarter. Offloaded: none, and all of them on the host, with
+    # the weights that return: 14 B.
     assert estimate_strategy(brick_figures(), strategy(dp=4, optim_shard=4)).memory[
         "optimizer"
     ] == pytest.approx(2520)
@@ -230,21 +238,21 @@ def test_the_memory_of_a_rank() -> None:
 
 
 def test_recompute_saves_fewer_activations_and_repeats_work() -> None:
-    """Selective: the 200 B of each norm are computed again in 0.1 s. Full, 2 of 4: half of kept - input."""
+    """Selective: the 200 B of each norm are recomputed in 0.1 s. Full, 2 of 4: half of saved - input."""
     plain, selective, full = (
         estimate_strategy(brick_figures(), strategy(dp=4, recompute=kind, recompute_layers=layers))
         for kind, layers in (("none", 0), ("selective", 0), ("full", 2))
     )
     assert selective.memory["activations"] == pytest.approx(1200 - 4 * 200)
     assert selective.breakdown["recompute"] == pytest.approx(2 * 4 * 0.1)
-    # 1200 - 1/2 * (1200 - 4 * 100), and one layer's 300 - 100 while it is computed again.
+    # 1200 - 1/2 * (1200 - 4 * 100), and one layer's 300 - 100 while it is recomputed.
     assert full.memory["activations"] == pytest.approx(800 + 200)
     assert full.breakdown["recompute"] == pytest.approx(2 * 0.5 * 4 * 1.1)
     assert plain.breakdown["recompute"] == 0
 
 
 def test_activations_in_flight_of_a_pipeline() -> None:
-    """pp 4, dp 1, 8 microbatches: rank 0 has 4 of its brick's 300 B; only it has the embedding's 200."""
+    """pp 4, dp 1, 8 micro-batches: rank 0 has 4 of its brick's 300 B; only it has the embedding's 200."""
     chosen = strategy(pp=4, first_stage_layers=1, last_stage_layers=1)
     own = estimate_strategy(brick_figures(), chosen)
     # Rank 0: 310 weights * 18 + 4 * 300 + 620 + 4 * 100. Rank 3: the same weights, 300.
@@ -278,11 +286,11 @@ def test_a_candidate_that_just_fits_fits() -> None:
 
 
 def test_rates() -> None:
-    """6 * (4 * 110 + 200) flop a token, no attention; 8 * 5 tokens in 10 s on 4 devices: one a second."""
+    """6 * (4 * 110 + 200) flop per token, no attention; 8 * 5 tokens in 10 s on 4 devices: one per second."""
     figures = brick_figures()
     assert model_flop_per_token(figures) == 6 * 640
     assert tokens_per_s_per_device(figures, 10.0) == 1.0
-    # Tied, the output projection borrows the embedding's 200.
+    # With tied embeddings the output projection uses the embedding's 200.
     assert model_flop_per_token(brick_figures(brick_model(tied=True))) == 6 * 640
 
 
@@ -294,7 +302,7 @@ def test_a_dtype_that_is_unknown_or_missing() -> None:
 
 
 def test_limits_of_a_model_without_heads() -> None:
-    """Nothing to divide: gcd of nothing is 0, which every degree divides."""
+    """Nothing to divide: the gcd of nothing is 0, which every degree divides."""
     limits = degree_limits_of(brick_model())
     assert (limits.layers, limits.heads, limits.kv_heads, limits.experts) == (4, 0, 0, 0)
     assert limits.ffn == 10

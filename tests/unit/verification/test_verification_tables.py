@@ -1,4 +1,4 @@
-"""The checker's schedules and its walk through a table, against tables and times worked out by hand."""
+"""The checker's schedules and its recursion through a table, compared with tables and times by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def words(table: Table) -> list[str]:
             1,
             ["0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2"],
         ),
-        # Rank 0 forwards 2 * 1 first; rank 1 puts off 2 of its weights' gradients.
+        # Rank 0 does 2 * 1 warm-up forwards; rank 1 defers 2 weight gradients.
         (
             "zb_h2",
             1,
@@ -66,7 +66,7 @@ def test_a_v_schedule_folds_back_on_the_last_rank() -> None:
     assert [v.rank_of(stage) for stage in range(4)] == [0, 1, 1, 0]
     assert [v.stages_of(rank) for rank in range(2)] == [(0, 3), (1, 2)]
     assert not v.ends_apart
-    # Three forwards go down before the first comes back: F^(2d+1) with d = 1.
+    # Three forwards pass down before the first comes back: F^(2d+1) with d = 1.
     assert words(table_of(v))[0].startswith("0F0 0F1 0F2 3F0 3I0 3W0")
     of_ranks = [np.array([2.0]), np.array([7.0])]  # to the other rank, and back to the first
     assert [float(hop[0]) for hop in hops_s(v, of_ranks)] == [2.0, 0.0, 2.0]
@@ -78,8 +78,9 @@ def test_a_v_schedule_folds_back_on_the_last_rank() -> None:
     "schedule", ["1f1b", "gpipe", "zb_h1", "zb_h2", "interleaved_1f1b", "zb_v", "dualpipe_v"]
 )
 def test_in_flight_and_pending_weights_are_those_of_the_table(schedule: str) -> None:
-    """Counted from the table: forwards begun and not yet ended by a B or W, at most; and of them those whose
-    I has begun."""
+    """Counted from the table: the most forwards without their B or W; and of those, the ones whose I has
+    begun.
+    """
     vpp = 2 if schedule in ("interleaved_1f1b", "zb_v", "dualpipe_v") else 1
     for pp, m in ((2, 4), (3, 6), (4, 8)):
         run = family(schedule, pp, m, vpp)
@@ -94,7 +95,7 @@ def test_in_flight_and_pending_weights_are_those_of_the_table(schedule: str) -> 
 
 
 def test_the_makespan_of_two_ranks() -> None:
-    """F, and both halves of B, take 1 s; hops 0.5, gathers 0.25, reductions 0.5; two microbatches.
+    """F, and both halves of B, take 1 s; hops 0.5, gathers 0.25, reductions 0.5; two micro-batches.
 
     Rank 0: F0 0.25-1.25, F1 -2.25. Rank 1: F0 1.75-2.75, B0 -4.75, F1 -5.75, B1 -7.75, reduction -8.25.
     Rank 0: B0 5.25-7.25, B1 8.25-10.25, reduction -10.75.
@@ -114,18 +115,21 @@ def test_columns_are_simulated_as_numbers_are() -> None:
 
 
 def test_a_gather_delays_the_first_forward_only_once() -> None:
-    """Rank 0 waits 5 s for its parameters; rank 1, whose own take 1 s, waits for rank 0."""
+    """Rank 0 waits 5 s for its parameters; rank 1, whose own gather takes 1 s, waits for rank 0."""
     slow_gather, fast_gather = replace(TIMES, gather_s=5.0), replace(TIMES, gather_s=1.0)
     table: Table = (((0, "F", 0), (0, "B", 0)), ((1, "F", 0), (1, "B", 0)))
     # F 5-6, F 6.5-7.5, B -9.5, B 10-12, reduction -12.5.
     assert makespan_s(table, [slow_gather, fast_gather], [0.5], max) == pytest.approx(12.5)
-    # Rank 1 waits for its own 9 s although what it needs of rank 0 is there at 5.5 s: B -12, B 12.5-14.5.
+    # Rank 1 waits 9 s for its own parameters, although its input from rank 0 arrives at 5.5 s: B -12, B
+    # 12.5-14.5.
     slow = replace(TIMES, gather_s=9.0)
     assert makespan_s(table, [replace(TIMES, gather_s=4.0), slow], [0.5], max) == pytest.approx(15.0)
 
 
 def test_reductions_of_a_rank_run_one_after_another() -> None:
-    """Two stages on one rank end at 6 s and 8 s; the second waits until the first's 5 s are over."""
+    """Two stages on one rank end at 6 s and 8 s; the second reduction waits until the first's 5 s
+    are over.
+    """
     long, short = replace(TIMES, gather_s=0.0, reduce_s=1.0), replace(TIMES, gather_s=0.0, reduce_s=5.0)
     table: Table = (((0, "F", 0), (1, "F", 0), (1, "B", 0), (0, "B", 0)),)
     # 1B0 ends at 4, its reduction at 9; 0B0 ends at 6, its reduction starts at 9 and ends at 10.

@@ -135,7 +135,7 @@ class BranchAndBound:
     `without` names techniques that are switched off, for comparison: "heuristics" (all primal heuristics),
     "neighbourhood" (the neighbourhood search), "symmetry", "capacity" (the capacity relaxation), "memory"
     (rejection of nodes), and levels (`ledger.LEVELS`) whose bounds are ignored. The answer is the same with
-    any of them. """
+    any of them."""
 
     def __init__(
         self,
