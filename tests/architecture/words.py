@@ -24,10 +24,10 @@ RETIRED = frozenset(
 """Retired parts of identifiers and module names; parts are divided by underscores or capitals."""
 
 RETIRED_PHRASES = (
-    r"abreast", r"borrow(s|ed)?", r"braids?", r"close-?ups?", r"customar(y|ily)", r"cut by the bound",
+    r"abreast", r"borrow(s|ed)?", r"(?<!--)braids?", r"close-?ups?", r"customar(y|ily)", r"cut by the bound",
     r"errands?", r"fates?", r"held against", r"(?<!Face )hubs?", r"(?<!PCIe )lanes?", r"lent", r"loans?",
     r"loosen(s|ed)?", r"made again", r"raised lines?", r"seats?", r"sharpen(s|ed)?", r"siev(e|ed)",
-    r"sift(s|ed)?", r"sketch(es|ed)?", r"stair(s|case)", r"told", r"what became of",
+    r"sift(s|ed)?", r"sketch(es|ed)?", r"stairs", r"told", r"what became of",
 )  # fmt: skip
 """Retired words and phrases in prose: docstrings, comments, messages and pages."""
 

@@ -341,16 +341,16 @@ def _never(*given: object, **named: object) -> bool:
 
 
 MUTANTS = {
-    "gradients that never overlap": ("columns.CostColumns.summed_gradients", _blocked),
+    "gradients that never overlap": ("context.CostColumns.summed_gradients", _blocked),
     "backward computation without overlap": (
-        "columns.CostColumns.computed_backward",
+        "context.CostColumns.computed_backward",
         CostColumns.blocked,
     ),
     "nothing saved": ("block._save", _nothing),
-    "redistribution left out of recomputation": ("structure.Structure.is_needed_for_recompute", _never),
-    "optimizer states that are never sharded": ("forms.REPLICATE_SHARD_STATES", 99),
-    "gradients with the placements of the tensor": ("edges.gradient_placements", value_placements),
-    "collectives of a single axis": ("exchanges.group_sizes", lambda mesh, is_in: mesh.axes[0].sizes),
+    "redistribution left out of recomputation": ("block.Structure.is_needed_for_recompute", _never),
+    "optimizer states that are never sharded": ("redistribute.REPLICATE_SHARD_STATES", 99),
+    "gradients with the placements of the tensor": ("operators.gradient_placements", value_placements),
+    "collectives of a single axis": ("operators.group_sizes", lambda mesh, is_in: mesh.axes[0].sizes),
     "parameters gathered one by one": (
         "block.parameter_traffic",
         lambda context, options, uses, _: parameter_traffic(context, options, uses, 1.0),

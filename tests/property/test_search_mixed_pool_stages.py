@@ -138,12 +138,15 @@ SOUND = [(StageCostModel, "_part", StageCostModel._part)] + [
 """The original functions that mutants replace: the twin of the search is computed with these."""
 
 
+MIXED_POOL_COST, MIXED_POOL_HOPS = stage_costs.mixed_pool_cost, stage_costs.mixed_pool_hops
+
+
 def _of_the_first_part(one: stage_costs.PoolPart, other: stage_costs.PoolPart) -> Any:
     def idle(values: Any) -> Any:
         return 0.0 * np.asarray(values)
 
     price = StageCosts(**{field.name: idle(getattr(other.price, field.name)) for field in fields(StageCosts)})
-    return stage_costs.mixed_pool_cost(one, replace(other, price=price))
+    return MIXED_POOL_COST(one, replace(other, price=price))
 
 
 def _on_the_first_pool(kind: StageKind | MixedPoolKind) -> tuple[int, ...]:
@@ -151,7 +154,7 @@ def _on_the_first_pool(kind: StageKind | MixedPoolKind) -> tuple[int, ...]:
 
 
 def _at_once(one: stage_costs.PoolPart, other: stage_costs.PoolPart) -> Any:
-    return 0.0 * stage_costs.mixed_pool_hops(one, other)
+    return 0.0 * MIXED_POOL_HOPS(one, other)
 
 
 @pytest.mark.slow

@@ -208,6 +208,7 @@ def cutoff_too_low(
         (completion_bounds.Completions, "completed", lambda own, table, border, is_prefix: (
             table if is_prefix else cutoff_too_low(own, table, border, is_prefix=is_prefix))),
     ],
+    ids=["cutoff", "dualised points", "multipliers", "memory", "suffixes alone"],
 )  # fmt: skip
 def test_a_broken_rule_is_noticed(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]

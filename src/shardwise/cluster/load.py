@@ -134,7 +134,7 @@ def default_lines(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> tup
     for name, device in classes.items():
         node = next(node for node, _ in runs if node.device_class == name)
         rate = format_rate(device.scale_up_bytes_per_s)
-        line = f"{name}: {device.scale_up_name}: {rate} per direction (customary)"
+        line = f"{name}: {device.scale_up_name}: {rate} per direction (default)"
         if sum(count for _, count in runs) > 1:
             line += f"; {_network_text(device, node)}"
         lines.append(line)
@@ -145,7 +145,7 @@ def _network_text(device: Device, node: Node) -> str:
     defaults = default_node(device, node.devices)
     is_default = (defaults.nics, defaults.nic_bytes_per_s) == (node.nics, node.nic_bytes_per_s)
     cards = f"{node.nics} x {format_rate(node.nic_bytes_per_s)} per node of {node.devices}"
-    return f"{device.scale_out_name}: {cards} (customary)" if is_default else f"network: {cards} (given)"
+    return f"{device.scale_out_name}: {cards} (default)" if is_default else f"network: {cards} (given)"
 
 
 # Shipped clusters and files

@@ -229,6 +229,7 @@ def paired(run: Run, tmp_path: Path) -> str:
         ("slow d0 0.5", "slow n0 0.5", TAKEN.format("run at 0.5")),
         ("lost d0", "lost n0", TAKEN.format("count as lost")),
     ],
+    ids=["slow", "lost"],
 )
 def test_an_event_of_a_device_is_planned_as_one_of_its_node(
     run: Run, paired: str, tmp_path: Path, device: str, node: str, line: str

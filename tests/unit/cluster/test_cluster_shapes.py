@@ -93,9 +93,9 @@ def test_a_shorthand_states_which_figures_are_defaults_and_which_were_given() ->
     cluster = load_cluster("8x8xH100", inter_node="4x200Gb/s")
     assert cluster.tiers[-1].bytes_per_s == 4 * 25e9 / 8 and cluster.tiers[-1].flow_bytes_per_s == 25e9
     assert cluster.assumptions == (
-        "H100-SXM: NVLink 4: 450 GB/s per direction (customary); network: 4 x 25 GB/s per node of 8 (given)",
+        "H100-SXM: NVLink 4: 450 GB/s per direction (default); network: 4 x 25 GB/s per node of 8 (given)",
     )
-    assert "InfiniBand 400 Gb/s per device: 8 x 50 GB/s per node of 8 (customary)" in str(
+    assert "InfiniBand 400 Gb/s per device: 8 x 50 GB/s per node of 8 (default)" in str(
         load_cluster("8x8xH100").assumptions
     )
 
