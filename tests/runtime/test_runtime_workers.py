@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 from tests.runtime.plans import make_plan
+from torch import distributed
 
 from shardwise.plans import Plan, write_plan
 from shardwise.runtime import TrainOptions, WorkerPool, train
@@ -29,6 +31,24 @@ def test_an_interrupt_is_handled_by_the_process_that_started_the_ranks(team: Wor
     """A terminal's Ctrl-C goes to all processes. Ranks block it, and so does the fork server that they are
     forked from, which imports for seconds and would print a traceback."""
     assert team.run(2, takes_interrupts) == [False, False]
+
+
+def is_reachable(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_the_store_of_a_machine_listens_on_its_loopback_address_alone() -> None:
+    """A socket on 127.0.0.1 refuses connections to 127.0.0.2, which Linux routes to this machine too; one on
+    all interfaces, as PyTorch opens it, takes them."""
+    with WorkerPool(1) as pool:
+        port = pool._store.port
+        assert is_reachable("127.0.0.1", port) and not is_reachable("127.0.0.2", port)
+    everywhere = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert is_reachable("127.0.0.2", everywhere.port)
 
 
 @pytest.mark.parametrize("level", [None, "1"])

@@ -10,9 +10,9 @@ import gc
 import logging
 import multiprocessing
 import os
+import socket
 import sys
 import tempfile
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ import torch
 from torch import distributed
 
 from shardwise.errors import ConfigError
-from shardwise.interrupts import without_interrupts
+from shardwise.interrupts import end_with_parent, without_interrupts
 from shardwise.runtime.devices import backends
 from shardwise.runtime.private import forget_meshes
 
@@ -32,6 +32,9 @@ HOST = "127.0.0.1"
 
 GRACE_S = 5.0
 """Seconds that a process may take to exit after it closed its connection."""
+
+MAX_PENDING_CONNECTIONS = 1024
+"""Connections that the store's socket keeps pending: all ranks of this machine may connect at once."""
 
 MAX_TEMPDIR_BYTES = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 """Longest path of the temporary folder in bytes. The socket of multiprocessing's fork server, in a folder of
@@ -66,7 +69,7 @@ class WorkerPool:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._store = distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        self._store = _loopback_store()
         self._workers: list[tuple[Any, Connection]] = []
         self._runs = 0
 
@@ -179,6 +182,18 @@ class WorkerPool:
         self._workers.clear()
 
 
+def _loopback_store() -> distributed.TCPStore:
+    """A key-value store at a free port of HOST alone.
+
+    By itself a TCPStore listens on all interfaces: its host name says only where clients connect.
+    """
+    with socket.create_server((HOST, 0), backlog=MAX_PENDING_CONNECTIONS) as server:
+        port = server.getsockname()[1]
+        return distributed.TCPStore(
+            HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
+        )
+
+
 def threads_per_process(processes: int) -> int:
     """Compute threads of each of `processes` processes on this machine: the cores are divided evenly."""
     return max(1, (os.cpu_count() or 1) // processes)
@@ -196,7 +211,7 @@ def _context() -> Any:
 
 def _serve(rank: int, port: int, threads: int, connection: Connection) -> None:
     """Main loop of a worker: run tasks until the pool closes the connection."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(threads)
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # errors are reported in one line
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -263,11 +278,3 @@ def peer_failures() -> Iterator[None]:
         if not (isinstance(error, distributed.DistBackendError) or "gloo" in str(error)):
             raise
         raise RankLost(None, "is gone", details=traceback.format_exc()) from None
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent is gone, since nobody else would end it."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from shardwise.errors import InternalError
-from shardwise.interrupts import without_interrupts
+from shardwise.interrupts import end_with_parent, without_interrupts
 
 Task = TypeVar("Task")
 TaskResult = TypeVar("TaskResult")
@@ -129,8 +129,10 @@ class SearchWorkers(Generic[Task, TaskResult]):
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    """Runs tasks until the pipe closes. Ignores keyboard interrupts, which the parent process handles."""
+    """Runs tasks until the pipe closes or the parent ends. Ignores keyboard interrupts, which the parent
+    handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     # Objects from before the fork are not scanned for garbage, so that their pages stay shared.
     gc.freeze()
     while True:

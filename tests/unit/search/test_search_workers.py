@@ -8,6 +8,8 @@ import multiprocessing
 import multiprocessing.process
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -130,6 +132,28 @@ def test_a_worker_that_dies_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InternalError, match=r"exit code 3 .*nothing is proven"):
         searched(CASES[0], Fastest(1), workers=2)
     assert not children() - before
+
+
+ORPHANS = """
+import signal
+import subprocess
+import sys
+from shardwise.search.worker_pool import SearchWorkers
+
+with SearchWorkers(2, lambda _: (print("at work", flush=True), signal.pause())) as workers:
+    workers.results([1, 2])
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_workers_end_with_their_parent(ending: signal.Signals) -> None:
+    """The workers hold the standard output of their parent: it ends when the last of them has ended."""
+    parent = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert [parent.stdout.readline() for _ in range(2)] == ["at work\n"] * 2
+    parent.send_signal(ending)
+    rest, _ = parent.communicate(timeout=60)
+    assert rest == "" and parent.returncode == -ending
 
 
 def test_a_worker_that_has_just_started_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
