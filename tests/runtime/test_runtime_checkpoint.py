@@ -268,7 +268,7 @@ def test_a_torn_foreign_or_newer_checkpoint_is_refused_by_name(checkpoint: Path)
         resumable(make_plan("dp=2", global_batch_size=16), root)
     manifest = checkpoint / MANIFEST
     text = manifest.read_text()
-    manifest.write_text(text.replace('"version": 3', '"version": 4'))
+    manifest.write_text(text.replace('"version": 4', '"version": 5'))
     with pytest.raises(ConfigError, match="is newer than this shardwise reads"):
         newest(root)
     manifest.write_text(text[:-20])

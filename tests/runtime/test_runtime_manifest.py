@@ -103,6 +103,51 @@ def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [f"step-0000000{step}" for step in (1, 3, 4)]
 
 
+def test_of_links_only_the_link_is_removed(tmp_path: Path) -> None:
+    plan = make_plan("dp=2")
+    root, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    target = committed(elsewhere, 1, plan)
+    unfinished = elsewhere / "unfinished"
+    mark_folder(str(unfinished))
+    for step in (2, 3):
+        committed(root, step, plan)
+    (root / "step-00000001").symlink_to(target)
+    (root / "step-00000009").symlink_to(unfinished)
+    clear_unfinished(str(root))
+    prune(str(root))
+    assert sorted(os.listdir(root)) == ["step-00000002", "step-00000003"]
+    assert (target / MANIFEST).is_file() and (unfinished / MARKER).is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"seed": 7}, "hash: does not fit the content"), ({"step": 5}, "hash: does not fit the content")],
+    ids=["seed", "step"],
+)
+def test_a_changed_manifest_is_refused(tmp_path: Path, changes: dict[str, int], message: str) -> None:
+    path = committed(tmp_path, 2, make_plan("dp=2")) / MANIFEST
+    assert newest(str(tmp_path))[1].step == 2
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ConfigError, match=message):
+        newest(str(tmp_path))
+
+
+def test_a_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
+    committed(tmp_path, 2, make_plan("dp=2")).rename(tmp_path / "step-00000004")
+    with pytest.raises(ConfigError, match="step: differs from the name of the folder; found 2; allowed: 4"):
+        newest(str(tmp_path))
+
+
+def test_another_seed_than_the_checkpoints_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "run"
+    committed(root, 2, make_plan("dp=2"))
+    words = ["train", saved_plan(tmp_path), "--steps", "3", "--checkpoint", str(root), "--resume"]
+    assert main([*words, "--seed", "1"]) == 2
+    assert "--seed: differs from the checkpoint; found 1; allowed: 0, or no --seed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("last", range(5))
 def test_remains_of_a_removal_are_recognised_as_ours(tmp_path: Path, last: int) -> None:
     """The marker is removed last: a process that ends between any two calls leaves a folder that the next run
@@ -239,7 +284,7 @@ def test_data_is_identified_by_its_content(team: WorkerPool, tmp_path: Path) -> 
         resumed_options(replace(longer, data="synthetic"), plan)
     path = Path(newest(root)[0]) / MANIFEST
     document = json.loads(path.read_text())
-    del document["content"], document["graph"]
+    del document["content"], document["graph"], document["hash"]
     path.write_text(json.dumps({**document, "version": 1}))
     with pytest.raises(ConfigError, match="has an order of samples that this version"):
         resumed_options(replace(options, steps=2), plan)
@@ -251,7 +296,7 @@ def test_a_manifest_of_an_earlier_version_resumes_with_synthetic_data(tmp_path: 
     plan = make_plan("dp=2")
     path = committed(tmp_path, 2, plan) / MANIFEST
     document = json.loads(path.read_text())
-    del document["graph"]
+    del document["graph"], document["hash"]
     if version == 1:
         del document["content"]
     path.write_text(json.dumps({**document, "version": version}))

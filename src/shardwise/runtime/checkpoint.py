@@ -48,8 +48,9 @@ from shardwise.runtime.weights import save_graph_weights, save_weights
 # The manifest and the folders
 
 SCHEMA = "shardwise.checkpoint"
-VERSION = 3
-"""Version of the manifest. Version 1 has only the name of the data; version 2 has no graphs."""
+VERSION = 4
+"""Version of the manifest. Version 1 has only the name of the data; version 2 has no graphs; version 3 has no
+hash of its own."""
 
 MANIFEST = "manifest.json"
 MARKER = ".shardwise"
@@ -131,14 +132,23 @@ def mark_folder(folder: str) -> None:
 def commit(folder: str, manifest: Manifest) -> None:
     """Turn the files in `folder` into a finished checkpoint by writing the manifest."""
     document = {"schema": SCHEMA, "version": VERSION, **asdict(manifest)}
+    document["hash"] = _document_hash(document)
     write_file(os.path.join(folder, MANIFEST), json.dumps(document, indent=1).encode())
 
 
+def _document_hash(document: Mapping[str, Any]) -> str:
+    """Hash of a manifest without its own `hash`."""
+    body = {key: value for key, value in document.items() if key != "hash"}
+    return "sha256:" + hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
 def prune(root: str) -> None:
-    """Remove all but the newest finished checkpoints."""
+    """Remove all but the newest finished checkpoints. A symbolic link is removed, never what it leads to."""
     for step in finished(root)[:-MAX_CHECKPOINTS]:
         folder = folder_of(root, step)
-        if _is_ours(folder):
+        if os.path.islink(folder):
+            _remove(folder)
+        elif _is_ours(folder):
             mark_folder(folder)  # checkpoints of earlier versions have no marker
             os.unlink(os.path.join(folder, MANIFEST))  # first, so that an interrupted removal shows
             _remove(folder)
@@ -184,9 +194,12 @@ def remove_unfinished(folder: str) -> None:
 
 def _remove(folder: str) -> None:
     """Remove a checkpoint folder, which other ranks may be removing too. The marker goes last, so that an
-    interrupted removal can be completed later."""
+    interrupted removal can be completed later. A link is removed, never what it leads to."""
     ignore_missing = contextlib.suppress(FileNotFoundError)
     with ignore_missing:
+        if os.path.islink(folder):
+            os.unlink(folder)
+            return
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if os.path.isdir(path) and not os.path.islink(path):
@@ -218,8 +231,8 @@ def _steps(root: str) -> list[int]:
 
 
 def newest(root: str) -> tuple[str, Manifest]:
-    """The newest finished checkpoint in `root`, with verified files. ConfigError if there is none or a file
-    was changed."""
+    """The newest finished checkpoint in `root`, with verified files. ConfigError if there is none, or if the
+    manifest or a file was changed."""
     steps = finished(root)
     if not steps:
         raise ConfigError(
@@ -227,6 +240,11 @@ def newest(root: str) -> tuple[str, Manifest]:
         )
     folder = folder_of(root, steps[-1])
     manifest = read_manifest(os.path.join(folder, MANIFEST))
+    if manifest.step != steps[-1]:
+        raise ConfigError(
+            "differs from the name of the folder", file=os.path.join(folder, MANIFEST), key="step",
+            found=str(manifest.step), allowed=str(steps[-1]),
+        )  # fmt: skip
     found = files_in(folder)
     for name, measured in manifest.files.items():
         if found.get(name) != measured:
@@ -240,8 +258,9 @@ def newest(root: str) -> tuple[str, Manifest]:
 
 
 def read_manifest(path: str) -> Manifest:
-    """Read the manifest at `path`. ConfigError if it is invalid or of a newer version."""
-    fields = Fields(read_mapping(path, max_bytes=_MAX_FILES_BYTES), file=path)
+    """Read the manifest at `path`. ConfigError if it is invalid, was changed or is of a newer version."""
+    document = read_mapping(path, max_bytes=_MAX_FILES_BYTES)
+    fields = Fields(document, file=path)
     fields.choice("schema", (SCHEMA,))
     version = fields.integer("version", low=1, high=10**9)
     if version > VERSION:
@@ -262,9 +281,12 @@ def read_manifest(path: str) -> Manifest:
         plan=fields.text("plan"),
         files={name: _file_entry(listed, name) for name in listed.names},
     )
+    own_hash = fields.text("hash") if version > 3 else None
     fields.finish()
     if (manifest.model is None) is (manifest.graph is None):
         raise fields.error("model", "and graph are both given, or neither", allowed="one of them")
+    if own_hash is not None and own_hash != _document_hash(document):
+        raise fields.error("hash", "does not fit the content, which was changed", found=own_hash)
     return manifest
 
 

@@ -50,6 +50,7 @@ from shardwise.app.cli.options import (  # fmt: skip
     Restart,
     Resume,
     SaveFolder,
+    Seed,
     SeqLen,
     Space,
     StageCount,
@@ -600,7 +601,7 @@ def train(
     data: TokenData = "synthetic",
     steps: Annotated[str, typer.Option(metavar="N", help="Optimizer steps.")] = "20",
     lr: Annotated[str, typer.Option(metavar="X", help="Learning rate.")] = "0.001",
-    seed: Annotated[str, typer.Option(metavar="N", help="Random seed of parameters and samples.")] = "0",
+    seed: Seed = None,
     log: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write one line of JSON per step.", show_default=False),

@@ -286,6 +286,15 @@ Checkpoint = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint, under this plan.")]
+Seed = Annotated[
+    str | None,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        help="Random seed of parameters and samples. Default: 0, or the checkpoint's.",
+        show_default=False,
+    ),
+]
 Adaptive = Annotated[
     bool,
     typer.Option("--adaptive", help="Monitor steps and links, and change the plan where that is faster."),

@@ -148,17 +148,19 @@ class TrainNumbers:
 
     steps: int
     lr: float
-    seed: int
+    seed: int | None
     checkpoint_every: int
     restarts: int
 
 
-def train_numbers(*, steps: str, lr: str, seed: str, checkpoint_every: str, restarts: str) -> TrainNumbers:
+def train_numbers(
+    *, steps: str, lr: str, seed: str | None, checkpoint_every: str, restarts: str
+) -> TrainNumbers:
     """The numeric options of `train`, parsed; ConfigError for the first that is out of range."""
     return TrainNumbers(
         steps=count("--steps", steps),
         lr=fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
-        seed=count("--seed", seed, low=0),
+        seed=None if seed is None else count("--seed", seed, low=0),
         checkpoint_every=count("--checkpoint-every", checkpoint_every),
         restarts=count("--restarts", restarts, low=0),
     )

@@ -187,7 +187,7 @@ def prepared(arguments: TrainArguments) -> Prepared:
         steps=arguments.steps,
         data=arguments.data,
         lr=arguments.lr,
-        seed=arguments.seed,
+        seed=arguments.seed or 0,
         checkpoint=arguments.checkpoint,
         checkpoint_every=arguments.checkpoint_every,
         is_traced=arguments.trace is not None,
@@ -209,6 +209,11 @@ def prepared(arguments: TrainArguments) -> Prepared:
     samples_of(plan, options).batch(0)
     if arguments.resume:
         options = resumed_options(options, plan)
+        if arguments.seed not in (None, options.seed):
+            raise ConfigError(
+                "differs from the checkpoint", key="--seed", found=str(arguments.seed),
+                allowed=f"{options.seed}, or no --seed",
+            )  # fmt: skip
         if arguments.log is not None:
             resumed_log_bytes(arguments.log, options.start)
     elif arguments.checkpoint is not None:

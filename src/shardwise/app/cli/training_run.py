@@ -84,7 +84,8 @@ class TrainArguments:
     data: str = "synthetic"
     steps: int
     lr: float
-    seed: int
+    seed: int | None
+    """None: 0, or the seed of the checkpoint that the run resumes from."""
     log: str | None = None
     trace: str | None = None
     checkpoint: str | None = None
