@@ -86,7 +86,7 @@ def _is_object(line: str) -> bool:
 
 
 def _fields(numbered: tuple[int, str], file: str | None) -> Fields:
-    """A line as a mapping whose errors name the line."""
+    """The fields of a line, parsed as a JSON object. Errors give the number of the line."""
     number, line = numbered
     try:
         mapping = parse_mapping(line if line.lstrip().startswith("{") else "", file="line.json")

@@ -44,8 +44,8 @@ class LinkChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """From `time_s` on, a device (`d5`) or all devices of a node (`n3`) run at `speed` times their nominal
-    speed; 1 is nominal."""
+    """A straggler: from `time_s` on, a device (`d5`) or all devices of a node (`n3`) run at `speed` times
+    their nominal speed; 1 is nominal."""
 
     time_s: float
     where: str

@@ -111,7 +111,7 @@ def overlap_times(groups: Sequence[Sequence[int]], *, repeats: int) -> list[Over
             if work is not None:
                 work.wait()
 
-        for _ in range(2):  # the first one connects
+        for _ in range(2):  # warm-up: the first collective sets up connections
             alone_s, one_s = _batch_s(lambda: summed(0), 1), _batch_s(lambda: computed(4), 1) / 4.0
         calls = max(1, round(alone_s / one_s))
         return [

@@ -224,7 +224,7 @@ def copies_s(
     if not (figures.profile.reduces_by_block and recipe.master_bytes):
         return 0 * owned
     narrow, wide = recipe.weight_bytes, recipe.gradient_bytes
-    # Into and out of the all-gather buffers; the update writes the narrow weights.
+    # Copies into and out of the all-gather buffers. Then the optimizer writes the low-precision weights.
     nbytes = local_elements * 2 * narrow + owned * (recipe.master_bytes + 2 * narrow)
     # Accumulation over micro-batches (the first only widens) and into the reduction buffer; a single
     # micro-batch is widened there.

@@ -441,7 +441,7 @@ def test_files_that_do_not_go_together_are_refused_in_one_line(run: Run, tmp_pat
     impossible = tmp_path / "fast.jsonl"
     impossible.write_text(re.sub(r'"step_time_s": [0-9.e-]+', '"step_time_s": 1e-6', Path(log).read_text()))
     for sources, words in (
-        ((log,), "steps.jsonl: predicted_s: matches no plan of --from"),
+        ((log,), "steps.jsonl: predicted_s: has no plan in --from that predicts"),
         ((plan,), "p.yaml: --from: has no log"),
         (
             (plan, "--from", log, "--from", str(other)),

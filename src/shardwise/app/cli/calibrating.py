@@ -158,8 +158,8 @@ def _steps(given: CalibrationSources) -> list[MeasuredStep]:
                     if predicted_s in by_time]  # fmt: skip
         if not matching:
             raise ConfigError(
-                "matches no plan of --from", file=printable(log), key="predicted_s",
-                found=f"{next(iter(times)):.6g}", allowed="the plan of this log, also with --from",
+                "has no plan in --from that predicts this step time", file=printable(log), key="predicted_s",
+                found=f"{next(iter(times)):.6g}", allowed="--from with the plan of this log",
             )  # fmt: skip
         for (path, plan), seconds in matching:
             used.add(path)

@@ -70,7 +70,7 @@ def events_convert(
         ),
     ],
     per_node: Annotated[
-        str, typer.Option("--per-node", metavar="N", help="Devices per node, where the CSV counts devices.")
+        str, typer.Option("--per-node", metavar="N", help="Devices per node, if the CSV counts devices.")
     ] = "1",
     out: OutFile = None,
     is_json: IsJson = False,

@@ -135,7 +135,7 @@ def uneven_plan(
     nominal = situation_of(NodeView(prices.cluster), Conditions.at_start(no_events))
     predicted = planner.uneven.predicted(arrangement, nominal)
     if predicted is None:
-        raise InternalError("an arrangement of a trace does not run on nominal nodes")
+        raise InternalError("the plan for the trace does not run on the cluster without events")
     step_s = predicted.result.step_time_s
     own = on_nodes(found, prices.cluster)
     certificate = Certificate(

@@ -245,8 +245,8 @@ def opened(path: str, resumed_bytes: int = 0) -> contextlib.AbstractContextManag
 
 
 def resumed_log_bytes(path: str, start: int) -> int:
-    """Bytes of the log at `path` that a run resumed after step `start` keeps: the lines up to that step,
-    since later steps are repeated. ConfigError where the file is no log."""
+    """Length in bytes of the log at `path` up to step `start`. A resumed run keeps this part and repeats
+    later steps. ConfigError where the file is no log."""
     resumed_bytes = 0
     try:
         with open(path, "rb") as file:

@@ -340,7 +340,7 @@ def check_derivatives(module: nn.Module, inputs: Any) -> None:
     for node in autograd_nodes(_results(module, inputs)):
         if isinstance(node, BackwardCFunction):
             raise ConfigError(
-                "has a backward pass of its own, which graphs do not have", key=MODULE,
+                "uses a custom autograd.Function, which operator graphs do not support", key=MODULE,
                 found=node.name().removesuffix("Backward"), allowed="functions that PyTorch differentiates",
             )  # fmt: skip
 

@@ -74,7 +74,7 @@ def reduced(cells: Indices, points: Values, ranks: Values, dominance: EpsilonDom
     ranges = dominance.ranges(cells, points)
     undominated = np.empty(0, dtype=np.intp)
     for place in range(int(ranges.max(initial=0)) + 1):
-        # Labels kept on finer grids also stand for labels on this grid, and stay themselves.
+        # Labels that survive on finer grids may dominate labels on this grid. They are never dropped here.
         fresh = np.flatnonzero(ranges == place)
         if not len(fresh):
             continue

@@ -320,7 +320,7 @@ class Tuning:
     """Rows of labels from which on binning is faster than sorting, without numba."""
 
     most_bins_per_row: int = 64
-    """Most bins per row of labels: with more, sorting is as fast."""
+    """Upper limit of bins per label. Above it, binning is no faster than sorting."""
 
 
 TUNING = Tuning()

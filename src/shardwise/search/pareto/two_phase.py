@@ -238,7 +238,7 @@ def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) ->
             float(state.lower_bounds.proven_sums[lower_bound]),
         )
         beyond_bound = nadir_points @ weights - least
-        distances = beyond_bound[is_target]  # not a product of its own, which may round differently
+        distances = beyond_bound[is_target]  # a second matrix product could round differently
         if lower_bound not in step_beyond:
             first = max(state.working_epsilon * start, usual_step)
             exact_first = tuning.TUNING.exact_first_step * float(distances.max())
