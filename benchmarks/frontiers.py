@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-from benchmarks.drawn import fitting_costs, sampled
+from benchmarks.random_candidates import fitting_costs, sampled
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model

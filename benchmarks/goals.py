@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks import change, searches
+from benchmarks import replanning, searches
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ GOALS: Mapping[str, tuple[Goal, ...]] = {
     **{f"mixed {name}": BEATEN for name in NAMED},
     "replan loss_1024": (Goal("patch_cpu_s", 0.3), Goal("all_cpu_s", 5.0)),
     "replay week_64": (Goal("cpu_s", 60.0),),
-    **{f"replay {name}": (Goal("adaptive_share", 0.9, is_least=True),) for name in change.at_hand()},
+    **{f"replay {name}": (Goal("adaptive_share", 0.9, is_least=True),) for name in replanning.at_hand()},
     **{f"workers {name}": (Goal("speedup", 1.7, is_least=True),) for name in searches.OVER_TWO_SECONDS},
     **{f"overhead {name}": (Goal("overhead", 0.05),) for name in ("ddp", "fsdp2", "tensor", "pipeline")},
     "moving": (Goal("ratio", 1.5), Goal("back_ratio", 1.5)),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from benchmarks.drawn import sampled, undominated_counts
+from benchmarks.random_candidates import sampled, undominated_counts
 
 from shardwise.cluster import load_cluster
 from shardwise.cost import Problem

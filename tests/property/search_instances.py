@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from tests.property.search_space_twin import SpaceTwin, divisors, first_reason, keeps
+from tests.property.search_space_reference import SpaceTwin, divisors, first_reason, keeps
 from tests.property.software import PLAIN, with_random_software
 
 from shardwise.cluster import Cluster, load_cluster

@@ -22,7 +22,7 @@ from tests.property.cost_level_bounds import (
 from tests.property.cost_levels import FULL, Levels
 from tests.property.cost_samples import CASES, descended, odd_problem, problem_of, sampled, space_of
 from tests.property.search_instances import RARELY, instance
-from tests.property.search_space_twin import first_reason
+from tests.property.search_space_reference import first_reason
 
 from shardwise.cost import (
     Index,

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 import pytest
 from tests.property.op_instances import INSTANCES
-from tests.property.placing import GRADIENT, TENSOR, assemble, place
+from tests.property.placements import GRADIENT, TENSOR, assemble, place
 from tests.property.spmd import Array, Call, Mesh, Spmd, Value
 from tests.property.window_programs import PROGRAMS
 

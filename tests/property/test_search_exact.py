@@ -23,7 +23,7 @@ from tests.property.search_instances import (
     memory_of,
     uneven_pipelines,
 )
-from tests.property.search_space_twin import first_reason
+from tests.property.search_space_reference import first_reason
 
 from shardwise.cost import GridCostTable, Problem, costs_of_all_stages, stage_times
 from shardwise.search import BranchAndBound, Fastest

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.uneven_bounds import assert_bounds_hold
-from tests.property.uneven_twin import (
+from tests.property.uneven_reference import (
     BY_NODE_SLOT,
     every_layout,
     least_s,

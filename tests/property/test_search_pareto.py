@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.pareto_tuning import tune
 from tests.property.pareto_instances import (
     chain_of,
     chain_with_shared,
@@ -19,7 +20,6 @@ from tests.property.pareto_instances import (
     plain,
     starting_with,
 )
-from tests.tuned import tune
 
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment, non_dominated
 from shardwise.pareto.frontier import frontier_of

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.pareto_tuning import tune
 from tests.property.pareto_instances import chain_of, chain_with_shared, complete_graph, equal_layers
 from tests.property.test_search_pareto_epsilon import spent_in_a_part, spent_in_equal_layers
-from tests.tuned import tune
 
 from shardwise.pareto import Factor, FactorGraph, first_occurrences
 from shardwise.search.pareto import elimination, elimination_numba, labels, numba_dispatch, presolve

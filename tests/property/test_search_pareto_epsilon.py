@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.pareto_tuning import tune
 from tests.property.pareto_instances import chain_of, equal_layers, long_chain
-from tests.tuned import tune
 
 from shardwise.pareto import FactorGraph
 from shardwise.search.pareto import completion_bounds as bounds

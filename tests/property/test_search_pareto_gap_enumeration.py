@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.pareto_tuning import tune
 from tests.property.pareto_instances import (
     chain_of,
     chain_with_shared,
@@ -18,7 +19,6 @@ from tests.property.pareto_instances import (
     plain,
 )
 from tests.sampling import sample_of
-from tests.tuned import tune
 
 from shardwise.pareto import Chain
 from shardwise.search.pareto import (

@@ -11,6 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from tests.pareto_tuning import tune
 from tests.property.pareto_instances import (
     chain_of,
     chain_with_shared,
@@ -20,7 +21,6 @@ from tests.property.pareto_instances import (
     starting_with,
 )
 from tests.property.test_search_pareto import LONG, SOME_LONG, agrees, by_labels, matches
-from tests.tuned import tune
 
 from shardwise.pareto import non_dominated
 from shardwise.search.pareto import (

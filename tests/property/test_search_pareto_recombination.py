@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.pareto_tuning import tune
 from tests.property.pareto_instances import chain_with_shared, long_chain, measure_of, plain
 from tests.sampling import sample_of
-from tests.tuned import tune
 
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment, non_dominated, shared_sizes
 from shardwise.search.pareto import pareto_search, two_phase

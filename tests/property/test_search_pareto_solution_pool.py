@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.pareto_tuning import tune
 from tests.property.pareto_instances import frontier_by_definition, long_chain, measure_of, plain
 from tests.property.test_search_pareto_recombination import frontier_of, segments_of, short
 from tests.sampling import sample_of
-from tests.tuned import tune
 
 from shardwise.pareto import Chain, FactorGraph, shared_sizes
 from shardwise.search.pareto import pareto_search, tuning, two_phase

@@ -9,9 +9,9 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.pareto_tuning import tune
 from tests.property.pareto_instances import chain_with_shared
 from tests.property.test_search_pareto import at_the_first
-from tests.tuned import tune
 
 from shardwise.pareto import Chain, shared_sizes
 from shardwise.search.pareto import numba_dispatch, weighted_sums, weighted_sums_numba

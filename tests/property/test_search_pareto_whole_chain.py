@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.pareto_tuning import tune
 from tests.property.pareto_instances import (
     chain_of,
     chain_with_shared,
@@ -14,7 +15,6 @@ from tests.property.pareto_instances import (
     measure_of,
     plain,
 )
-from tests.tuned import tune
 
 from shardwise.search.pareto import chain_labels, labels, pareto_search, two_phase
 from shardwise.search.pareto.bound_sets import representatives

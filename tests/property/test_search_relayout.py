@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_twin import Layouts, filling_of, random_space, random_to_spread, walked_s
+from tests.property.uneven_reference import Layouts, filling_of, random_space, random_to_spread, walked_s
 
 from shardwise.plans import Layout, Pipeline, UnevenResult
 from shardwise.search import UnevenSpace, predict_record, relayout

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.uneven_bounds import assert_bounds_hold
-from tests.property.uneven_twin import every_layout, least_s, random_to_spread
+from tests.property.uneven_reference import every_layout, least_s, random_to_spread
 from tests.sampling import sample_of
 
 from shardwise.search import UnevenSpace, predict_record

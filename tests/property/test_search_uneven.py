@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.uneven_bounds import assert_bounds_hold
-from tests.property.uneven_twin import every_layout, least_s, random_space
+from tests.property.uneven_reference import every_layout, least_s, random_space
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.search_space_twin import SpaceTwin, keeps
+from tests.property.search_space_reference import SpaceTwin, keeps
 
 from shardwise.errors import ConfigError
 from shardwise.strategy import ALIASES, FIELDS, StrategyTable, complete, parse_fields, strategy_text

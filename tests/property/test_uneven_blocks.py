@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_twin import every_layout, least_of_subproblem, random_space
+from tests.property.uneven_reference import every_layout, least_of_subproblem, random_space
 
 from shardwise.search.hetero import lower_bounds, pipeline_search
 from shardwise.search.hetero.space import UnevenSubproblem

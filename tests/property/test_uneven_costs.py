@@ -8,8 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from tests.property import uneven_twin
-from tests.property.uneven_twin import Layouts, every_layout, random_space, walked_s
+from tests.property.uneven_reference import Layouts, every_layout, random_space, walked_s
 
 from shardwise.cost import NodeSlot
 from shardwise.search import UnevenSpace, predict_record
@@ -91,7 +90,7 @@ def test_some_random_plans_have_stages_that_share_nodes(monkeypatch: pytest.Monk
     monkeypatch.setattr(record_costs.RecordCostModel, "_node_slot", lambda *_: NodeSlot())
     assert not all(agree(seed) for seed in range(SEEDS))
     monkeypatch.undo()
-    monkeypatch.setattr(uneven_twin, "_node_slot", lambda *_: 0)
+    monkeypatch.setattr(uneven_reference, "_node_slot", lambda *_: 0)
     assert not all(agree(seed) for seed in range(SEEDS))
 
 

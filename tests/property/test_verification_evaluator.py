@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.cost_samples import CASES, Case, problem_of
-from tests.property.search_space_twin import SpaceTwin
+from tests.property.search_space_reference import SpaceTwin
 from tests.property.software import SOFTWARE, random_software
 from tests.sampling import sample_of
 

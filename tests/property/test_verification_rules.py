@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.property.search_space_twin import SpaceTwin, keeps
+from tests.property.search_space_reference import SpaceTwin, keeps
 
 from shardwise.cluster import load_cluster
 from shardwise.cost import bind

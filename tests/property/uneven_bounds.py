@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tests.property.uneven_twin import walked_s
+from tests.property.uneven_reference import walked_s
 
 from shardwise.search.hetero import lower_bounds
 from shardwise.search.hetero.capacity_relaxation import CapacityRelaxation

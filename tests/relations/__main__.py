@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from tests.relations.commands import Commands
-from tests.relations.every import RELATIONS
 from tests.relations.questions import question
+from tests.relations.registry import RELATIONS
 
 SHOWN = 3
 """Failures of a relation that are printed, those with the shortest commands first."""

@@ -4,9 +4,9 @@ tests.relations`."""
 from __future__ import annotations
 
 import pytest
-from tests.relations.broken import catches_mutants
 from tests.relations.commands import Commands
-from tests.relations.every import KNOWN_FAILURES, RELATIONS, expected_to_pass, questions_of
+from tests.relations.mutants import catches_mutants
+from tests.relations.registry import KNOWN_FAILURES, RELATIONS, expected_to_pass, questions_of
 
 QUESTIONS_PER_RELATION, QUESTIONS_IN_FULL = 2, 30
 """Questions of each relation."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.relations.clusters import ClusterData, Nodes
 from tests.relations.commands import Answer, Commands, File, text_of
-from tests.relations.every import QUESTIONS, RELATIONS, questions_of
 from tests.relations.questions import question
+from tests.relations.registry import QUESTIONS, RELATIONS, questions_of
 from tests.relations.relation import difference, require_not_slower, require_same, whole
 
 SMALL = replace(

@@ -14,8 +14,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tests.runtime.broken import ALIKE, HALF_MUTANTS, MUTANTS
-from tests.runtime.twin import with_mutant
+from tests.runtime.mutants import ALIKE, HALF_MUTANTS, MUTANTS
+from tests.runtime.mutation import with_mutant
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional

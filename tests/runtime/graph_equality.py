@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from tests.runtime.graph_broken import GRAPH_MUTANTS, SKIP_TENSOR_MUTANTS
+from tests.runtime.graph_mutants import GRAPH_MUTANTS, SKIP_TENSOR_MUTANTS
 from tests.runtime.graph_plans import alone
 from tests.runtime.graph_stages import STAGE_MUTANTS
-from tests.runtime.twin import with_mutant
+from tests.runtime.mutation import with_mutant
 from torch import Tensor
 
 from shardwise.graph import Operand, OpGraph, OpNode

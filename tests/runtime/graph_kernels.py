@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from tests.property.op_instances import INSTANCES
 from tests.property.op_programs import EPSILON
-from tests.property.placing import GRADIENT, TENSOR, assemble, place
+from tests.property.placements import GRADIENT, TENSOR, assemble, place
 from tests.property.spmd import Array, Mesh
 from tests.property.test_graph_kinds import INTEGERS, operands_of, tensors_of, whole
-from tests.runtime.graph_broken import KERNEL_MUTANTS
-from tests.runtime.twin import with_mutant
+from tests.runtime.graph_mutants import KERNEL_MUTANTS
+from tests.runtime.mutation import with_mutant
 from torch import Tensor
 
 from shardwise.graph import OpNode, ShardingRule, rules_of

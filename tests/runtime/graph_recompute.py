@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.runtime.graph_equality import MAX_NORM, batches
 from tests.runtime.graph_plans import alone
-from tests.runtime.twin import with_mutant
+from tests.runtime.mutation import with_mutant
 from torch import Tensor
 
 from shardwise.graph import OpGraph

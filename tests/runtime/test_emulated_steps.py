@@ -11,7 +11,7 @@ from typing import Any, cast
 from unittest import mock
 
 from benchmarks import emulated_steps
-from tests.runtime.tracked import fake_ranks
+from tests.runtime.memory_tracker import fake_ranks
 from tests.unit.app.test_cli_calibrate import written
 from torch import distributed
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.runtime.stand_in import BROKEN, NAME, PLANS, plan_of
+from tests.runtime.fake_accelerator import BROKEN, NAME, PLANS, plan_of
 from torch import distributed, nn
 
 from shardwise.app.cli.main import main
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("accelerator")
 def stand_in() -> dict[str, Any]:
     """Results of steps on the stand-in, which runs in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.stand_in"], check=False, capture_output=True, text=True
+        [sys.executable, "-m", "tests.runtime.fake_accelerator"], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout)

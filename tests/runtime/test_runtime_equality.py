@@ -6,8 +6,8 @@ from functools import cache
 from itertools import accumulate, combinations_with_replacement
 
 import pytest
-from tests.runtime.broken import ALIKE, MUTANTS
 from tests.runtime.equality import Difference, Trajectory, divided, precision, single_process
+from tests.runtime.mutants import ALIKE, MUTANTS
 from tests.runtime.plans import BATCH, make_plan
 from tests.sampling import sample_of
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 from tests.property.layout_instances import mlp
 from tests.runtime.captured_equality import graph_of
-from tests.runtime.graph_charged import predicted
+from tests.runtime.graph_counted_collectives import predicted
 from tests.runtime.graph_equality import Run, batches, run_of, single_process
 from tests.runtime.graph_modules import data_of, module_of
 from tests.runtime.graph_plans import alone, by_rules, plan_with, sampled
-from tests.runtime.test_runtime_graph_obeyed import MLP as EVEN
-from tests.runtime.test_runtime_graph_obeyed import as_predicted, steps_of
+from tests.runtime.test_runtime_graph_plan_is_followed import MLP as EVEN
+from tests.runtime.test_runtime_graph_plan_is_followed import as_predicted, steps_of
 from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.runtime.tracked import Host, Tracker, fake_ranks
+from tests.runtime.memory_tracker import Host, Tracker, fake_ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -11,8 +11,8 @@ import torch
 from tests.property.layout_instances import op as operator
 from tests.property.op_instances import INSTANCES
 from tests.property.test_graph_kinds import SPATIAL, evenly
-from tests.runtime.graph_broken import KERNEL_MUTANTS
 from tests.runtime.graph_kernels import Case, carried_out, errors
+from tests.runtime.graph_mutants import KERNEL_MUTANTS
 from torch import Tensor
 from torch.nn import functional
 

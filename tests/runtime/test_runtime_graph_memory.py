@@ -13,9 +13,9 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.property.layout_instances import chain, op
+from tests.runtime.graph_memory_tracker import allocated_bytes
 from tests.runtime.graph_plans import by_rules, estimated, in_stages, plan_with, without_recomputation
-from tests.runtime.graph_tracked import allocated_bytes
-from tests.runtime.test_runtime_graph_obeyed import steps_of
+from tests.runtime.test_runtime_graph_plan_is_followed import steps_of
 from tests.runtime.test_runtime_memory import with_memory
 from tests.sampling import sample_of
 from torch import Tensor, nn

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.property.layout_instances import chain
-from tests.runtime.graph_charged import Times, predicted, predicted_in_stages
+from tests.runtime.graph_counted_collectives import Times, predicted, predicted_in_stages
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_plans import (
     by_rules,

@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 from tests.property.layout_instances import mlp, skips
-from tests.runtime.graph_broken import GRAPH_MUTANTS, SKIP_TENSOR_MUTANTS
 from tests.runtime.graph_equality import Run, differences, single_process
+from tests.runtime.graph_mutants import GRAPH_MUTANTS, SKIP_TENSOR_MUTANTS
 from tests.runtime.graph_plans import alone, by_rules, plan_with, sampled
 
 from shardwise.cluster import load_cluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.runtime.memory_tracker import fake_ranks
 from tests.runtime.plans import make_plan
-from tests.runtime.tracked import fake_ranks
 from tests.runtime.uneven_plans import make_uneven
 from torch import distributed
 from torch.distributed import DeviceMesh

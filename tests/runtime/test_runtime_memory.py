@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.runtime.tracked import allocated_bytes
+from tests.runtime.memory_tracker import allocated_bytes
 from tests.sampling import sample_of
 from torch import nn
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime.equality import Difference, Trajectory, batches, single_process, whole_module
+from tests.runtime.mutation import with_mutant
 from tests.runtime.plans import make_plan, tiny
-from tests.runtime.twin import with_mutant
-from tests.runtime.uneven_broken import HALF_MUTANTS, MUTANTS
 from tests.runtime.uneven_equality import divided_unevenly
+from tests.runtime.uneven_mutants import HALF_MUTANTS, MUTANTS
 from tests.runtime.uneven_plans import make_uneven
 from tests.sampling import sample_of
 

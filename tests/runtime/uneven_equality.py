@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 from tests.runtime.equality import LR, MAX_NORM, Difference, Gradients, Trajectory, difference, whole_module
-from tests.runtime.twin import with_mutant
-from tests.runtime.uneven_broken import MUTANTS
+from tests.runtime.mutation import with_mutant
+from tests.runtime.uneven_mutants import MUTANTS
 
 from shardwise.plans import UnevenFile
 from shardwise.runtime import parallelize

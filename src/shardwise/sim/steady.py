@@ -1,6 +1,7 @@
 """Makespans of long steps by the periodicity of their steady state (`makespan_s`, `SteadySchedule`).
 
-Two repetitions are used, and each is checked first. The table repeats: with `group` more micro-batches (1, or
+The method relies on two periodicities, of the table and of the finish times; each is verified before use. The
+table repeats: with `group` more micro-batches (1, or
 pp for interleaved schedules), each rank's row has one more block of actions. Rank r's row is a prefix, a
 block and a suffix. The longer row is the same prefix, the block twice, the second with its micro-batches
 shifted by `group`, and the suffix shifted by `group`. The overlap of the common prefix and the common shifted

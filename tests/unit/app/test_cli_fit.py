@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-from benchmarks.shipped import DEVICES, SOFTWARE, merged
+from benchmarks.ship_fit import DEVICES, SOFTWARE, merged
 from tests.unit.accuracy.tables import file_of, text_of
 
 from shardwise.accuracy.cross_validation import LEAST_RUNS

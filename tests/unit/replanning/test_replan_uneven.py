@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from itertools import combinations, product
 
 import pytest
-from tests.property.uneven_twin import least_s
+from tests.property.uneven_reference import least_s
 
 from shardwise.cluster import (
     Cluster,

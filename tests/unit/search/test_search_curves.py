@@ -11,7 +11,7 @@ from functools import cache
 from math import inf
 
 import pytest
-from tests.property.search_space_twin import SpaceTwin, first_reason
+from tests.property.search_space_reference import SpaceTwin, first_reason
 
 from shardwise.cluster import Cluster, load_cluster, part_of, part_sizes
 from shardwise.cost import peaks_of

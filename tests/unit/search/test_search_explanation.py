@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.property.search_space_twin import SpaceTwin, first_reason
+from tests.property.search_space_reference import SpaceTwin, first_reason
 
 from shardwise.cluster import load_cluster
 from shardwise.cost import peaks_of

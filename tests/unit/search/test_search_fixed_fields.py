@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from tests.property.search_space_twin import SpaceTwin, first_reason, keeps
+from tests.property.search_space_reference import SpaceTwin, first_reason, keeps
 
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError, Infeasible

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.search_space_twin import SpaceTwin, first_reason
+from tests.property.search_space_reference import SpaceTwin, first_reason
 
 from shardwise.cluster import Cluster, load_cluster, part_of, part_sizes
 from shardwise.cost import peaks_of

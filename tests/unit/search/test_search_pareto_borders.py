@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.tuned import tune
+from tests.pareto_tuning import tune
 
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment
 from shardwise.search.pareto import supported_points

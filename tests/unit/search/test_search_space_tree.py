@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.search_instances import instance
-from tests.property.search_space_twin import SpaceTwin, keeps
+from tests.property.search_space_reference import SpaceTwin, keeps
 
 from shardwise.search import plan
 from shardwise.search.space import Space, expanded

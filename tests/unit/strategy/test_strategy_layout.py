@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from tests.property.search_space_twin import SpaceTwin
+from tests.property.search_space_reference import SpaceTwin
 
 from shardwise.strategy import (
     AXES,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 import pytest
-from tests.property.search_space_twin import SpaceTwin
+from tests.property.search_space_reference import SpaceTwin
 
 from shardwise.errors import ConfigError
 from shardwise.search.space import Space

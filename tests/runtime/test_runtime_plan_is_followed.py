@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.runtime.charged import KINDS, predicted
+from tests.runtime.counted_collectives import KINDS, predicted
 from tests.runtime.equality import batches, whole_module
 from tests.runtime.plans import make_plan
 from torch import distributed

@@ -1,4 +1,4 @@
-"""Writes a fit by `shardwise fit` into the package's data files: `python -m benchmarks.shipped FIT.json`.
+"""Writes a fit by `shardwise fit` into the package's data files: `python -m benchmarks.ship_fit FIT.json`.
 
 Values of fitted numbers and the bands change. Names, sources and assumed numbers stay.
 """

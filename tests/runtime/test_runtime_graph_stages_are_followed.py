@@ -12,10 +12,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from tests.property.layout_instances import chain, without_first_weights
-from tests.runtime.graph_charged import Times, predicted_in_stages
+from tests.runtime.graph_counted_collectives import Times, predicted_in_stages
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules, without_recomputation
-from tests.runtime.test_runtime_graph_obeyed import as_predicted, second_step
+from tests.runtime.test_runtime_graph_plan_is_followed import as_predicted, second_step
 from tests.runtime.test_runtime_graph_stages import columns, data, whole
 
 from shardwise.cost.layouts.parameters import storage_placements

@@ -1,9 +1,9 @@
 """A stand-in accelerator that computes nothing, in PyTorch's slot for unknown devices (PrivateUse1).
 
-The slot is taken for the rest of the process, so this runs in its own (`python -m tests.runtime.stand_in`).
-Tensors are fake, as in `tracked`, and PyTorch refuses operators whose tensors are on several devices: a step
-that ends has every tensor on the right device. Prints as JSON what steps under `PLANS` did.
-"""
+The slot is taken for the rest of the process, so this runs in its own (`python -m
+tests.runtime.fake_accelerator`). Tensors are fake, as in `tracked`, and PyTorch refuses operators whose
+tensors are on several devices: a step that ends has every tensor on the right device. Prints as JSON what
+steps under `PLANS` did."""
 
 from __future__ import annotations
 

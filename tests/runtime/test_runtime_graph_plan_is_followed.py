@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 from tests.property.layout_instances import mlp
 from tests.runtime import graph_modules
-from tests.runtime.graph_charged import Times, predicted
+from tests.runtime.graph_counted_collectives import Times, predicted
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_modules import data_of, module_of
 from tests.runtime.graph_plans import by_rules, plan_with, sampled, without_recomputation

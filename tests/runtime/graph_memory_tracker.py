@@ -7,7 +7,7 @@ import warnings
 from unittest.mock import patch
 
 import torch
-from tests.runtime.tracked import Host, Tracker, fake_ranks
+from tests.runtime.memory_tracker import Host, Tracker, fake_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwise.plans import GraphPlan

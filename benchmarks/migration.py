@@ -1,7 +1,7 @@
 """Migration of a job's state in memory from one plan to another over an emulated link.
 
-It needs root, Linux and PyTorch. Each of the two emulated hosts runs `python -m benchmarks.moved OUT SIZE`.
-"""
+It needs root, Linux and PyTorch. Each of the two emulated hosts runs `python -m benchmarks.migration OUT
+SIZE`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _figures_of(size: str) -> dict[str, float]:
             str(cluster),
             "--",
         ]
-        command += [sys.executable, "-m", "benchmarks.moved", str(out), size]
+        command += [sys.executable, "-m", "benchmarks.migration", str(out), size]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         found: dict[str, float] = json.loads(out.read_text())
     return found

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from tests.relations import agreeing, better, events, exports, idle, mixed, restated, scaled
+from tests.relations import consistent, equivalent, events, exports, idle_devices, mixed, monotone, scaled
 from tests.relations.questions import MOST_DEVICES, Question, question
 from tests.relations.relation import RELATIONS, Relation
 
 __all__ = ["KNOWN_FAILURES", "QUESTIONS", "RELATIONS", "expected_to_pass", "questions_of"]
 
-MODULES = (restated, better, mixed, idle, events, agreeing, scaled, exports)
+MODULES = (equivalent, monotone, mixed, idle_devices, events, consistent, scaled, exports)
 """Each module registers its relations when it is imported."""
 
 QUESTIONS = 100
