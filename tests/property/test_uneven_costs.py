@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from tests.property import uneven_reference
 from tests.property.uneven_reference import Layouts, every_layout, random_space, walked_s
 
 from shardwise.cost import NodeSlot
