@@ -321,5 +321,5 @@ def test_a_saved_graph_names_itself(team: WorkerPool, tmp_path: Path) -> None:
     plan = plan_with(CHAIN, (2,), by_rules(CHAIN, (2,), data))
     team.run(2, saved_once, plan, str(tmp_path))
     document = json.loads((tmp_path / "step-00000000" / "manifest.json").read_text())
-    assert document["version"] == 3 and document["model"] is None and document["seq_len"] is None
+    assert document["version"] == 4 and document["model"] is None and document["seq_len"] is None
     assert document["graph"] == graph_hash(replace(CHAIN, name="by another name"))

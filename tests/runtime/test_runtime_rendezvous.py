@@ -46,7 +46,7 @@ def variables(rank: str, ranks: str, port: str) -> dict[str, str]:
         ({"RANK": "5"}, "RANK: is not a number in range; found '5'; allowed: 0 to 1"),
         ({"RANK": "abc"}, "RANK: is not a number in range; found 'abc'"),
         ({"RANK": "-1"}, "RANK: is not a number in range"),
-        ({"RANK": None}, "RANK: is not set, though TORCHELASTIC_RUN_ID"),
+        ({"RANK": None}, "RANK: is not set, although torchrun started this process (TORCHELASTIC_RUN_ID"),
         ({"WORLD_SIZE": None}, "WORLD_SIZE: is not set"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE: is not a number in range; found '0'; allowed: 1 or more"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR: is not set"),

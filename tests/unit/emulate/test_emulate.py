@@ -422,7 +422,7 @@ def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
     ("words", "named"),
     [
         (("1x2xcpu",), "COMMAND"),
-        (("1x2xcpu", "--", "/no/such/program"), "COMMAND: is no program; found /no/such/program"),
+        (("1x2xcpu", "--", "/no/such/program"), "COMMAND: is not a program; found /no/such/program"),
         (("1x2xH100-SXM", "--", "true"), "CLUSTER"),
         (("1x65xcpu", "--", "true"), "CLUSTER"),
         (("1x2xcpu", "--cpu-share", "2", "--", "true"), "--cpu-share"),
