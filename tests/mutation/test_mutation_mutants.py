@@ -72,7 +72,7 @@ def test_methods_and_inner_functions_belong_to_their_qualified_name(tmp_path: Pa
 
 
 def campaign(tests: str) -> subprocess.CompletedProcess[str]:
-    script = ["tests/mutation/mutate.py", "--packages", "frontier", "--sample", "3", "--tests", tests]
+    script = ["tests/mutation/mutate.py", "--packages", "pareto", "--sample", "3", "--tests", tests]
     return subprocess.run([sys.executable, *script], cwd=ROOT, capture_output=True, text=True)
 
 
@@ -87,5 +87,5 @@ def test_a_campaign_with_the_packages_own_tests_kills() -> None:
 def test_a_campaign_with_unrelated_tests_kills_nothing() -> None:
     run = campaign("tests/property/test_dimension_number.py")
     assert "0 of 3 killed: 0.0%" in run.stdout, run.stdout
-    assert "survived src/shardwise/frontier" in run.stdout
+    assert "survived src/shardwise/pareto" in run.stdout
     assert run.returncode == 1

@@ -100,4 +100,4 @@ def test_the_clock_is_read_when_the_device_is_done_and_before_a_trace_is(team: W
 
 def test_tests_of_a_file_run_on_one_worker(request: pytest.FixtureRequest) -> None:
     group = request.node.get_closest_marker("xdist_group")
-    assert group.args == ("test_runtime_team",)
+    assert group.args == ("test_runtime_workers",)
