@@ -78,7 +78,7 @@ def campaign(tests: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_campaign_with_the_packages_own_tests_kills() -> None:
-    run = campaign("tests/unit/pareto/test_pareto_by_hand.py")
+    run = campaign("tests/property/test_pareto_laws.py")
     assert re.search(r"\n[23] of 3 killed", run.stdout), run.stdout
     assert run.returncode == (0 if "\n3 of 3 killed" in run.stdout else 1)
 
