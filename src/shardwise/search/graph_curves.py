@@ -270,8 +270,8 @@ class StagedCurves(GraphCurves):
         if self.sizes:
             allowed_values.append(f"{self.stages} with --devices {runs_text(self.sizes)}")
         return ConfigError(
-            f"do not divide {devices} devices: every stage has the same number of devices, part of one node "
-            "or whole nodes, all of one kind",
+            "stages with as many devices each, of one node or whole nodes of one kind, do not use "
+            f"all of {devices}",
             key="--stages", found=str(self.stages), allowed="; ".join(allowed_values) or "1",
         )  # fmt: skip
 
