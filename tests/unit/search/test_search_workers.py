@@ -135,11 +135,11 @@ def test_a_worker_that_dies_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 ORPHANS = """
-import signal
-import subprocess
-import sys
+import signal, sys
 from shardwise.search.worker_pool import SearchWorkers
 
+if int(sys.argv[1]) != signal.SIGKILL:
+    signal.signal(int(sys.argv[1]), signal.SIG_DFL)  # nohup ignores SIGHUP in all that it starts
 with SearchWorkers(2, lambda _: (print("at work", flush=True), signal.pause())) as workers:
     workers.results([1, 2])
 """
@@ -148,7 +148,8 @@ with SearchWorkers(2, lambda _: (print("at work", flush=True), signal.pause())) 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_workers_end_with_their_parent(ending: signal.Signals) -> None:
     """The workers hold the standard output of their parent: it ends when the last of them has ended."""
-    parent = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-c", ORPHANS, str(int(ending))]
+    parent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     assert [parent.stdout.readline() for _ in range(2)] == ["at work\n"] * 2
     parent.send_signal(ending)
