@@ -26,7 +26,7 @@ from torch import distributed
 from shardwise.accuracy import calibration_document
 from shardwise.app.cli.measuring import KernelMeasurement, LinkMeasurement, ranks_of
 from shardwise.cluster import Cluster, load_cluster
-from shardwise.plans import is_graph_plan, read_graph_plan, read_plan
+from shardwise.plans import is_graph_plan, read_plan
 from shardwise.runtime import TrainOptions, graph_module, parallelize, reference_module, samples_of
 from shardwise.runtime.data import RandomInputs
 from shardwise.runtime.initialization import initialise
@@ -157,7 +157,7 @@ def _step(path: str) -> Callable[[], object]:
 
 def _graph_step(path: str) -> Callable[[], object]:
     """A function that runs a step of an operator graph's plan, always on the same batch."""
-    plan = read_graph_plan(path)
+    plan = read_plan(path)
     job = parallelize(graph_module(plan.graph, seed=0), plan)
     batch = RandomInputs(plan.graph, seed=0).batch(0)
     return lambda: job.step(batch)

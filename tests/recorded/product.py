@@ -32,7 +32,7 @@ from shardwise.graph import (
 )
 from shardwise.inputs import Fields
 from shardwise.model import Model, model_from_config
-from shardwise.plans import Layout, PeakMemory, Pipeline, Stage, StagePart, UnevenResult, read_any_plan
+from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage, StagePart, read_plan
 from shardwise.strategy import PROFILES, Job, Profile, Strategy, parse_fields, profile_from_record
 from shardwise.strategy.target import Target, target_from_record
 
@@ -214,10 +214,10 @@ def _uneven_price(case: Mapping[str, Any], candidate: Mapping[str, Any]) -> tupl
     return max(found.pipeline_s), found.device_bytes
 
 
-def uneven_of(candidate: Mapping[str, Any]) -> UnevenResult:
+def uneven_of(candidate: Mapping[str, Any]) -> Result:
     """An uneven plan without an estimate."""
     microbatches = candidate["microbatches"]
-    return UnevenResult(
+    return Result(
         layout=Layout(
             pipelines=tuple(
                 Pipeline(stages=tuple(_stage(stage, own / sum(microbatches)) for stage in stages))
@@ -273,7 +273,7 @@ _PRICED: Mapping[str, Any] = {"uniform": _uniform_price, "uneven": _uneven_price
 
 def plan_content(name: str) -> dict[str, Any]:
     """The content of the plan file of this name, as the product reads it."""
-    return records.plan_record(read_any_plan(str(PLANS / name)))
+    return records.plan_record(read_plan(str(PLANS / name)))
 
 
 def faults_of(path: Path) -> list[str]:

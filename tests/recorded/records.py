@@ -17,7 +17,6 @@ from shardwise.graph import GraphLayout, StagedLayout, layout_record, staged_rec
 from shardwise.plans import (
     Answer,
     Certificate,
-    GraphPlan,
     Idle,
     Layout,
     MixedFigures,
@@ -28,9 +27,6 @@ from shardwise.plans import (
     Stage,
     StrategyFrontier,
     TraceChoice,
-    UnevenAnswer,
-    UnevenFile,
-    UnevenResult,
 )
 from shardwise.search import Curve, Point, Reference
 from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy
@@ -56,12 +52,10 @@ def in_order(entries: Sequence[Record], what: str) -> list[Record]:
     return [by_text[place] for place in least_first([entry["step_time_s"] for entry in by_text])]
 
 
-def answer_record(answer: Answer | UnevenAnswer) -> Record:
+def answer_record(answer: Answer) -> Record:
     """The answer of `plan`."""
     found: Record = {
-        "best": uneven_record(answer.best)
-        if isinstance(answer, UnevenAnswer)
-        else result_record(answer.best),
+        "best": uneven_record(answer.best) if not answer.best.is_uniform else result_record(answer.best),
         "runners_up": [],
         "certificate": certificate_record(answer.certificate),
         "is_proven": answer.is_proven,
@@ -71,7 +65,7 @@ def answer_record(answer: Answer | UnevenAnswer) -> Record:
         "unexplored_parts": answer.unexplored_parts,
         "mixed": mixed_record(answer.mixed),
     }
-    if isinstance(answer, UnevenAnswer):
+    if not answer.best.is_uniform:
         return found
     runners_up = [result_record(result) for result in answer.runners_up]
     return found | {
@@ -109,7 +103,7 @@ def result_record(result: Result) -> Record:
     }
 
 
-def uneven_record(result: UnevenResult) -> Record:
+def uneven_record(result: Result) -> Record:
     """An uneven plan with its estimate."""
     return {
         "step_time_s": result.step_time_s,
@@ -333,9 +327,9 @@ def _names_of(run: Sequence[Mapping[str, Any]], blocks: dict[str, Record]) -> st
     return ", ".join(names)
 
 
-def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
+def plan_record(plan: Plan) -> Record:
     """The content of a plan file."""
-    if isinstance(plan, GraphPlan):
+    if plan.kind == "graph":
         return _graph_plan_record(plan)
     found: Record = {
         "model": plan.model.name,
@@ -347,7 +341,7 @@ def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
         "certificate": certificate_record(plan.certificate),
         "for_trace": None if plan.for_trace is None else trace_record(plan.for_trace),
     }
-    if isinstance(plan, UnevenFile):
+    if plan.kind == "uneven":
         return found | {"best": uneven_record(plan.best), "mixed": mixed_record(plan.mixed)}
     return found | {
         "objective": plan.objective,
@@ -378,7 +372,7 @@ def trace_record(found: TraceChoice) -> Record:
     }
 
 
-def _graph_plan_record(plan: GraphPlan) -> Record:
+def _graph_plan_record(plan: Plan) -> Record:
     blocks: dict[str, Record] = {}
     return {
         "graph": plan.graph.name,
@@ -387,12 +381,12 @@ def _graph_plan_record(plan: GraphPlan) -> Record:
         "devices": plan.cluster.devices,
         "software": plan.job.profile.name,
         "step_time_s": plan.step_time_s,
-        "device_bytes": plan.device_bytes,
-        "at_once_bytes": plan.at_once_bytes,
-        "seconds": dict(plan.seconds),
-        "bytes": dict(plan.nbytes),
+        "device_bytes": plan.best.peak_memory.device,
+        "at_once_bytes": plan.best.peak_memory.allocated,
+        "seconds": dict(plan.breakdown),
+        "bytes": dict(plan.memory),
         "epsilon": plan.epsilon,
         "idle": idle_record(plan.idle),
-        "layout": graph_layout_record(plan.layout, blocks),
+        "layout": graph_layout_record(plan.operators, blocks),
         "blocks": dict(sorted(blocks.items())),
     }

@@ -12,7 +12,7 @@ from tests.runtime.graph_modules import data_of, module_of
 from torch import nn
 
 from shardwise.graph import OpGraph
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import capture
 from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.graphs.modules import Captured, captured, part_of_parameter
@@ -80,7 +80,7 @@ def _captured(name: str, seed: int, graph: OpGraph) -> Captured:
 
 
 def captured_differences(
-    report: Report, name: str, plans: Sequence[GraphPlan], expected: Run, seed: int
+    report: Report, name: str, plans: Sequence[Plan], expected: Run, seed: int
 ) -> list[float]:
     """On every rank: the difference from `expected` under each plan. All plans have the same number of
     ranks."""

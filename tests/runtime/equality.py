@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from shardwise.model import Model
-from shardwise.plans import Plan, UnevenFile
+from shardwise.plans import Plan
 from shardwise.runtime import offload, parallelize, reference_module
 from shardwise.runtime.attention import CausalAttention
 from shardwise.runtime.data import Synthetic
@@ -82,14 +82,14 @@ def whole_module(model: Model, seed: int) -> ModelStage:
     return module
 
 
-def batches(plan: Plan | UnevenFile, seed: int) -> Synthetic:
+def batches(plan: Plan, seed: int) -> Synthetic:
     job = plan.job
     return Synthetic(
         vocab=plan.model.vocab, global_batch_size=job.global_batch_size, seq_len=job.seq_len, seed=seed
     )
 
 
-def single_process(plan: Plan | UnevenFile, *, seed: int, steps: int) -> Trajectory:
+def single_process(plan: Plan, *, seed: int, steps: int) -> Trajectory:
     """The run on one process: mean loss over the global batch, its gradient, clipping, one optimizer step."""
     module = whole_module(plan.model, seed)
     matrices = [p for p in module.parameters() if p.dim() > 1]

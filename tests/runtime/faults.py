@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from shardwise.plans import AnyPlan
+from shardwise.plans import Plan
 from shardwise.runtime import TrainOptions, checkpoint, train
 from shardwise.runtime import checkpoint as manifest
 from shardwise.runtime.graphs import GraphTrainingJob
@@ -44,7 +44,7 @@ class Fault:
 
 
 def train_with(
-    report: Report, plan: AnyPlan, options: TrainOptions, *, faults: tuple[Fault, ...]
+    report: Report, plan: Plan, options: TrainOptions, *, faults: tuple[Fault, ...]
 ) -> tuple[Any, ...]:
     """`train` with these faults."""
     with contextlib.ExitStack() as stack:

@@ -18,7 +18,7 @@ from shardwise.cost.one_layout.layout import ParameterUse, Place, StepLedger
 from shardwise.cost.one_layout.pipeline import messages_of
 from shardwise.cost.one_layout.rank import PassSeconds, Rank, rank_of, size
 from shardwise.graph import OpGraph, StagedLayout, scaled
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 
 Times = Counter[tuple[str, int]]
 """How often a step has a collective of this kind and number of bytes."""
@@ -192,23 +192,23 @@ def _read_again(graph: OpGraph) -> frozenset[str]:
     )
 
 
-def predicted(plan: GraphPlan) -> Times:
+def predicted(plan: Plan) -> Times:
     """Every estimated collective between two or more ranks, as often as a step has it, on a backend that has
     all collectives."""
     notes = Notes(_read_again(plan.graph))
     with notes.recording():
         training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-        estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+        estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.operators)
     return notes.passes + notes.once
 
 
-def predicted_in_stages(plan: GraphPlan) -> list[Times]:
+def predicted_in_stages(plan: Plan) -> list[Times]:
     """The same for a rank of each stage of a staged plan, with its messages to other stages: collectives of a
     pass count for each micro-batch, those at the end of the step count once.
 
     A gathered parameter counts for each micro-batch, as above.
     """
-    layout = plan.layout
+    layout = plan.operators
     if not isinstance(layout, StagedLayout):
         raise AssertionError("a plan in stages")
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)

@@ -10,12 +10,12 @@ import torch
 from tests.runtime.memory_tracker import Host, Tracker, fake_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import graph_module, parallelize
 from shardwise.runtime.graphs.job import GraphTrainingJob
 
 
-def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
+def allocated_bytes(plan: Plan, rank: int = 0) -> int:
     """Bytes in tensors of `rank` at the peak of its second step (the first creates optimizer states). The
     full batch is on the host; the part that the rank reads is copied and counts, as on an accelerator."""
     fake, there = FakeTensorMode(allow_non_fake_inputs=True), Host()

@@ -15,7 +15,7 @@ from shardwise.cost import Training
 from shardwise.cost.layouts.chain import layout_chain
 from shardwise.graph import GraphLayout, OpGraph, OpNode, ShardingRule, StagedLayout, allows, rules_of, scaled
 from shardwise.graph.baselines import layout_from_rules
-from shardwise.plans import GraphJob, GraphPlan
+from shardwise.plans import GraphJob, Plan
 from shardwise.search import GraphCurves, StagedCurves
 from shardwise.strategy import PROFILES, Optimizer
 
@@ -31,11 +31,11 @@ def plan_with(
     *,
     optimizer: Optimizer = "adamw",
     dtype: str = "fp32",
-) -> GraphPlan:
+) -> Plan:
     """A plan of `layout` on that many processes; its predictions do not matter."""
     devices = int(np.prod(ranks))
     cluster = load_cluster(f"1x{devices}xcpu")
-    return GraphPlan(
+    return Plan(
         graph=graph,
         cluster=cluster,
         job=GraphJob(dtype=dtype, optimizer=optimizer, memory_margin=0.05, profile=PROFILES["megatron-2024"]),
@@ -50,17 +50,17 @@ def plan_with(
     )
 
 
-def estimated(plan: GraphPlan) -> GraphPlan:
+def estimated(plan: Plan) -> Plan:
     """`plan` with the predictions for its layout."""
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-    price = estimate_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+    price = estimate_of(plan.graph, plan.cluster, training, plan.mesh, plan.operators)
     return replace(
         plan, step_time_s=price.time_s, device_bytes=price.memory_bytes, at_once_bytes=price.at_once_bytes,
         seconds=price.seconds, nbytes=price.nbytes,
     )  # fmt: skip
 
 
-def alone(graph: OpGraph, *, optimizer: Optimizer = "adamw", dtype: str = "fp32") -> GraphPlan:
+def alone(graph: OpGraph, *, optimizer: Optimizer = "adamw", dtype: str = "fp32") -> Plan:
     """The whole graph on one process."""
     layout = by_rules(graph, (1,), lambda op: ("replicate",))
     return plan_with(graph, (1,), layout, optimizer=optimizer, dtype=dtype)
@@ -81,7 +81,7 @@ def by_rules(graph: OpGraph, ranks: Sequence[int], *required: RulePreference) ->
     return layout_from_rules(graph, tuple(ranks), found)
 
 
-def sampled(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterator[GraphPlan]:
+def sampled(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterator[Plan]:
     """Layouts with any rule of each operator, any placement of each tensor, any storage of each parameter."""
     devices = int(np.prod(ranks))
     cluster = load_cluster(f"1x{devices}xcpu")
@@ -92,7 +92,7 @@ def sampled(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Itera
         yield plan_with(graph, ranks, laid.layout(random_solution(random, laid.chain)))
 
 
-def on_frontier(graph: OpGraph, devices: int, count: int) -> list[GraphPlan]:
+def on_frontier(graph: OpGraph, devices: int, count: int) -> list[Plan]:
     """Plans of `count` points of the frontier on processes of this machine, its extreme points among them."""
     cluster = load_cluster(f"1x{devices}xcpu")
     curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(cluster, epsilon=0.01)
@@ -100,11 +100,11 @@ def on_frontier(graph: OpGraph, devices: int, count: int) -> list[GraphPlan]:
     return [plan_with(graph, curve.meshes[0].ranks, curve.points[place].layout) for place in places]
 
 
-def in_stages(plan: GraphPlan, cuts: Sequence[int], microbatches: int) -> GraphPlan:
+def in_stages(plan: Plan, cuts: Sequence[int], microbatches: int) -> Plan:
     """The layout of `plan`, made for one micro-batch, cut before the blocks `cuts` into stages on equal
     meshes."""
     layout = StagedLayout(
-        ranks=plan.mesh.ranks, blocks=plan.layout.blocks, cuts=tuple(cuts), microbatches=microbatches,
+        ranks=plan.mesh.ranks, blocks=plan.operators.blocks, cuts=tuple(cuts), microbatches=microbatches,
         schedule="1f1b",
     )  # fmt: skip
     cluster = load_cluster(f"1x{plan.mesh.devices * len(layout.spans)}xcpu")
@@ -113,7 +113,7 @@ def in_stages(plan: GraphPlan, cuts: Sequence[int], microbatches: int) -> GraphP
 
 def staged_by_rules(
     graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, *required: RulePreference
-) -> GraphPlan:
+) -> Plan:
     """A staged layout; each operator has the first requested rule that is legal along each axis."""
     layout = by_rules(scaled(graph, graph.batch // microbatches), ranks, *required)
     return in_stages(plan_with(graph, ranks, layout), cuts, microbatches)
@@ -121,7 +121,7 @@ def staged_by_rules(
 
 def sampled_in_stages(
     graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, seeds: Sequence[int]
-) -> Iterator[GraphPlan]:
+) -> Iterator[Plan]:
     """Staged layouts of a micro-batch, sampled as in `sampled`: tensors cross cuts in any legal placement."""
     for plan in sampled(scaled(graph, graph.batch // microbatches), ranks, seeds):
         yield in_stages(replace(plan, graph=graph), cuts, microbatches)
@@ -129,7 +129,7 @@ def sampled_in_stages(
 
 def on_staged_frontier(
     graph: OpGraph, devices: int, stages: int, microbatches: int, count: int
-) -> list[GraphPlan]:
+) -> list[Plan]:
     """Plans of `count` points of the staged frontier, its extreme points among them."""
     cluster = load_cluster(f"1x{devices}xcpu")
     curves = StagedCurves(graph, cluster, Training(dtype="fp32"), 0.05, stages, (microbatches,))
@@ -145,7 +145,7 @@ def on_staged_frontier(
     return found
 
 
-def without_recomputation(plan: GraphPlan) -> GraphPlan:
+def without_recomputation(plan: Plan) -> Plan:
     """The plan with no block recomputed: the trace does not list recomputation separately."""
-    blocks = tuple(replace(block, mode="kept") for block in plan.layout.blocks)
-    return replace(plan, layout=replace(plan.layout, blocks=blocks))
+    blocks = tuple(replace(block, mode="kept") for block in plan.operators.blocks)
+    return replace(plan, layout=replace(plan.operators, blocks=blocks))

@@ -14,7 +14,7 @@ from tests.runtime.mutation import with_mutant
 from torch import Tensor
 
 from shardwise.graph import OpGraph
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import AsyncCheckpoint, graph_module, load, parallelize, resumable
 from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
 from shardwise.runtime.graphs.parameters import ShardedParameter
@@ -41,7 +41,7 @@ def stepped(job: GraphTrainingJob, graph: OpGraph, first: int, last: int) -> tup
     return tuple(job.step(batches(graph, step)).loss for step in range(first, last))
 
 
-def whole_losses(plan: GraphPlan) -> tuple[float, ...]:
+def whole_losses(plan: Plan) -> tuple[float, ...]:
     """Losses of an uninterrupted run on one process."""
     job = graph_training_job(
         graph_module(plan.graph, seed=1),
@@ -70,7 +70,7 @@ def tensors_of(job: GraphTrainingJob) -> dict[str, tuple[str, str]]:
 
 
 def saves(
-    report: Report, cases: Sequence[tuple[GraphPlan, str]], broken: str | None = None
+    report: Report, cases: Sequence[tuple[Plan, str]], broken: str | None = None
 ) -> list[CheckpointedRun]:
     """Runs under each of these plans; each saves a checkpoint to its folder midway and continues."""
     found = []
@@ -87,7 +87,7 @@ def saves(
 
 
 def loads(
-    report: Report, cases: Sequence[tuple[GraphPlan, str]], broken: str | None = None
+    report: Report, cases: Sequence[tuple[Plan, str]], broken: str | None = None
 ) -> list[CheckpointedRun]:
     """Runs that start from other parameters, then load the checkpoint of each folder."""
     found = []
@@ -100,7 +100,7 @@ def loads(
     return found
 
 
-def narrow(plan: GraphPlan) -> GraphPlan:
+def narrow(plan: Plan) -> Plan:
     return replace(plan, job=replace(plan.job, dtype="bf16"))
 
 

@@ -26,7 +26,7 @@ from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
 from shardwise.graph import OpGraph
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, graph_module, parallelize
 from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job, interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
@@ -43,11 +43,11 @@ LOSS, GRADIENT = 0.01, 0.03
 """Tolerances, relative: of the loss, and of the norm of a gradient's error. One rounding is 0.002."""
 
 
-def narrow(plan: GraphPlan) -> GraphPlan:
+def narrow(plan: Plan) -> Plan:
     return replace(plan, job=replace(plan.job, dtype="bf16"))
 
 
-def runs(report: Report, plans: list[GraphPlan], seed: int) -> list[Run]:
+def runs(report: Report, plans: list[Plan], seed: int) -> list[Run]:
     """The run of each plan."""
     return [
         run_of(parallelize(graph_module(plan.graph, seed=seed), plan, max_norm=0.5), plan.graph, STEPS)
@@ -164,13 +164,13 @@ def test_collectives_in_bf16_are_as_predicted(team: WorkerPool, ranks: tuple[int
         if on == ranks
     ]
     for plan, found in zip(plans, team.run(plans[0].mesh.devices, steps_of, plans)[0], strict=True):
-        assert as_predicted(found) == predicted(plan), plan.layout
+        assert as_predicted(found) == predicted(plan), plan.operators
 
 
 MODULES = ("vgg", "lstm", "transformer", "vision", "rows", "cells")
 
 
-def modules_run(report: Report, name: str, plans: list[GraphPlan]) -> list[tuple[float, dict[str, Tensor]]]:
+def modules_run(report: Report, name: str, plans: list[Plan]) -> list[tuple[float, dict[str, Tensor]]]:
     """Loss and gradients of the module's first step under each plan."""
     data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
     found = []

@@ -34,7 +34,7 @@ from shardwise.graph import (
     shard,
 )
 from shardwise.graph.sizes import SizeGrowth
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool
 from shardwise.runtime.graphs import interpreter, kernels, kernels_elementwise
 from shardwise.runtime.graphs.interpreter import Interpreter, _SectionRun
@@ -53,22 +53,22 @@ def deep(batch: int) -> OpGraph:
     return replace(graph, blocks=tuple(replace(b, repeat=4 if b.repeat > 1 else 1) for b in graph.blocks))
 
 
-def stored_as(word: Placement, graph: OpGraph, ranks: int = RANKS) -> GraphPlan:
+def stored_as(word: Placement, graph: OpGraph, ranks: int = RANKS) -> Plan:
     """A plan with a sharded batch, no recomputation, and all parameters stored as `word`."""
     plan = without_recomputation(
         plan_with(graph, (ranks,), by_rules(graph, (ranks,), lambda op: ("split b",)))
     )
-    blocks = tuple(replace(b, stored=dict.fromkeys(b.stored, (word,))) for b in plan.layout.blocks)
-    return replace(plan, layout=replace(plan.layout, blocks=blocks))
+    blocks = tuple(replace(b, stored=dict.fromkeys(b.stored, (word,))) for b in plan.operators.blocks)
+    return replace(plan, layout=replace(plan.operators, blocks=blocks))
 
 
-def predicted_bytes(plan: GraphPlan) -> float:
+def predicted_bytes(plan: Plan) -> float:
     """The predicted bytes of all tensors together, without the context and fragmentation."""
     parts = estimated(plan).nbytes
     return sum(nbytes for part, nbytes in parts.items() if part not in ("context", "fragmentation"))
 
 
-def at_once_bytes(plan: GraphPlan) -> float:
+def at_once_bytes(plan: Plan) -> float:
     """The predicted bytes of the tensors that exist at the same moment."""
     price = estimated(plan)
     context, more = (price.nbytes[part] for part in ("context", "fragmentation"))
@@ -99,7 +99,7 @@ def shallow(graph: OpGraph) -> OpGraph:
     return replace(graph, blocks=tuple(replace(b, repeat=min(b.repeat, 2)) for b in graph.blocks))
 
 
-def ends(graph: OpGraph) -> list[GraphPlan]:
+def ends(graph: OpGraph) -> list[Plan]:
     """The fastest and the smallest plan of the frontier on processes of one machine with enough memory."""
     cluster = with_memory(RANKS)
     curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(cluster, epsilon=0.05)
@@ -134,7 +134,7 @@ def test_saved_activations_are_gone_when_early_layers_need_most(full: bool) -> N
     assert allocated < 0.9 * predicted
 
 
-def small_gpt(batch: int = 64) -> GraphPlan:
+def small_gpt(batch: int = 64) -> Plan:
     """Two layers, in which weights are a small part."""
     return stored_as(shard(0), shallow(scaled(load_graph("graph:gpt2-1.5b"), batch)))
 
@@ -269,7 +269,7 @@ def test_parameters_gathered_for_recomputation_do_not_wait_for_their_gradients()
         assert allocated_bytes(plan) > 1.3 * least
 
 
-def all_gathers(report: Report, plan: GraphPlan, broken: bool) -> int:
+def all_gathers(report: Report, plan: Plan, broken: bool) -> int:
     """The number of all-gathers of a step."""
     mutant: Any = (
         patch.object(interpreter, "rematerialize", lambda made: nullcontext()) if broken else nullcontext()
@@ -298,12 +298,12 @@ def test_recomputation_gathers_parameters_again_as_predicted(team: WorkerPool) -
     first needs none, as its input is data: 17 all-gathers. The cost model counts three passes, or two without
     recomputation. The mutant keeps the weights gathered for recomputation and has 12."""
     plan = layers_again(64, ranks=2)
-    head = replace(plan.layout.blocks[1], stored={"w_down": (REPLICATE,)})
+    head = replace(plan.operators.blocks[1], stored={"w_down": (REPLICATE,)})
     profile = replace(plan.job.profile, shard_overlap=0.0)
     plan = replace(
         plan,
         job=replace(plan.job, profile=profile),
-        layout=replace(plan.layout, blocks=(plan.layout.blocks[0], head)),
+        layout=replace(plan.operators, blocks=(plan.operators.blocks[0], head)),
     )
     assert set(team.run(2, all_gathers, plan, False)) == {17}
     assert set(team.run(2, all_gathers, plan, True)) == {12}
@@ -311,7 +311,7 @@ def test_recomputation_gathers_parameters_again_as_predicted(team: WorkerPool) -
     assert again_s == pytest.approx(1.5 * stored_s, rel=1e-9) and stored_s > 0.0
 
 
-def layers_again(batch: int, ranks: int = RANKS) -> GraphPlan:
+def layers_again(batch: int, ranks: int = RANKS) -> Plan:
     """Six layers, each with a ReLU, in one recomputed block; weights are sharded."""
     sizes = {"b": batch, "v": 16, **dict.fromkeys("cdefghi", WIDTH)}
     layers = []
@@ -337,5 +337,5 @@ def layers_again(batch: int, ranks: int = RANKS) -> GraphPlan:
         growth={"b": SizeGrowth(batch=1)},
     )
     plan = stored_as(shard(0), graph, ranks)
-    first, *others = plan.layout.blocks
-    return replace(plan, layout=replace(plan.layout, blocks=(replace(first, mode="recomputed"), *others)))
+    first, *others = plan.operators.blocks
+    return replace(plan, layout=replace(plan.operators, blocks=(replace(first, mode="recomputed"), *others)))

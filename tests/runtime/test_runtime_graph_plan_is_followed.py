@@ -25,7 +25,7 @@ from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
 from shardwise.graph import REPLICATE_SHARD_STATES, OpNode, rules_of
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, capture, graph_module, parallelize
 from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.graphs import GraphTrainingJob, interpreter
@@ -49,13 +49,13 @@ EXTRA = {
 """Collectives of which the cost model counts the latency only (docs/concepts/pareto-search.md)."""
 
 
-def steps_of(report: Report, plans: list[GraphPlan], broken: str | None = None) -> list[Times]:
+def steps_of(report: Report, plans: list[Plan], broken: str | None = None) -> list[Times]:
     """The collectives of this rank's second step under each plan; `broken` names a mutant to run."""
     with patch(broken, MUTANTS[broken]) if broken else nullcontext():
         return [_step_of(plan) for plan in plans]
 
 
-def _step_of(plan: GraphPlan) -> Times:
+def _step_of(plan: Plan) -> Times:
     return second_step(parallelize(graph_module(plan.graph, seed=0), plan), batches(plan.graph, 0))
 
 
@@ -94,7 +94,7 @@ def as_predicted(found: Times) -> Times:
     return words
 
 
-def _modules_steps(report: Report, name: str, plans: list[GraphPlan], early: bool) -> list[Times]:
+def _modules_steps(report: Report, name: str, plans: list[Plan], early: bool) -> list[Times]:
     """The same for a captured module in fp32. With `early`, a parameter's gradient is reduced once for each
     reader. Gathered parameters are kept here, so that none is gathered again."""
     data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
@@ -119,7 +119,7 @@ def test_any_layout_has_the_predicted_collectives(team: WorkerPool, ranks: int, 
     kinds: set[str] = set()
     for plan, found in zip(plans, team.run(ranks, steps_of, plans)[0], strict=True):
         assert found[("all_reduce", 8)] == 1
-        assert as_predicted(found) == predicted(plan), plan.layout
+        assert as_predicted(found) == predicted(plan), plan.operators
         kinds |= {kind for kind, _ in found}
     assert kinds >= {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 
@@ -132,7 +132,7 @@ def test_layouts_of_two_axes_have_the_predicted_collectives(team: WorkerPool) ->
     ]
     assert len(plans) > 1
     for plan, found in zip(plans, team.run(4, steps_of, plans)[0], strict=True):
-        assert as_predicted(found) == predicted(plan), plan.layout
+        assert as_predicted(found) == predicted(plan), plan.operators
 
 
 def test_lstm_states_are_gathered_as_often_as_predicted(team: WorkerPool) -> None:
@@ -143,7 +143,7 @@ def test_lstm_states_are_gathered_as_often_as_predicted(team: WorkerPool) -> Non
     plans = [split, *map(without_recomputation, sampled(graph, (2,), range(3)))]
     found = team.run(2, _modules_steps, "lstm", plans, False)[0]
     for plan, each in zip(plans, found, strict=True):
-        assert as_predicted(each) == predicted(plan), plan.layout
+        assert as_predicted(each) == predicted(plan), plan.operators
     state = 4 * 32 * 4
     assert found[0]["reduce_scatter", state] >= 2 * 5 and found[0]["all_gather", state] >= 2 * 5
     assert any(each["reduce_scatter", state] < 2 * 5 for each in found[1:])

@@ -33,7 +33,7 @@ from shardwise.app.cli.main import main
 from shardwise.cost.one_layout.pipeline import actions_of
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode, graph_text, loss_weight
-from shardwise.plans import GraphPlan, read_graph_plan
+from shardwise.plans import Plan, read_plan
 from shardwise.runtime import WorkerPool, check_graph_runnable, graph_module, parallelize
 from shardwise.runtime.profiling import NORM, OPTIMIZER, traced
 from shardwise.runtime.workers import Report
@@ -66,9 +66,7 @@ def expected(graph: str, optimizer: str = "adamw") -> Run:
     return single_process(alone(GRAPHS[graph], optimizer=optimizer), seed=1, steps=STEPS)  # type: ignore[arg-type]
 
 
-def differ(
-    team: WorkerPool, plans: Sequence[GraphPlan], graph: str, broken: str | None = None
-) -> list[float]:
+def differ(team: WorkerPool, plans: Sequence[Plan], graph: str, broken: str | None = None) -> list[float]:
     """The largest difference of any rank, for each plan; all have the same number of devices."""
     for plan in plans:
         check_graph_runnable(plan)
@@ -125,7 +123,7 @@ def test_a_broken_mechanism_is_caught(team: WorkerPool, mutant: str) -> None:
     assert max(differ(team, plans, "chain", broken=mutant)) > 100 * TOLERANCE
 
 
-def _local_sizes(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[str]]:
+def _local_sizes(report: Report, plan: Plan) -> tuple[dict[str, int], list[str]]:
     """Elements of this rank's parameters, and the passes of a step by its profile."""
     job = parallelize(graph_module(plan.graph, seed=0), plan)
     with traced(distributed.get_rank()) as trace:
@@ -152,7 +150,7 @@ def test_a_rank_holds_its_stage_and_runs_the_predicted_passes(team: WorkerPool) 
         assert passes == [f"{stage}{kind}{number}" for kind, number in actions_of(stage, 3, 4)]
 
 
-def _bf16_run(report: Report, plan: GraphPlan) -> Run:
+def _bf16_run(report: Report, plan: Plan) -> Run:
     return run_of(parallelize(graph_module(plan.graph, seed=1), plan, max_norm=MAX_NORM), plan.graph, 1)
 
 
@@ -178,7 +176,7 @@ FEW = ("vgg", "readers")
 """Modules that are run without `--full`."""
 
 
-def worst(team: WorkerPool, name: str, plans: Sequence[GraphPlan]) -> float:
+def worst(team: WorkerPool, name: str, plans: Sequence[Plan]) -> float:
     for plan in plans:
         check_graph_runnable(plan)
     return max(
@@ -215,7 +213,7 @@ def test_a_batch_norm_of_the_whole_batch_trains_in_stages(team: WorkerPool) -> N
     assert max(map(max, team.run(4, differences, [(plan, right, 1, None) for plan in plans]))) < TOLERANCE
 
 
-def _of_whole_numbers(report: Report, plan: GraphPlan) -> None:
+def _of_whole_numbers(report: Report, plan: Plan) -> None:
     job = parallelize(graph_module(plan.graph, seed=0), plan)
     job.step({name: tensor.long() for name, tensor in batches(plan.graph, 0).items()})
 
@@ -243,7 +241,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
     question += ["--global-batch-size", "8", "--dtype", "fp32", "--save", str(points)]
     assert main(["frontier", str(graph), *question]) == 0
     (name, *_) = [name for name in json.loads((points / "frontier.json").read_text())["plans"] if name]
-    assert read_graph_plan(str(points / name)).stages == 2
+    assert read_plan(str(points / name)).stages == 2
     capsys.readouterr()
     assert main(["train", str(points / name), "--steps", "40", "--lr", "0.03", "--log", str(log)]) == 0
     shown = capsys.readouterr()

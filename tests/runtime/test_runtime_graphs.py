@@ -15,7 +15,7 @@ from tests.runtime.graph_plans import alone, by_rules, plan_with, sampled
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, check_graph_runnable
 
 TOLERANCE = 2e-5
@@ -57,9 +57,7 @@ BY_HAND = {
 }
 
 
-def differ(
-    team: WorkerPool, plans: Sequence[GraphPlan], graph: str, broken: str | None = None
-) -> list[float]:
+def differ(team: WorkerPool, plans: Sequence[Plan], graph: str, broken: str | None = None) -> list[float]:
     """The largest difference of any rank, for each plan; all have the same number of devices."""
     run = expected(graph, plans[0].job.optimizer)
     cases = [(plan, run, 1, broken) for plan in plans]

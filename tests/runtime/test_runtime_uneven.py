@@ -22,7 +22,7 @@ from tests.sampling import sample_of
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
-from shardwise.plans import Layout, Pipeline, StagePart, UnevenFile, read_uneven_plan, write_uneven_plan
+from shardwise.plans import Layout, Pipeline, Plan, StagePart, read_plan, write_plan
 from shardwise.runtime import TrainOptions, WorkerPool, parallelize, reference_module, train
 from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 from shardwise.runtime.gradients import local
@@ -68,7 +68,7 @@ def expected(model: str, optimizer: str, seed: int, steps: int) -> Trajectory:
 
 
 def run(
-    team: WorkerPool, plan: UnevenFile, seed: int = 0, broken: str | None = None, steps: int = STEPS
+    team: WorkerPool, plan: Plan, seed: int = 0, broken: str | None = None, steps: int = STEPS
 ) -> list[Difference]:
     right = expected(plan.model.name, plan.job.optimizer, seed, steps)
     return team.run(plan.cluster.devices, divided_unevenly, plan, right, seed, broken)
@@ -89,7 +89,7 @@ def test_an_uneven_run_equals_one_process(team: WorkerPool, text: str, model: st
     assert parameters(plan.model) <= total < parameters(plan.model) + 100
 
 
-def check_tables(plan: UnevenFile, found: list[Difference]) -> None:
+def check_tables(plan: Plan, found: list[Difference]) -> None:
     """Every rank ran 1F1B of its own pipeline; communication between the actions is ignored."""
     for pipeline, share in zip(plan.best.layout.pipelines, plan.best.microbatches, strict=True):
         table = generate("1f1b", pp=len(pipeline.stages), microbatches=share, vpp=1)
@@ -118,14 +118,14 @@ def test_bf16_with_fp32_reduction_stays_close(team: WorkerPool, text: str, model
     assert max(rank.norm for rank in found) < HALF_TOLERANCE
 
 
-def _precision(report: Report, plan: UnevenFile, broken: str | None) -> tuple[bool, bool, bool]:
+def _precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, bool, bool]:
     """Whether the weights are in bf16 and equal the rounded owned weights; whether owned weights have more
     digits than bf16 before the first step; and whether summed gradients do."""
     with with_mutant(HALF_MUTANTS, broken):
         return _precision_of(plan)
 
 
-def _precision_of(plan: UnevenFile) -> tuple[bool, bool, bool]:
+def _precision_of(plan: Plan) -> tuple[bool, bool, bool]:
     job = parallelize(reference_module(plan.model), plan)
 
     def is_more(shares: list[Any]) -> bool:
@@ -196,7 +196,7 @@ def test_every_mutant_is_tried() -> None:
     assert {mutant for mutant, *_ in BROKEN} == set(MUTANTS)
 
 
-def _recorded(report: Report, plan: UnevenFile) -> Counter[CollectiveRecord]:
+def _recorded(report: Report, plan: Plan) -> Counter[CollectiveRecord]:
     job = parallelize(whole_module(plan.model, 0), plan)
     with record_collectives() as record:
         job.step(batches(plan, 0).batch(0))
@@ -232,7 +232,7 @@ def test_stages_send_every_element_once(team: WorkerPool) -> None:
     assert (last["send", 2_048], last["recv", 2_048]) == (16, 16)
 
 
-def _recompute_kinds(report: Report, plan: UnevenFile) -> list[str]:
+def _recompute_kinds(report: Report, plan: Plan) -> list[str]:
     job = parallelize(reference_module(plan.model), plan)
     assert job.stage is not None
     return [layer.recompute for layer in job.stage.layers.values()]
@@ -259,7 +259,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
                 "--seq-len", "64", "--global-batch-size", "16", "--dtype", "fp32"]  # fmt: skip
     assert main(["plan", *question, "--save", plan]) == 0
     assert f"shardwise train {plan}" in capsys.readouterr().out
-    shares = read_uneven_plan(plan).best.microbatches
+    shares = read_plan(plan).best.microbatches
     assert len(shares) == 2 and shares[0] != shares[1]
     assert main(["train", plan, "--steps", "6", "--log", str(log)]) == 0
     shown = capsys.readouterr()
@@ -273,23 +273,23 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
     assert records[-1]["loss"] < records[0]["loss"] - 0.1
 
 
-def saved(tmp_path: Path, plan: UnevenFile) -> str:
+def saved(tmp_path: Path, plan: Plan) -> str:
     path = str(tmp_path / "uneven.yaml")
-    write_uneven_plan(path, plan)
+    write_plan(path, plan)
     return path
 
 
-def changed(plan: UnevenFile, **changes: Any) -> UnevenFile:
+def changed(plan: Plan, **changes: Any) -> Plan:
     return replace(plan, best=replace(plan.best, **changes))
 
 
-def doubled(plan: UnevenFile) -> UnevenFile:
+def doubled(plan: Plan) -> Plan:
     """Both pipelines on the ranks of the first."""
     first = plan.best.layout.pipelines[0]
     return changed(plan, layout=replace(plan.best.layout, pipelines=(first, first)))
 
 
-def on_two_pools(plan: UnevenFile) -> UnevenFile:
+def on_two_pools(plan: Plan) -> Plan:
     """Its first two stages joined to one stage on two device pools."""
     (one,), (other,) = (pipeline.stages for pipeline in plan.best.layout.pipelines)
     parts = tuple(
@@ -320,7 +320,7 @@ PLAN = make_uneven("5 l4 + 3 l4")
     ],
 )  # fmt: skip
 def test_an_unsupported_uneven_plan_is_a_one_line_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], plan: UnevenFile, options: list[str], named: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], plan: Plan, options: list[str], named: str
 ) -> None:
     assert main(["train", saved(tmp_path, plan), *options]) == 2
     error = capsys.readouterr().err

@@ -15,7 +15,7 @@ from tests.runtime.uneven_plans import make_uneven
 from torch import Tensor
 
 from shardwise.errors import ConfigError
-from shardwise.plans import Plan, UnevenFile
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, devices, parallelize, reference_module, state_dict
 from shardwise.runtime.gradients import local
 from shardwise.runtime.initialization import initial_value, initialise
@@ -41,7 +41,7 @@ def local_tensors(job: TrainingJob | UnevenTrainingJob) -> list[Tensor]:
 
 
 def filled(
-    report: Report, plan: Plan | UnevenFile, part: Callable[[Tensor, Region], Tensor] | None
+    report: Report, plan: Plan, part: Callable[[Tensor, Region], Tensor] | None
 ) -> tuple[bool, int, int]:
     """Whether a rank has the same values both ways, the number of elements that it holds, and the number that
     it allocated."""
@@ -97,9 +97,7 @@ def test_an_uneven_model_has_the_initial_values_of_the_whole_one(team: WorkerPoo
 
 
 @pytest.mark.parametrize("plan", [make_plan(PLANS[2][0], model="gpt"), make_uneven("5 tp2l4 + 3 l4")])
-def test_a_mutant_that_forgets_where_a_part_begins_is_caught(
-    team: WorkerPool, plan: Plan | UnevenFile
-) -> None:
+def test_a_mutant_that_forgets_where_a_part_begins_is_caught(team: WorkerPool, plan: Plan) -> None:
     found = team.run(plan.cluster.devices, filled, plan, first_corner)
     assert not all(is_same for is_same, _, _ in found)
 

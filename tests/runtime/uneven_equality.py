@@ -9,14 +9,14 @@ from tests.runtime.equality import LR, MAX_NORM, Difference, Gradients, Trajecto
 from tests.runtime.mutation import with_mutant
 from tests.runtime.uneven_mutants import MUTANTS
 
-from shardwise.plans import UnevenFile
+from shardwise.plans import Plan
 from shardwise.runtime import parallelize
 from shardwise.runtime.uneven import TABLE
 from shardwise.runtime.workers import Report
 
 
 def divided_unevenly(
-    report: Report, plan: UnevenFile, expected: Trajectory, seed: int, broken: str | None = None
+    report: Report, plan: Plan, expected: Trajectory, seed: int, broken: str | None = None
 ) -> Difference:
     """On every rank: the difference of the run under `plan` from `expected`. `broken` names a mutant to
     run."""

@@ -7,16 +7,7 @@ import re
 from tests.runtime.plans import BATCH, SEQ_LEN, tiny
 
 from shardwise.cluster import load_cluster
-from shardwise.plans import (
-    Certificate,
-    Layout,
-    MixedFigures,
-    PeakMemory,
-    Pipeline,
-    Stage,
-    UnevenFile,
-    UnevenResult,
-)
+from shardwise.plans import Certificate, Layout, MixedFigures, PeakMemory, Pipeline, Plan, Result, Stage
 from shardwise.strategy import Job
 
 _STAGE = re.compile(r"(?:tp(\d+))?(?:dp(\d+))?l(\d+)(selective|full)?")
@@ -30,7 +21,7 @@ def make_uneven(
     optimizer: str = "adamw",
     dtype: str = "fp32",
     devices: int | None = None,
-) -> UnevenFile:
+) -> Plan:
     """The plan that `text` names, on as many cpu devices as it needs (or on `devices`); not estimated.
 
     Pipelines are joined by `+`. Each begins with its number of micro-batches and continues with its stages:
@@ -59,11 +50,11 @@ def make_uneven(
         recompute.append(tuple(ways))
     devices = devices or first
     nothing = PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=1.0)
-    return UnevenFile(
+    return Plan(
         model=tiny(model),
         cluster=load_cluster(f"1x{devices}xcpu"),
         job=Job(seq_len=SEQ_LEN, global_batch_size=BATCH, dtype=dtype, optimizer=optimizer),  # type: ignore[arg-type]
-        best=UnevenResult(
+        best=Result(
             layout=Layout(pipelines=tuple(pipelines)), micro_batch_size=micro_batch_size,
             microbatches=tuple(microbatches), pipeline_s=(1.0,) * len(pipelines), recompute=tuple(recompute),
             step_time_s=1.0, band_s=(0.5, 2.0), tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1,

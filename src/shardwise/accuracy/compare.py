@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
 
-from shardwise import search
 from shardwise.accuracy.stage_breakdown import (
     PARTS,
     Passes,
@@ -25,10 +24,10 @@ from shardwise.accuracy.stage_breakdown import (
 )
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
-from shardwise.plans import AnyPlan, GraphPlan, Plan, UnevenFile, plan_hash
-from shardwise.schedule import Schedule, generate
-from shardwise.search import TRAFFIC_PARTS, graph_timeline, graph_trace
-from shardwise.sim import Durations, Span, Trace, simulate, task_graph, trace_of
+from shardwise.plans import Plan, plan_hash
+from shardwise.schedule import Schedule
+from shardwise.search import TRAFFIC_PARTS, plan_timelines, plan_trace
+from shardwise.sim import Span, Trace, trace_of
 from shardwise.ties import first_largest
 
 # Plans of transformer models
@@ -86,16 +85,16 @@ class PredictedPipeline:
         return replace(times, collectives_s=None, copies_s=None, optimizer_s=None)
 
 
-def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
+def compare(plan: Plan, measured: Trace) -> Comparison:
     """Compares `measured`, a trace of one step by `train --trace`, with the prediction of `plan`.
 
     Raises ConfigError where the trace is of another plan: its hash (if any), its ranks or its actions differ.
     Idle devices of an uneven plan have no actions.
     """
-    pipelines = _uneven_pipelines(plan) if isinstance(plan, UnevenFile) else [_only_pipeline(plan)]
+    pipelines = predicted_pipelines(plan)
     steps = measured_steps(plan, pipelines, measured, devices=plan.cluster.devices)
     step_s = plan.best.step_time_s
-    parts = None if isinstance(plan, UnevenFile) else plan.best.breakdown
+    parts = plan.breakdown if plan.kind == "uniform" else None
     return Comparison(
         predicted_s=step_s,
         measured_s=steps.finish_s - steps.start_s,
@@ -128,7 +127,7 @@ class MeasuredSteps:
 
 
 def measured_steps(
-    plan: AnyPlan,
+    plan: Plan,
     pipelines: Sequence[PredictedPipeline],
     measured: Trace,
     *,
@@ -171,43 +170,10 @@ def measured_steps(
     )
 
 
-def _only_pipeline(plan: Plan) -> PredictedPipeline:
-    pipelines = plan.best.layout.pipelines
-    if len(pipelines) != 1:
-        raise ConfigError(
-            "cannot be compared",
-            key="best.layout",
-            found=f"{len(pipelines)} pipelines",
-            allowed="one pipeline",
-        )
-    schedule, durations = search.step_durations(plan.model, plan.cluster, plan.job, plan.best.strategy)
-    if schedule != plan.schedule:
-        raise ConfigError("is not the schedule of the strategy", key="schedule")
-    return _pipeline(schedule, durations, [stage.rank_numbers for stage in pipelines[0].stages])
-
-
-def _uneven_pipelines(plan: UnevenFile) -> list[PredictedPipeline]:
-    best = plan.best
-    found = search.predict_record(plan.model, plan.cluster, plan.job, best)
-    if found.faults:
-        raise ConfigError("is not a plan of its cluster", key="best", found=found.faults[0])
-    return [
-        _pipeline(
-            generate("1f1b", pp=len(pipeline.stages), microbatches=count, vpp=1),
-            times.durations,
-            [stage.rank_numbers for stage in pipeline.stages],
-        )
-        for pipeline, count, times in zip(
-            best.layout.pipelines, best.microbatches, found.pipelines, strict=True
-        )
-    ]
-
-
-def _pipeline(
-    schedule: Schedule, durations: Durations, ranks: Sequence[tuple[int, ...]]
-) -> PredictedPipeline:
-    timeline = trace_of(simulate(task_graph(schedule, durations)))
-    return PredictedPipeline(schedule, timeline, tuple(ranks))
+def predicted_pipelines(plan: Plan) -> list[PredictedPipeline]:
+    """The pipelines of `plan` as they are predicted."""
+    found = plan_timelines(plan)
+    return [PredictedPipeline(one.schedule, trace_of(one.timeline), one.ranks) for one in found]
 
 
 def _spans_of_ranks(
@@ -340,30 +306,25 @@ class GraphComparison(Comparison):
     operators: tuple[OperatorTimes, ...]
 
 
-def compare_graph(plan: GraphPlan, measured: Trace) -> GraphComparison:
+def compare_graph(plan: Plan, measured: Trace) -> GraphComparison:
     """Compares `measured`, a trace of one step by `train --trace`, with the prediction of `plan`.
 
     Raises ConfigError where the trace is of another plan, or where this version predicts another step time
     for the plan's layout.
     """
-    found = graph_timeline(plan)
-    devices = plan.mesh.devices
-    pipeline = PredictedPipeline(
-        found.schedule,
-        graph_trace(plan.graph, found),
-        tuple(tuple(range(stage * devices, (stage + 1) * devices)) for stage in range(plan.stages)),
-    )
+    (found,) = plan_timelines(plan)
+    pipeline = PredictedPipeline(found.schedule, plan_trace(plan, [found]), found.ranks)
     steps = measured_steps(plan, [pipeline], measured, devices=plan.devices)
-    predictions = [predicted_parts(estimate, plan.step_time_s) for estimate in found.stages]
+    predictions = [predicted_parts(estimate, plan.step_time_s) for estimate in found.estimates]
     measurements = [_mean_parts([_parts_of(steps, rank) for rank in ranks]) for ranks in pipeline.ranks]
     operators: list[OperatorTimes] = []
-    for stage, (estimate, ranks) in enumerate(zip(found.stages, pipeline.ranks, strict=True)):
+    for stage, (estimate, ranks) in enumerate(zip(found.estimates, pipeline.ranks, strict=True)):
         passes = [measured_passes(steps.by_rank[rank]) for rank in ranks]
         operators += _operators(
             plan, stage, predicted_passes(plan.graph, estimate, plan.microbatches), passes
         )
     operators.sort(key=lambda each: -each.difference_s)
-    busiest_stage = int(first_largest([estimate.time_s for estimate in found.stages]))
+    busiest_stage = int(first_largest([estimate.time_s for estimate in found.estimates]))
     return GraphComparison(
         predicted_s=plan.step_time_s,
         measured_s=steps.finish_s - steps.start_s,
@@ -376,7 +337,7 @@ def compare_graph(plan: GraphPlan, measured: Trace) -> GraphComparison:
         order_violation=steps.order_violation,
         both=steps.both,
         busiest=busiest_stage,
-        hidden_s=tuple(estimate.hidden_s for estimate in found.stages),
+        hidden_s=tuple(estimate.hidden_s for estimate in found.estimates),
         predicted_parts=tuple(predictions),
         measured_parts=tuple(measurements),
         operators=tuple(operators),
@@ -392,10 +353,10 @@ def _parts_of(steps: MeasuredSteps, rank: int) -> dict[str, float]:
 
 
 def _operators(
-    plan: GraphPlan, stage: int, predictions: Passes, measurements: Sequence[Passes]
+    plan: Plan, stage: int, predictions: Passes, measurements: Sequence[Passes]
 ) -> list[OperatorTimes]:
     """The times of all operators of a stage that have a predicted or a measured time."""
-    first, end = plan.layout.spans[stage] if isinstance(plan.layout, StagedLayout) else (0, None)
+    first, end = plan.operators.spans[stage] if isinstance(plan.operators, StagedLayout) else (0, None)
     found = []
     for block, operator, labels in _repeated(plan.graph, first, end):
         for direction in ("forward", "backward"):

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwise.cluster import Cluster, NodeGroups, NodeState, uniform_cluster
-from shardwise.plans import Plan, UnevenFile, Value
+from shardwise.plans import Plan, Value
 from shardwise.replanning.arrangement import Arrangement, dp_multiple, pipeline_order, with_dp
 from shardwise.replanning.pipeline_costs import Prices
 from shardwise.replanning.situation import Situation
@@ -335,11 +335,11 @@ ANY = AllowedSpace()
 """The space without restrictions."""
 
 
-def allowed_space_of(plan: Plan | UnevenFile) -> AllowedSpace:
+def allowed_space_of(plan: Plan) -> AllowedSpace:
     """The space that the question of a plan allows on any nodes: its space, fixed fields and axes, without
     those that follow from the number of replicas. A plan that was chosen for events has no question, so
     everything is allowed."""
-    if not isinstance(plan, Plan) or plan.for_trace is not None:
+    if plan.kind != "uniform" or plan.for_trace is not None or plan.certificate is None:
         return AllowedSpace()
     proof = plan.certificate
     return AllowedSpace(

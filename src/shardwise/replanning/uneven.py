@@ -23,7 +23,7 @@ from shardwise.cluster import (
     pools_of,
 )
 from shardwise.errors import ConfigError
-from shardwise.plans import Layout, Pipeline, Stage, UnevenFile, UnevenResult
+from shardwise.plans import Layout, Plan, Result, Stage
 from shardwise.replanning.arrangement import nodes_like
 from shardwise.replanning.candidates import in_groups
 from shardwise.replanning.pipeline_costs import Prices
@@ -51,7 +51,7 @@ class UnevenArrangement:
     equal if the same stages are on the same devices with the same micro-batches, whatever their step times.
     """
 
-    result: UnevenResult = field(compare=False)
+    result: Result = field(compare=False)
     nodes: tuple[str, ...]
     layout_key: LayoutKey = field(init=False, repr=False)
 
@@ -70,7 +70,7 @@ class UnevenArrangement:
         return "uneven", self.result.micro_batch_size
 
 
-def _layout_key(result: UnevenResult) -> LayoutKey:
+def _layout_key(result: Result) -> LayoutKey:
     """The key that distinguishes plans. Whether several pipelines are identical depends on the states of
     nodes."""
     is_alike = result.is_alike and len(result.layout.pipelines) == 1
@@ -81,7 +81,7 @@ def _layout_key(result: UnevenResult) -> LayoutKey:
     return stages, result.recompute, result.micro_batch_size, result.microbatches, is_alike
 
 
-def uneven_running_on(plan: UnevenFile, cluster: Cluster) -> UnevenArrangement:
+def uneven_running_on(plan: Plan, cluster: Cluster) -> UnevenArrangement:
     """The plan on the nodes that it names, or on the first nodes of the cluster that are equal to its own.
     Raises ConfigError if there are none, or if the plan has mixed-pool stages."""
     if any(stage.parts for pipeline in plan.best.layout.pipelines for stage in pipeline.stages):
@@ -99,6 +99,21 @@ class _Nodes:
 
     prices: RecordCostModel
     pool_of: dict[str, str]
+
+
+def _with_shares(laid: Result, shares: Sequence[int]) -> Result:
+    """The result with these numbers of micro-batches; its times are no longer valid."""
+    total = sum(shares)
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(replace(stage, share=share / total) for stage in pipeline.stages),
+            microbatches=share,
+            rows=share * pipeline.micro_batch_size,
+        )
+        for pipeline, share in zip(laid.layout.pipelines, shares, strict=True)
+    )
+    return replace(laid, layout=Layout(pipelines=pipelines))
 
 
 class UnevenStepTimes:
@@ -156,34 +171,25 @@ class UnevenStepTimes:
         result, locate, chosen, left = one.result, self._locate(one.nodes), list(places), frozenset(there)
         remaining = [
             [
-                (stage, way, *locate(stage))
-                for stage, way in zip(
-                    result.layout.pipelines[place].stages, result.recompute[place], strict=True
-                )
+                (stage, *locate(stage))
+                for stage in result.layout.pipelines[place].stages
                 if locate(stage)[0] in left
             ]
             for place in chosen
         ]
-        names = {name for stages in remaining for _, _, name, _ in stages}
+        names = {name for stages in remaining for _, name, _ in stages}
         nodes = tuple(sorted(names, key=self._places.__getitem__))
         starts = self._starts(nodes)
         pipelines = tuple(
-            Pipeline(
+            replace(
+                result.layout.pipelines[place],
                 stages=tuple(
-                    _with_first_rank(stage, starts[name] + offset) for stage, _, name, offset in stages
-                )
+                    _with_first_rank(stage, starts[name] + offset) for stage, name, offset in stages
+                ),
             )
-            for stages in remaining
+            for place, stages in zip(chosen, remaining, strict=True)
         )
-        found = replace(
-            result,
-            layout=Layout(pipelines=pipelines),
-            recompute=tuple(tuple(way for _, way, _, _ in stages) for stages in remaining),
-            microbatches=tuple(result.microbatches[place] for place in chosen),
-            pipeline_s=(),
-            idle_devices=sum(self.prices.devices_of(name) for name in nodes)
-            - sum(stage.devices for pipeline in pipelines for stage in pipeline.stages),
-        )
+        found = replace(result, layout=Layout(pipelines=pipelines))
         return UnevenArrangement(result=found, nodes=nodes)
 
     def present(self, names: tuple[str, ...], situation: Situation) -> Cluster | None:
@@ -232,14 +238,15 @@ class UnevenStepTimes:
             self._nodes[key] = _Nodes(prices, pool_of)
         return self._nodes[key]
 
-    def _on(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenResult:
+    def _on(self, one: UnevenArrangement, nodes: _Nodes) -> Result:
         """The result with its stages on the pools of their nodes in the present states."""
         pipelines = tuple(
-            Pipeline(
+            replace(
+                pipeline,
                 stages=tuple(
                     replace(stage, device_class=nodes.pool_of[name])
                     for stage, name in zip(pipeline.stages, names, strict=True)
-                )
+                ),
             )
             for pipeline, names in zip(one.result.layout.pipelines, self.stage_nodes(one), strict=True)
         )
@@ -255,7 +262,7 @@ class UnevenStepTimes:
         lower = max(len(pipeline.stages) for pipeline in pipelines)
         upper = lower + PROBE_ROUNDS * lower
         low, high = (
-            self._with_times(replace(laid, microbatches=(count,) * len(pipelines)), nodes, one)
+            self._with_times(_with_shares(laid, (count,) * len(pipelines)), nodes, one)
             for count in (lower, upper)
         )
         if low is None or high is None:
@@ -266,15 +273,13 @@ class UnevenStepTimes:
         shares = fastest_shares(first_s, each_s, total, 1, 1)
         if shares is None:
             return None
-        return self._with_times(replace(laid, microbatches=tuple(shares)), nodes, one)
+        return self._with_times(_with_shares(laid, shares), nodes, one)
 
     def _with_layers(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenArrangement | None:
         found = relayout(self.prices.model, nodes.prices.cluster, self.prices.job, self._on(one, nodes))
         return None if found is None else self._with_times(found, nodes, one)
 
-    def _with_times(
-        self, laid: UnevenResult, nodes: _Nodes, one: UnevenArrangement
-    ) -> UnevenArrangement | None:
+    def _with_times(self, laid: Result, nodes: _Nodes, one: UnevenArrangement) -> UnevenArrangement | None:
         """The layout on the nodes of `one`, predicted from its record; None if it does not fit."""
         shares, total = laid.microbatches, sum(laid.microbatches)
         kinds = {
@@ -283,11 +288,7 @@ class UnevenStepTimes:
         }
         is_alike = len(kinds) == len(set(laid.recompute)) == 1 and max(shares) - min(shares) <= 1
         is_alike = is_alike and (laid.is_alike or len(shares) > 1)
-        pipelines = tuple(
-            Pipeline(stages=tuple(replace(stage, share=share / total) for stage in pipeline.stages))
-            for pipeline, share in zip(laid.layout.pipelines, shares, strict=True)
-        )
-        result = replace(laid, layout=Layout(pipelines=pipelines), is_alike=is_alike)
+        result = replace(_with_shares(laid, shares), is_alike=is_alike)
         # Stage costs do not depend on the batch size, so any shares can be tried.
         found = predicted_result(nodes.prices, result, total * laid.micro_batch_size)
         return None if found is None else UnevenArrangement(result=found, nodes=one.nodes)

@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:
         "is not installed, and running plans needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
-from shardwise.launch import check_graph_runnable, check_runnable, check_uneven_runnable
+from shardwise.launch import check_runnable
 from shardwise.runtime.adaptive import Advice
 from shardwise.runtime.checkpoint import AsyncCheckpoint, export, load, resumable
 from shardwise.runtime.collectives import all_gather_json
@@ -48,10 +48,8 @@ __all__ = [
     "all_gather_json",
     "capture",
     "check_computable",
-    "check_graph_runnable",
     "check_options",
     "check_runnable",
-    "check_uneven_runnable",
     "check_unused",
     "check_weight_names",
     "export",

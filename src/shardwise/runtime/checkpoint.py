@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, graph_text
 from shardwise.inputs import Fields, parse_mapping, read_mapping
-from shardwise.plans import AnyPlan, GraphPlan, plan_hash, write_file
+from shardwise.plans import Plan, plan_hash, write_file
 from shardwise.runtime import state_dict
 from shardwise.runtime.collectives import all_gather_json
 from shardwise.runtime.data import DataIdentity
@@ -442,10 +442,10 @@ def _size(path: str) -> int | None:
         return None
 
 
-def _trained(plan: AnyPlan) -> dict[str, Any]:
+def _trained(plan: Plan) -> dict[str, Any]:
     """Values that a checkpoint and a run that resumes from it must have in common."""
     optimizer = plan.job.optimizer
-    if isinstance(plan, GraphPlan):
+    if plan.kind == "graph":
         graph = plan.graph
         return {
             "model": None, "graph": graph_hash(graph), "optimizer": optimizer,
@@ -551,7 +551,7 @@ def _read_from(folder: str) -> Iterator[None]:
         ) from None  # fmt: skip
 
 
-def export(plan: AnyPlan, root: str, folder: str) -> None:
+def export(plan: Plan, root: str, folder: str) -> None:
     """Write the parameters of the newest checkpoint in `root` into `folder`, in one process that holds them
     all.
 
@@ -563,7 +563,7 @@ def export(plan: AnyPlan, root: str, folder: str) -> None:
         state = _whole_parameters(saved)
         checkpoint.load(state, checkpoint_id=saved, no_dist=True)
     whole = {name.removeprefix(_PARAMETER): tensor for name, tensor in state.items()}
-    if isinstance(plan, GraphPlan):
+    if plan.kind == "graph":
         save_graph_weights(whole, folder)
     else:
         save_weights(plan.model, whole, folder)
@@ -579,12 +579,12 @@ def _whole_parameters(folder: str) -> dict[str, Tensor]:
     }
 
 
-def resumable(plan: AnyPlan, root: str) -> tuple[str, Manifest]:
+def resumable(plan: Plan, root: str) -> tuple[str, Manifest]:
     """The newest checkpoint in `root`. ConfigError if a run under `plan` cannot resume from it."""
     folder, manifest = newest(root)
     required = _trained(plan)
     is_of_graph = manifest.graph is not None
-    if is_of_graph is not isinstance(plan, GraphPlan):
+    if is_of_graph is not (plan.kind == "graph"):
         kinds = ("a plan of a model", "the plan of an operator graph")
         raise ConfigError(
             "is a checkpoint of another kind of plan", file=folder, found=kinds[is_of_graph],

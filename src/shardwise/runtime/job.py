@@ -137,7 +137,7 @@ def engine_of(
         stage = stages[0][1]
         return GradientAccumulation(
             stage,
-            actions=plan.schedule.ranks[0],
+            actions=plan.schedules[0].ranks[0],
             loss=loss,
             before_backward=lambda is_last: synchronise(stage, strategy, is_last=is_last),
         )
@@ -152,20 +152,20 @@ def engine_of(
         logits = torch.empty(rows, local_tokens, classes, dtype=dtype, requires_grad=True)
     parts = synchronised_stages(
         stages,
-        of=plan.schedule.stages,
+        of=plan.schedules[0].stages,
         strategy=strategy,
         group=mesh["pp"].get_group(),
         tokens=tokens,
         hidden=hidden,
         logits=logits,
     )
-    return PipelineRunner(parts, schedule=plan.schedule, loss=loss, rank=place.pp)
+    return PipelineRunner(parts, schedule=plan.schedules[0], loss=loss, rank=place.pp)
 
 
 def tie_of(stages: Stages, plan: Plan) -> TiedWeights | None:
     """The tie of embedding and output projection if they are on two stages. Creates process groups; call it
     on every rank."""
-    schedule = plan.schedule
+    schedule = plan.schedules[0]
     if not plan.model.tied_embeddings or schedule.stages == 1:
         return None
     first, last = schedule.stage_rank[0], schedule.stage_rank[-1]
@@ -180,7 +180,7 @@ def tie_of(stages: Stages, plan: Plan) -> TiedWeights | None:
 
 def _parts(module: ModelStage, plan: Plan, place: RankCoordinates) -> Stages:
     """The stages at this rank's pipeline coordinate with their numbers, in order."""
-    strategy, schedule = plan.best.strategy, plan.schedule
+    strategy, schedule = plan.best.strategy, plan.schedules[0]
     counts = layer_counts(
         plan.model.layers, schedule.stages, strategy.first_stage_layers, strategy.last_stage_layers
     )
@@ -295,7 +295,7 @@ class TrainingJob:
 
     def is_copy(self, index: int, name: str) -> bool:
         """Whether parameter `name` of stage `index` is the second copy of a tied weight."""
-        is_last = index == self.plan.schedule.stages - 1
+        is_last = index == self.plan.schedules[0].stages - 1
         return self._tie is not None and is_last and name == "head.output.weight"
 
     def _local_batch(self, batch: Tensor) -> tuple[Tensor, Tensor]:

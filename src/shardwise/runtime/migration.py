@@ -15,6 +15,7 @@ from torch import Tensor, distributed
 from torch.distributed import Work
 
 from shardwise.cluster import Cluster
+from shardwise.errors import InternalError
 from shardwise.plans import Plan
 from shardwise.runtime.gradients import local
 from shardwise.runtime.job import TrainingJob
@@ -66,6 +67,8 @@ def migrate(
         module = reference_module(plan.model)
     names = [name for name, _ in module.named_parameters()]
     target = divided(module, plan, lr=lr, max_norm=job.max_norm)
+    if not isinstance(target, TrainingJob):
+        raise InternalError("only jobs of uniform strategies migrate")
     steps = _steps(job, names)
     _make_states(target, steps)
     have, need = _parts(job, names), _parts(target, names)

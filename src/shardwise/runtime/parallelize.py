@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 from torch import distributed, nn
 
 from shardwise.errors import ConfigError
-from shardwise.launch import check_graph_runnable, check_runnable, check_uneven_runnable
-from shardwise.plans import AnyPlan, GraphPlan, Plan, UnevenFile, read_any_plan
+from shardwise.launch import check_runnable
+from shardwise.plans import Plan, read_plan
 from shardwise.runtime.devices import backends, keep_freed_memory, select_device
 from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
 from shardwise.runtime.job import TrainingJob, checked_stage, divided_job
@@ -20,41 +20,9 @@ from shardwise.runtime.uneven import UnevenTrainingJob, uneven_job
 PlanFile = str | os.PathLike[str]
 
 
-@overload
-def parallelize(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: float = ...) -> TrainingJob: ...
-
-
-@overload
-def parallelize(
-    module: nn.Module, plan: UnevenFile, *, lr: float = ..., max_norm: float = ...
-) -> UnevenTrainingJob: ...
-
-
-@overload
 def parallelize(
     module: nn.Module,
-    plan: GraphPlan,
-    inputs: Sequence[Any] | Mapping[str, Any] | None = ...,
-    *,
-    lr: float = ...,
-    max_norm: float = ...,
-) -> GraphTrainingJob: ...
-
-
-@overload
-def parallelize(
-    module: nn.Module,
-    plan: PlanFile,
-    inputs: Sequence[Any] | Mapping[str, Any] | None = ...,
-    *,
-    lr: float = ...,
-    max_norm: float = ...,
-) -> TrainingJob | UnevenTrainingJob | GraphTrainingJob: ...
-
-
-def parallelize(
-    module: nn.Module,
-    plan: AnyPlan | PlanFile,
+    plan: Plan | PlanFile,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     *,
     lr: float = 1e-3,
@@ -69,11 +37,11 @@ def parallelize(
     Afterwards this process keeps freed host memory for later tensors. Raises ConfigError if the plan cannot
     run here.
     """
-    if not isinstance(plan, Plan | UnevenFile | GraphPlan):
-        plan = read_any_plan(plan)
-    if isinstance(plan, GraphPlan):
+    if not isinstance(plan, Plan):
+        plan = read_plan(plan)
+    if plan.kind == "graph":
         keep_freed_memory()
-        check_graph_runnable(plan)
+        check_runnable(plan)
         _check_processes(plan.devices)
         device_type = select_device(plan.cluster, distributed.get_rank())
         return graph_training_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
@@ -87,29 +55,18 @@ def parallelize(
     return divided(module, plan, lr=lr, max_norm=max_norm)
 
 
-@overload
-def divided(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: float = ...) -> TrainingJob: ...
-
-
-@overload
 def divided(
-    module: nn.Module, plan: Plan | UnevenFile, *, lr: float = ..., max_norm: float = ...
-) -> TrainingJob | UnevenTrainingJob: ...
-
-
-def divided(
-    module: nn.Module, plan: Plan | UnevenFile, *, lr: float = 1e-3, max_norm: float = 1.0
+    module: nn.Module, plan: Plan, *, lr: float = 1e-3, max_norm: float = 1.0
 ) -> TrainingJob | UnevenTrainingJob:
     """`parallelize` for reference modules. A module on the meta device is sharded before it is allocated, so
     that no rank holds the whole model; fill it with `fill_parameters` afterwards."""
     keep_freed_memory()
-    if isinstance(plan, UnevenFile):
-        check_uneven_runnable(plan)
+    check_runnable(plan)
+    if plan.kind == "uneven":
         whole = checked_stage(module, plan.model)
         _check_processes(plan.cluster.devices)
         device_type = select_device(plan.cluster, distributed.get_rank())
         return uneven_job(whole, plan, device_type=device_type, lr=lr, max_norm=max_norm)
-    check_runnable(plan)
     whole = checked_stage(module, plan.model)
     strategy = plan.best.strategy
     _check_processes(strategy.tp * strategy.cp * strategy.pp * strategy.dp)

@@ -13,7 +13,7 @@ from torch import distributed
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph
-from shardwise.plans import AnyPlan, GraphPlan, Plan, UnevenFile
+from shardwise.plans import Plan
 from shardwise.runtime.adaptive import Adaptation, Advisor, ReplanEvent
 from shardwise.runtime.checkpoint import (
     AnyJob,
@@ -109,10 +109,10 @@ class StepRecord:
     change: ReplanEvent | None = None
 
 
-def samples_of(plan: AnyPlan, options: TrainOptions) -> Samples:
+def samples_of(plan: Plan, options: TrainOptions) -> Samples:
     """The batches that `options` name, for the plan's model or graph. ConfigError if the data cannot be
     used."""
-    if isinstance(plan, GraphPlan):
+    if plan.kind == "graph":
         if options.data == SYNTHETIC:
             return RandomInputs(plan.graph, options.seed)
         return ArrayFolder(options.data, plan.graph, seed=options.seed)
@@ -130,7 +130,7 @@ def samples_of(plan: AnyPlan, options: TrainOptions) -> Samples:
     )
 
 
-def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOptions) -> tuple[Span, ...]:
+def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOptions) -> tuple[Span, ...]:
     """Train under `plan` until step `options.steps`. Call it on every rank of the process group.
 
     `report` gets a record of every step, equal on all ranks except for times. Returns the spans of the last
@@ -147,7 +147,7 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
     trace = StepTrace()
     saving: AsyncCheckpoint | None = None
     adaptation = None
-    if options.advisor is not None and isinstance(plan, Plan):
+    if options.advisor is not None:
         adaptation = Adaptation(options.advisor, plan, options.steps)
     for step in range(options.start, options.steps):
         batch = samples.batch(step)
@@ -189,9 +189,9 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
     return trace.spans
 
 
-def _start_job(plan: AnyPlan, options: TrainOptions) -> AnyJob:
+def _start_job(plan: Plan, options: TrainOptions) -> AnyJob:
     """The job under `plan` with the state after `options.start` steps."""
-    if isinstance(plan, GraphPlan):
+    if plan.kind == "graph":
         weights = options.weights if options.resumed is None else None
         module = module_of_graph(plan.graph, seed=options.seed, weights=weights)
         graph_job = parallelize(module, plan, lr=options.lr)
@@ -210,26 +210,22 @@ def _start_job(plan: AnyPlan, options: TrainOptions) -> AnyJob:
     return job
 
 
-def _predicted_s(plan: AnyPlan) -> float:
-    return plan.step_time_s if isinstance(plan, GraphPlan) else plan.best.step_time_s
+def _predicted_s(plan: Plan) -> float:
+    return plan.step_time_s
 
 
-def _tokens(plan: AnyPlan, steps: int) -> int | None:
+def _tokens(plan: Plan, steps: int) -> int | None:
     """Tokens of `steps` steps."""
-    return None if isinstance(plan, GraphPlan) else steps * plan.job.global_batch_size * plan.job.seq_len
+    return None if plan.kind == "graph" else steps * plan.job.global_batch_size * plan.job.seq_len
 
 
 # Checks of options
 
 
-def check_options(plan: AnyPlan, *, is_adaptive: bool, is_traced: bool) -> None:
+def check_options(plan: Plan, *, is_adaptive: bool, is_traced: bool) -> None:
     """ConfigError if an option is not available for this kind of plan or its devices."""
-    if is_adaptive and isinstance(plan, UnevenFile):
-        raise ConfigError("is not supported for an uneven plan", key="--adaptive", allowed="train without it")
-    if is_adaptive and isinstance(plan, GraphPlan):
-        raise ConfigError(
-            "is not supported for the plan of an operator graph", key="--adaptive", allowed="train without it"
-        )
+    if is_adaptive:
+        plan.require_kind("uniform", key="--adaptive")
     if is_on_host(plan.cluster):
         return
     for key, is_requested in (("--adaptive", is_adaptive), ("--trace", is_traced)):
@@ -252,7 +248,7 @@ def check_unused(folder: str) -> None:
     check_unfinished(folder)
 
 
-def resumed_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
+def resumed_options(options: TrainOptions, plan: Plan) -> TrainOptions:
     """`options` to resume from the newest checkpoint in `options.checkpoint`, with its seed. ConfigError if
     there is none, or if it does not fit `plan` and `options`."""
     if options.checkpoint is None:
@@ -269,7 +265,7 @@ def resumed_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
     return resumed
 
 
-def _check_data(options: TrainOptions, plan: AnyPlan, manifest: Manifest) -> None:
+def _check_data(options: TrainOptions, plan: Plan, manifest: Manifest) -> None:
     """ConfigError if `options` name other data than the checkpoint's, or the same data in another order. Data
     is compared by its content, not by its path."""
     if (options.data == SYNTHETIC) != (manifest.data == SYNTHETIC):
@@ -301,7 +297,7 @@ def _describe(content: DataIdentity) -> str:
 
 
 def train_locally(
-    plan: AnyPlan,
+    plan: Plan,
     options: TrainOptions,
     *,
     report: Callable[[StepRecord], None],
@@ -333,7 +329,7 @@ def train_locally(
                     on_restart(error, options.start)
 
 
-def restart_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
+def restart_options(options: TrainOptions, plan: Plan) -> TrainOptions:
     """`options` to resume from the newest checkpoint of the run; from the beginning if there is none yet."""
     if options.checkpoint is None or not finished(options.checkpoint):
         return replace(options, resumed=None, start=0)

@@ -22,8 +22,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
+from shardwise.plans import Plan
 from shardwise.plans import Stage as PlannedStage
-from shardwise.plans import UnevenFile
 from shardwise.runtime.data import check_batch
 from shardwise.runtime.devices import COMPUTE, to_device
 from shardwise.runtime.gradients import StepResult, clip, local, reduce_partial_gradients
@@ -52,7 +52,7 @@ class UnevenCoordinates:
     tp: int
 
 
-def coordinates_by_rank(plan: UnevenFile) -> dict[int, UnevenCoordinates]:
+def coordinates_by_rank(plan: Plan) -> dict[int, UnevenCoordinates]:
     """Coordinates of every rank that is not idle. Within a stage, tensor-parallel ranks are consecutive."""
     return {
         rank: UnevenCoordinates(pipeline=place, stage=index, row=number // stage.tp, tp=number % stage.tp)
@@ -62,7 +62,7 @@ def coordinates_by_rank(plan: UnevenFile) -> dict[int, UnevenCoordinates]:
     }
 
 
-def tensor_ranks_by_rank(plan: UnevenFile) -> Mapping[int, frozenset[int]]:
+def tensor_ranks_by_rank(plan: Plan) -> Mapping[int, frozenset[int]]:
     """Ranks of every rank's tensor-parallel group, including itself."""
     groups: dict[tuple[int, int, int], set[int]] = {}
     by_rank = coordinates_by_rank(plan)
@@ -74,12 +74,12 @@ def tensor_ranks_by_rank(plan: UnevenFile) -> Mapping[int, frozenset[int]]:
     }
 
 
-def first_sequence(plan: UnevenFile, pipeline: int) -> int:
+def first_sequence(plan: Plan, pipeline: int) -> int:
     """First sequence of a pipeline's share of the batch. Shares are in the order of the pipelines."""
     return sum(plan.best.microbatches[:pipeline]) * plan.best.micro_batch_size
 
 
-def tensor_mesh(plan: UnevenFile, device_type: str) -> DeviceMesh | None:
+def tensor_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
     """Mesh of this rank's tensor-parallel group, None if it is alone. Creates groups; call it on every
     rank."""
     groups = sorted(
@@ -95,7 +95,7 @@ def tensor_mesh(plan: UnevenFile, device_type: str) -> DeviceMesh | None:
 
 def stage_of(
     module: ModelStage,
-    plan: UnevenFile,
+    plan: Plan,
     coordinates: UnevenCoordinates,
     mesh: DeviceMesh | None,
     device_type: str,
@@ -130,7 +130,7 @@ def to_compute_dtype(stage: ModelStage, dtype: torch.dtype) -> None:
 
 
 def engine_of(
-    stage: ModelStage, plan: UnevenFile, coordinates: UnevenCoordinates, mesh: DeviceMesh | None
+    stage: ModelStage, plan: Plan, coordinates: UnevenCoordinates, mesh: DeviceMesh | None
 ) -> GradientAccumulation | PipelineRunner:
     """The engine that runs 1F1B of the rank's pipeline on its stage."""
     best, job = plan.best, plan.job
@@ -164,7 +164,7 @@ def _nothing(is_last: bool) -> None:
     """No reductions before the end: `OptimizerShards` reduces gradients after the last backward pass."""
 
 
-def _peer_slices(plan: UnevenFile, coordinates: UnevenCoordinates, neighbour: int) -> tuple[PeerSlice, ...]:
+def _peer_slices(plan: Plan, coordinates: UnevenCoordinates, neighbour: int) -> tuple[PeerSlice, ...]:
     """The slices of this rank's hidden states that each rank of a neighbouring stage also has."""
     stages = plan.best.layout.pipelines[coordinates.pipeline].stages
     if not 0 <= neighbour < len(stages):
@@ -192,7 +192,7 @@ def _boxes(stage: PlannedStage, rows: int, tokens: int) -> Iterator[Region]:
         yield (row * high, (row + 1) * high), (tp * wide, (tp + 1) * wide)
 
 
-def local_samples(plan: UnevenFile, coordinates: UnevenCoordinates, batch: Tensor) -> Tensor:
+def local_samples(plan: Plan, coordinates: UnevenCoordinates, batch: Tensor) -> Tensor:
     """Token ids of this rank's rows of its pipeline's share of `batch`, of shape (microbatches, rows, tokens
     + 1)."""
     best = plan.best
@@ -204,7 +204,7 @@ def local_samples(plan: UnevenFile, coordinates: UnevenCoordinates, batch: Tenso
     ]
 
 
-def own_coordinates(plan: UnevenFile) -> UnevenCoordinates | None:
+def own_coordinates(plan: Plan) -> UnevenCoordinates | None:
     """Coordinates of this rank; None if the plan leaves it idle."""
     return coordinates_by_rank(plan).get(distributed.get_rank())
 
@@ -434,7 +434,7 @@ class UnevenTrainingJob:
     def __init__(
         self,
         *,
-        plan: UnevenFile,
+        plan: Plan,
         coordinates: UnevenCoordinates | None,
         stage: ModelStage | None,
         engine: GradientAccumulation | PipelineRunner | None,
@@ -500,7 +500,7 @@ class UnevenTrainingJob:
 
 
 def uneven_job(
-    module: ModelStage, plan: UnevenFile, *, device_type: str, lr: float, max_norm: float
+    module: ModelStage, plan: Plan, *, device_type: str, lr: float, max_norm: float
 ) -> UnevenTrainingJob:
     """Shard `module`, a whole reference module, over the running processes as the uneven plan says.
 

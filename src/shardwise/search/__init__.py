@@ -2,12 +2,9 @@
 
 from shardwise.search.answer import (
     evaluate,
-    idle_in,
     plan,
     plan_of_strategy,
     ranks_of_nodes,
-    stage_activation_bytes,
-    step_durations,
 )
 from shardwise.search.bnb.incumbent import Fastest
 from shardwise.search.bnb.ledger import LedgerEntry
@@ -38,7 +35,7 @@ from shardwise.search.explanation import (
     why_not,
 )
 from shardwise.search.graph_curves import GraphCurve, GraphCurves, StagedCurve, StagedCurves
-from shardwise.search.graph_timeline import TRAFFIC_PARTS, GraphTimeline, graph_timeline, graph_trace
+from shardwise.search.graph_result import estimate_of, graph_result
 from shardwise.search.hetero import (
     UNEVEN_GAP,
     RecordCostModel,
@@ -51,6 +48,7 @@ from shardwise.search.hetero import (
     relayout,
     spread_stages,
 )
+from shardwise.search.plan_timeline import TRAFFIC_PARTS, PipelineTimeline, plan_timelines, plan_trace
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.result import band_of
 from shardwise.search.space import SpaceChoice, read_space
@@ -83,11 +81,11 @@ __all__ = [
     "Fastest",
     "GraphCurve",
     "GraphCurves",
-    "GraphTimeline",
     "LedgerEntry",
     "MeshChoice",
     "PartChoice",
     "PipelineFigures",
+    "PipelineTimeline",
     "PlanComparison",
     "Point",
     "Question",
@@ -109,11 +107,10 @@ __all__ = [
     "chosen",
     "curves_for",
     "default_job",
+    "estimate_of",
     "evaluate",
     "explained",
-    "graph_timeline",
-    "graph_trace",
-    "idle_in",
+    "graph_result",
     "is_mixed",
     "parts_within",
     "pipeline_figures",
@@ -122,6 +119,8 @@ __all__ = [
     "plan_for",
     "plan_mixed_cluster",
     "plan_of_strategy",
+    "plan_timelines",
+    "plan_trace",
     "points_of",
     "predict_record",
     "predicted_result",
@@ -133,8 +132,6 @@ __all__ = [
     "smallest",
     "spare_microbatches",
     "spread_stages",
-    "stage_activation_bytes",
-    "step_durations",
     "step_figures_of",
     "step_figures_over",
     "uses_any_part",

@@ -17,11 +17,11 @@ from shardwise.plans import (
     Answer,
     Certificate,
     FrontierPoint,
-    Idle,
     MixedFigures,
     Plan,
     Result,
     StrategyFrontier,
+    idle_in,
     plan_of,
 )
 from shardwise.schedule import Schedule, generate
@@ -32,7 +32,7 @@ from shardwise.search.clock import SearchClock
 from shardwise.search.cluster_parts import Searched, best_part, on_all_devices, why_not_mixed
 from shardwise.search.infeasibility import OutOfTime, infeasible, legal_reason
 from shardwise.search.question import Question
-from shardwise.search.result import as_ranges, result_of
+from shardwise.search.result import result_of
 from shardwise.search.space import Degrees
 from shardwise.sim import Durations
 from shardwise.strategy import HOST_MEMORY, MEMORY, Job, Strategy, StrategyTable
@@ -148,20 +148,6 @@ def ranks_of_nodes(cluster: Cluster, places: Iterable[int]) -> tuple[int, ...]:
     """Ranks of the devices of the nodes at these positions."""
     firsts = list(accumulate((node.devices for node in cluster.nodes), initial=0))
     return tuple(rank for place in places for rank in range(firsts[place], firsts[place + 1]))
-
-
-def idle_in(cluster: Cluster, used: Iterable[int]) -> Idle:
-    """The devices and nodes that are idle if the devices with these ranks are used."""
-    taken = frozenset(used)
-    if len(taken) == cluster.devices:
-        return Idle()
-    firsts = accumulate((node.devices for node in cluster.nodes), initial=0)
-    idle_nodes = sum(
-        taken.isdisjoint(range(first, first + node.devices))
-        for first, node in zip(firsts, cluster.nodes, strict=False)
-    )
-    ranks = [rank for rank in range(cluster.devices) if rank not in taken]
-    return Idle(devices=len(ranks), nodes=idle_nodes, ranks=as_ranges(ranks))
 
 
 def goal_of(question: Question) -> Goal:

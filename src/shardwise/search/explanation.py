@@ -621,7 +621,7 @@ def _more(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
 
 def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) -> Question:
     """The question that a plan answers, on the devices that it uses."""
-    proof = plan.certificate
+    proof = plan.proof
     return Question(
         model=plan.model,
         cluster=plan.cluster,

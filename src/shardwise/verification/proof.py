@@ -106,7 +106,7 @@ def _runner_up_check(name: str, runner_up: RunnerUp, plan: Plan, figures: Figure
     def verdict(ok: bool, expected: str) -> Check:
         return Check(name=name, ok=ok, found=claimed, expected=expected)
 
-    proof = plan.certificate
+    proof = plan.proof
     if not is_candidate(figures, runner_up.strategy, proof.space, proof.fixed, proof.axes):
         return verdict(False, f"a candidate of the space {proof.space!r}")
     rows = rows_of([runner_up.strategy])
@@ -491,7 +491,7 @@ class Claim:
 
 def optimal_check(plan: Plan, figures: Figures, budget_s: float) -> Check:
     """The claims of the plan's objective, proven within `budget_s` seconds, or open."""
-    proof = plan.certificate
+    proof = plan.proof
     space = space_of(figures, proof, target_limits_of(plan_limits_of(plan), plan.model, plan.job))
     all_of = count(figures, proof.space, proof.fixed, proof.axes)
     until_s = monotonic() + budget_s
@@ -551,7 +551,7 @@ def space_of(figures: Figures, proof: Certificate, target_limits: TargetLimits) 
 
 def claims_of(plan: Plan, figures: Figures) -> list[Claim]:
     """The claims to prove; after a search that ended early only its lower bound."""
-    proof, usable = plan.certificate, figures.usable_bytes * (1 - TOLERANCE)
+    proof, usable = plan.proof, figures.usable_bytes * (1 - TOLERANCE)
     is_whole = proof.unexplored == 0 and proof.gap <= PROVEN_GAP
     if not is_whole:
         bound_s = proof.lower_bound_s

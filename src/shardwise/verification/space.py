@@ -105,7 +105,7 @@ def target_check(plan: Plan) -> Check:
         for limit in _applicable(target.limits, plan.model, plan.job)
         if _excludes(limit, values)
     ]
-    fixed, axes = plan.certificate.fixed, plan.certificate.axes
+    fixed, axes = plan.proof.fixed, plan.proof.axes
     for field_, allowed in target.axes.items():
         best = getattr(plan.best.strategy, field_)
         found = axes.get(field_, (fixed.get(field_, best),))

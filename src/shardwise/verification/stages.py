@@ -74,8 +74,9 @@ def with_tied_copy(
     return values
 
 
-def layout_of(family: Family, layers: int, cluster: Cluster) -> Layout:
-    """The layout of the single strategy of `family` for this number of layers."""
+def layout_of(family: Family, layers: int, cluster: Cluster, batch: int, makespan_s: float) -> Layout:
+    """The layout of the single strategy of `family` for this number of layers, and a `batch` of sequences that
+    takes `makespan_s`."""
     rows = family.rows
     counts = [int(count[0]) for count in layers_of_stages(layers, family)]
     stride = {axis: int(values[0]) for axis, values in strides(rows).items()}
@@ -94,12 +95,21 @@ def layout_of(family: Family, layers: int, cluster: Cluster) -> Layout:
                 ranks=ranges(ranks),
                 device_class=device_class(cluster, ranks[0]),
                 tp=degrees["tp"],
+                cp=degrees["cp"],
                 dp=degrees["dp"],
                 layers=tuple(counts[stage] for stage in family.stages_of(rank)),
                 share=1.0,
+                recompute=str(rows.recompute[0]),
             )
         )
-    return Layout(pipelines=(Pipeline(stages=tuple(stages)),))
+    pipeline = Pipeline(
+        stages=tuple(stages),
+        micro_batch_size=int(rows.micro_batch_size[0]),
+        microbatches=family.microbatches,
+        rows=batch,
+        makespan_s=makespan_s,
+    )
+    return Layout(schedule=family.schedule, pipelines=(pipeline,))
 
 
 def ranges(ranks: list[int]) -> str:

@@ -60,7 +60,7 @@ from shardwise.verification.strategy_rows import Family, families, rows_of
 
 def certificate_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
     """All statements of the certificate, except the proof of optimality."""
-    certificate = plan.certificate
+    certificate = plan.proof
     yield _space_check(certificate, figures)
     yield from _reason_checks(
         certificate, figures, target_limits_of(plan_limits_of(plan), plan.model, plan.job)
@@ -221,7 +221,7 @@ def _count_checks(plan: Plan, document: Mapping[str, object]) -> Iterator[Check]
 
 
 def _strategy_check(plan: Plan, figures: Figures) -> Check:
-    strategy, proof = plan.best.strategy, plan.certificate
+    strategy, proof = plan.best.strategy, plan.proof
     space = proof.space
     found, expected = "a legal candidate", f"a legal candidate of the space {space!r}"
     if not is_candidate(figures, strategy, space, proof.fixed, proof.axes):
@@ -232,7 +232,9 @@ def _strategy_check(plan: Plan, figures: Figures) -> Check:
 
 
 def _layout_check(plan: Plan, family: Family) -> Check:
-    expected = layout_of(family, plan.model.layers, plan.cluster)
+    expected = layout_of(
+        family, plan.model.layers, plan.cluster, plan.job.global_batch_size, plan.best.step_time_s
+    )
     found = plan.best.layout
     if found == expected:
         text = f"{family.pp} stages, {family.stages} chunks"
@@ -253,7 +255,7 @@ def _layout_check(plan: Plan, family: Family) -> Check:
 
 
 def _schedule_checks(plan: Plan, family: Family) -> Iterator[Check]:
-    schedule = plan.schedule
+    schedule = plan.schedules[0]
     ranks = tuple(family.rank_of(stage) for stage in range(family.stages))
     yield value_check("schedule", schedule.name, family.schedule)
     yield value_check("microbatches", schedule.microbatches, family.microbatches)
@@ -291,7 +293,7 @@ def table_in(plan: Plan) -> Table:
     """The actions that the plan file lists."""
     return tuple(
         tuple((action.stage, str(action.kind), action.microbatch) for action in row)
-        for row in plan.schedule.ranks
+        for row in plan.schedules[0].ranks
     )
 
 
@@ -318,9 +320,9 @@ def _best_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
     for name, found, expected in (
         ("band low", best.band_s[0], low * step_s),
         ("band high", best.band_s[1], high * step_s),
-        ("tokens per second", best.tokens_per_s_per_device, tokens_per_s_per_device(figures, step_s)),
-        ("mfu", best.mfu, mfu(figures, step_s)),
-        ("mfu full attention", best.mfu_full_attention, mfu(figures, step_s, full_attention=True)),
+        ("tokens per second", best.tokens_per_s_per_device or 0.0, tokens_per_s_per_device(figures, step_s)),
+        ("mfu", best.mfu or 0.0, mfu(figures, step_s)),
+        ("mfu full attention", best.mfu_full_attention or 0.0, mfu(figures, step_s, full_attention=True)),
     ):
         yield number_check(name, found, expected)
     yield value_check("evaluator", best.evaluator, EVALUATOR)

@@ -12,7 +12,7 @@ from tests.unit.search.test_search_graph_timeline import with_overlap
 from shardwise.accuracy import PARTS, compare_graph
 from shardwise.accuracy.stage_breakdown import measured_parts, measured_passes, predicted_parts
 from shardwise.errors import ConfigError
-from shardwise.plans import GraphPlan, plan_hash
+from shardwise.plans import Plan, plan_hash
 from shardwise.search import graph_timeline, graph_trace
 from shardwise.sim import COMMUNICATION, COMPUTE, DATA_PARALLEL, OPERATORS, TRAFFIC, Span, Trace
 
@@ -84,7 +84,7 @@ def test_recomputed_operators_count_as_their_own() -> None:
     assert measured_passes(other)[("backward", "a/up")] == pytest.approx(3.0)
 
 
-def measured_like(plan: GraphPlan, *, slower: float = 1.0) -> Trace:
+def measured_like(plan: Plan, *, slower: float = 1.0) -> Trace:
     """The trace that all ranks of the plan leave if it runs as predicted, `slower` times as long."""
     timeline = graph_trace(plan.graph, graph_timeline(plan))
     devices = plan.mesh.devices
@@ -100,11 +100,11 @@ def measured_like(plan: GraphPlan, *, slower: float = 1.0) -> Trace:
     return Trace(spans=tuple(spans), plan_hash=plan_hash(plan))
 
 
-def whole_plans() -> list[GraphPlan]:
+def whole_plans() -> list[Plan]:
     return [estimated(without_recomputation(plan)) for plan in sampled(CHAIN, (2,), range(5))]
 
 
-def staged_plans() -> list[GraphPlan]:
+def staged_plans() -> list[Plan]:
     """Three stages; half of each message overlaps with other work."""
     plans = map(without_recomputation, sampled_in_stages(CHAIN, (2,), (1, 3), 4, range(3)))
     return [estimated(with_overlap(plan, 0.5)) for plan in plans]
@@ -117,7 +117,7 @@ def test_predicted_parts_are_the_plans_breakdown_and_sum_to_the_step() -> None:
         for price in found.stages:
             parts = predicted_parts(price, plan.step_time_s)
             assert sum(parts.values()) == pytest.approx(plan.step_time_s, rel=1e-9)
-        seconds = plan.seconds
+        seconds = plan.breakdown
         busy = max(found.stages, key=lambda price: price.time_s)
         parts = predicted_parts(busy, plan.step_time_s)
         for part in PARTS[:-2]:
@@ -146,7 +146,7 @@ def test_a_step_as_predicted_has_no_difference(slower: float) -> None:
         assert [each.step_s for each in found.predicted] == pytest.approx([plan.step_time_s] * plan.stages)
         small = 1e-9 * plan.step_time_s
         for expected, seen in zip(found.predicted_parts, found.measured_parts, strict=True):
-            sends = plan.seconds.get("sends", 0.0)
+            sends = plan.breakdown.get("sends", 0.0)
             for part in PARTS:
                 # The time for which a send occupies a rank is part of its actions, and belongs to no
                 # operator.

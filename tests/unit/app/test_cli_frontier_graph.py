@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
+from shardwise.plans.graph_plan import plan_document
 from tests.property.layout_instances import chain, mlp
 from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
@@ -23,8 +24,7 @@ from shardwise.errors import InternalError
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
 from shardwise.pareto.frontier import frontier_of
-from shardwise.plans import document_hash, read_graph_plan, write_graph_plan
-from shardwise.plans.graph_plan import graph_plan_document
+from shardwise.plans import document_hash, read_plan, write_plan
 from shardwise.search import MeshChoice
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def test_each_plan_has_the_mesh_of_its_point(run: Run, tmp_path: Path) -> None:
     ran = run(*LSTM, "--epsilon", "0.05", "--meshes", "all", "--save", str(tmp_path))
     assert ran.code == 0, ran.err
     index = json.loads((tmp_path / "frontier.json").read_text())
-    meshes = {tuple(read_graph_plan(str(tmp_path / name)).mesh.ranks) for name in index["plans"]}
+    meshes = {tuple(read_plan(str(tmp_path / name)).mesh.ranks) for name in index["plans"]}
     assert meshes == {(4,), (2, 2)}
     for name in index["plans"]:
         checked = run("check", str(tmp_path / name))
@@ -186,10 +186,10 @@ def save(run: Run, folder: Path) -> list[Path]:
 @pytest.mark.slow
 def test_plans_of_several_graphs_each_contain_their_own(run: Run, tmp_path: Path) -> None:
     """One after the other in one process; reading one plan changes no other."""
-    first = read_graph_plan(str(save(run, tmp_path)[0]))
+    first = read_plan(str(save(run, tmp_path)[0]))
     other = replace(first, graph=replace(first.graph, name="other"))
     for plan in (first, other, first, other):
-        document = graph_plan_document(plan)
+        document = plan_document(plan)
         graph_document: Any = document["graph"]
         assert (
             graph_document == parse_mapping(graph_text(plan.graph))
@@ -203,16 +203,16 @@ def test_each_point_is_saved_as_a_plan_with_its_cost(run: Run, tmp_path: Path) -
     paths = save(run, tmp_path)
     points = json.loads((tmp_path / "frontier.json").read_text())["points"]
     for path, point in zip(paths, points, strict=True):
-        plan = read_graph_plan(str(path))
+        plan = read_plan(str(path))
         assert plan.graph == scaled(load_graph("graph:mlp"), 256) and plan.mesh.ranks == (2, 2)
         training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-        estimate = estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
-        own = (plan.step_time_s, plan.device_bytes)
+        estimate = estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.operators)
+        own = (plan.step_time_s, plan.best.peak_memory.device)
         assert (estimate.time_s, estimate.memory_bytes) == pytest.approx(own, rel=1e-9)
         assert own == pytest.approx((point["time_s"], point["memory_bytes"]), rel=1e-9)
     document = read_mapping(str(paths[0]))
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
-    write_graph_plan(str(tmp_path / "again.yaml"), read_graph_plan(str(paths[0])))
+    write_plan(str(tmp_path / "again.yaml"), read_plan(str(paths[0])))
     assert (tmp_path / "again.yaml").read_bytes() == paths[0].read_bytes()
     checked = run("check", str(paths[0]), "--json")
     assert checked.code == 0, checked.err
@@ -233,7 +233,7 @@ def test_a_point_whose_cost_differs_from_its_layout_is_no_plan(
     subject = GraphSubject(request)
     curve = subject.curves.curve(cluster, epsilon=0.05)
     plan = subject.plan(curve, 0)
-    own = {"time_s": plan.step_time_s, "memory_bytes": plan.device_bytes}
+    own = {"time_s": plan.step_time_s, "memory_bytes": plan.best.peak_memory.device}
     assert own == pytest.approx({name: getattr(curve.points[0], name) for name in own}, rel=1e-9)
 
     def estimated(*given: Any) -> Any:
@@ -370,7 +370,7 @@ def test_stages_and_their_layouts_are_answered_together(run: Run, tmp_path: Path
         layout = point["layout"]
         assert layout["microbatches"] in (4, 8) and len(layout["stages"]) == 2
         assert sum(block["count"] for stage in layout["stages"] for block in stage["blocks"]) == 8
-        plan = read_graph_plan(str(tmp_path / name))
+        plan = read_plan(str(tmp_path / name))
         assert plan.step_time_s == pytest.approx(point["time_s"], rel=1e-9)
         jsonschema.Draft202012Validator(SCHEMA).validate(read_mapping(str(tmp_path / name)))
         assert run("check", str(tmp_path / name)).code == 0

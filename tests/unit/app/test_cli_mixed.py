@@ -17,7 +17,7 @@ from tests.unit.app.test_cli_commands import validated
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
-from shardwise.plans import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
+from shardwise.plans import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_plan, write_plan
 from shardwise.search import cluster_parts, predict_record
 from shardwise.search.hetero.branch_and_bound import UnevenOutcome
 from shardwise.sim import read_trace
@@ -193,7 +193,7 @@ def test_the_timeline_of_an_uneven_plan(run: Any, tmp_path: Path, question: tupl
     """
     path, trace = str(tmp_path / "plan.yaml"), str(tmp_path / "trace.json")
     assert run(*question, "--save", path).code == 0
-    plan = read_uneven_plan(path)
+    plan = read_plan(path)
     document = validated(run("simulate", path, "--json", "--trace", trace).out, "timeline")
     predicted = predict_record(plan.model, plan.cluster, plan.job, plan.best)
     stages = [(place, stage) for place, one in enumerate(plan.best.layout.pipelines) for stage in one.stages]
@@ -225,8 +225,8 @@ def test_a_saved_file_matches_its_schema(run: Any, tmp_path: Path, question: tup
 
 
 def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> None:
-    plan = read_uneven_plan(saved)
-    write_uneven_plan(saved, replace(plan, best=replace(plan.best, idle_devices=1)))
+    plan = read_plan(saved)
+    write_plan(saved, replace(plan, best=replace(plan.best, idle_devices=1)))
     refused = run("simulate", saved)
     assert refused.code == 2 and "is not a plan of its cluster" in refused.err
 
@@ -259,8 +259,8 @@ def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> Non
     ],
 )
 def test_a_plan_with_wrong_values_is_detected(run: Any, saved: str, change: Any, wrong: str) -> None:
-    plan = read_uneven_plan(saved)
-    write_uneven_plan(saved, replace(plan, best=change(plan.best)))
+    plan = read_plan(saved)
+    write_plan(saved, replace(plan, best=change(plan.best)))
     checked = run("check", saved, "--json")
     assert checked.code == 4
     verdicts = {check["name"]: check["ok"] for check in json.loads(checked.out)["checks"]}
@@ -271,9 +271,9 @@ def test_a_plan_where_nothing_uniform_fits_is_read(run: Any, saved: str) -> None
     alone = MixedFigures(
         uniform_step_time_s=None, fastest_class_step_time_s=None, fastest_class=None, idle=()
     )
-    plan = replace(read_uneven_plan(saved), mixed=alone)
-    write_uneven_plan(saved, plan)
-    assert read_uneven_plan(saved) == plan
+    plan = replace(read_plan(saved), mixed=alone)
+    write_plan(saved, plan)
+    assert read_plan(saved) == plan
 
 
 def relocated(layout: Layout) -> Layout:
@@ -288,7 +288,7 @@ def test_replicas_of_a_stage_share_rows_where_they_may(run: Any, tmp_path: Path)
     path = str(tmp_path / "plan.yaml")
     saved = run(*SHARED, "--save", path)
     assert saved.code == 0 and "[2 A10G, dp 2, " in saved.out
-    shared = read_uneven_plan(path).best
+    shared = read_plan(path).best
     assert shared.step_time_s < answer(run, *SHARED[:-2])["best"]["step_time_s"]
     stages = [stage for pipeline in shared.layout.pipelines for stage in pipeline.stages]
     assert all(stage.devices == stage.tp * stage.dp for stage in stages)
@@ -339,11 +339,11 @@ def test_an_unfinished_uniform_search_leaves_nothing_proven(
 
 @pytest.mark.parametrize("ranks", ["0-99999999999999999999", "0-9999999", "1" * 5000, "3-1", "\u0663"])
 def test_ranks_that_no_cluster_has_are_detected(run: Any, saved: str, ranks: str) -> None:
-    plan = read_uneven_plan(saved)
+    plan = read_plan(saved)
     first, *others = plan.best.layout.pipelines
     stage = replace(first.stages[0], ranks=ranks)
     layout = Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
-    write_uneven_plan(saved, replace(plan, best=replace(plan.best, layout=layout)))
+    write_plan(saved, replace(plan, best=replace(plan.best, layout=layout)))
     assert run("check", saved).code == 4
     if ranks != "0-9999999":
         with pytest.raises(ConfigError, match="is not a list of rank ranges"):
@@ -379,9 +379,7 @@ def test_a_saved_uneven_plan_is_replanned(run: Any, saved: str) -> None:
         jsonschema.Draft202012Validator(schema).validate(document)
         assert document["decision"] in decisions
         if document["decision"] == "keep":
-            assert document["step_time_s"] == pytest.approx(
-                read_uneven_plan(saved).best.step_time_s, rel=1e-12
-            )
+            assert document["step_time_s"] == pytest.approx(read_plan(saved).best.step_time_s, rel=1e-12)
             assert document["plan"]["strategy"] is None and document["plan"]["uneven"]["layout"]["pipelines"]
         card = run(*command_line)
         assert card.code == 0 and document["decision"] in card.out
@@ -409,7 +407,7 @@ def test_a_saved_uneven_plan_is_replayed(run: Any, saved: str, tmp_path: Path) -
     static, *_, oracle = document["policies"]
     (first,) = static["decisions"]
     assert first["strategy"] is None and first["uneven"]["layout"]["pipelines"]
-    assert first["step_time_s"] > read_uneven_plan(saved).best.step_time_s
+    assert first["step_time_s"] > read_plan(saved).best.step_time_s
     assert static["tokens"] < oracle["tokens"]
     assert "uneven, " in plot.read_text()
     card = run(*command_line)
@@ -430,7 +428,7 @@ def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
     own = next(one for one in found["policies"] if one["name"] == "worst")
     other = next(one for one in found["uniform"] if one["name"] == "worst")
     assert own["strategy"] is None and own["worst_step_time_s"] < other["worst_step_time_s"]
-    plan = read_uneven_plan(path)
+    plan = read_plan(path)
     assert plan.for_trace is not None and plan.for_trace.policy == "worst"
     assert list(plan.for_trace.nodes) == found["nodes"]
     # The checker's answer, and the run on the nodes that the plan names, agree with the plan.

@@ -12,7 +12,7 @@ import pytest
 
 from shardwise.app.cli import replanning
 from shardwise.inputs import read_mapping
-from shardwise.plans import DECISION, read_plan, read_uneven_plan, write_plan
+from shardwise.plans import DECISION, read_plan, write_plan
 from shardwise.strategy import Target, target_of
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "reference" / "schemas"
@@ -89,7 +89,7 @@ def test_an_uneven_plan_is_saved_too(run: Any, tmp_path: Path) -> None:
     job = ("opt-350m", "--cluster", MIXED, "--seq-len", "2048", "--global-batch-size", "64")
     assert run("plan", *job, "--save", first).code == 0
     found = decided(run, first, MIXED, "slow n1 0.8", "--save", path)
-    plan = read_uneven_plan(path)
+    plan = read_plan(path)
     assert plan.for_trace is not None and list(plan.for_trace.nodes) == found["plan"]["nodes"]
     assert list(plan.best.microbatches) == found["plan"]["microbatches"]
     assert run("check", path).code == 0

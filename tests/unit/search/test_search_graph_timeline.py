@@ -16,7 +16,7 @@ from shardwise.cost import LayoutEstimate
 from shardwise.cost.one_layout.layout import StepLedger, When
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout, block_labels, data_parallel, load_graph, scaled
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.search import graph_timeline, graph_trace
 from shardwise.sim import BLOCKS, COMPUTE, DATA_PARALLEL, OPERATORS, TRAFFIC, Span
 
@@ -25,12 +25,12 @@ CHAIN = chain(16, 8, 16, 4)
 MICROBATCHES = 4
 
 
-def whole_plans() -> list[GraphPlan]:
+def whole_plans() -> list[Plan]:
     """Random layouts with some blocks recomputed, on two and on 2 x 2 processes."""
     return [estimated(plan) for ranks in ((2,), (2, 2)) for plan in sampled(CHAIN, ranks, range(6))]
 
 
-def staged_plans() -> list[GraphPlan]:
+def staged_plans() -> list[Plan]:
     """Three stages; half of each message overlaps with other work."""
     return [
         estimated(with_overlap(plan, 0.5))
@@ -38,7 +38,7 @@ def staged_plans() -> list[GraphPlan]:
     ]
 
 
-def with_overlap(plan: GraphPlan, share: float) -> GraphPlan:
+def with_overlap(plan: Plan, share: float) -> Plan:
     """The plan for software that overlaps this fraction of its messages with other work."""
     return replace(plan, job=replace(plan.job, profile=replace(plan.job.profile, pipeline_overlap=share)))
 
@@ -76,11 +76,11 @@ def test_a_mutant_that_omits_backward_computation_is_caught(monkeypatch: pytest.
     assert not is_summed_up(graph_timeline(plan).stages[0])
 
 
-def spans_of(plan: GraphPlan) -> Sequence[Span]:
+def spans_of(plan: Plan) -> Sequence[Span]:
     return graph_trace(plan.graph, graph_timeline(plan)).spans
 
 
-def finish_times(plan: GraphPlan) -> list[float]:
+def finish_times(plan: Plan) -> list[float]:
     """The end time of each stage."""
     spans = spans_of(plan)
     return [max(span.finish_s for span in spans if span.rank == stage) for stage in range(plan.stages)]
@@ -114,8 +114,8 @@ def test_every_stage_runs_its_blocks_once_for_each_micro_batch() -> None:
     for plan in staged_plans():
         spans = spans_of(plan)
         labels = block_labels(CHAIN)
-        assert isinstance(plan.layout, StagedLayout)
-        for stage, (first, end) in enumerate(plan.layout.spans):
+        assert isinstance(plan.operators, StagedLayout)
+        for stage, (first, end) in enumerate(plan.operators.spans):
             for number in range(MICROBATCHES):
                 for kind, step in (("F", 1), ("B", -1)):
                     found = [

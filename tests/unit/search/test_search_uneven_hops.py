@@ -9,7 +9,7 @@ import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.plans import Layout, PeakMemory, Pipeline, Stage, UnevenResult
+from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage
 from shardwise.search import UnevenSpace
 from shardwise.search.hetero import RecordPrediction, predict_record
 from shardwise.search.hetero.pipeline_search import pipeline_s
@@ -83,14 +83,14 @@ def test_hops_follow_the_stages_of_their_pools(hops: tuple[StageHops, ...]) -> N
     np.testing.assert_allclose(found, expected)
 
 
-def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> UnevenResult:
+def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> Result:
     """A plan of one pipeline with two stages of six layers, on these ranks of the first pool."""
     stages = tuple(
         Stage(devices=1, ranks=of, device_class=space.pools[0].name, tp=1, dp=1, layers=(6,), share=1.0)
         for of in ranks
     )
     nothing = PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=1.0)
-    return UnevenResult(
+    return Result(
         layout=Layout(pipelines=(Pipeline(stages=stages),)), micro_batch_size=1, microbatches=(16,),
         pipeline_s=(1.0,), recompute=(("none", "none"),), step_time_s=1.0, band_s=(1.0, 1.0),
         tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1, peak_memory=nothing, breakdown={},

@@ -1,8 +1,8 @@
 """The command `check`: verifies a plan file and prints one line per check.
 
-Plans of uniform strategies go to the independent checker (`shardwise.verification`). `check_graph_file`
+Plans of uniform strategies go to the independent checker (`shardwise.verification`). `check_graph_plan`
 estimates the layout of a graph plan from its names, with code that shares nothing with the search.
-`check_uneven_file` estimates an uneven plan stage by stage and simulates its schedule.
+`check_uneven_plan` estimates an uneven plan stage by stage and simulates its schedule.
 """
 
 from __future__ import annotations
@@ -13,20 +13,11 @@ from itertools import combinations, groupby
 from math import isqrt
 
 from shardwise.app.cli.output import Line, Output
-from shardwise.cluster import Cluster, Mesh, pools_of
-from shardwise.cost import LayoutEstimate, PipelineEstimate, Training, estimate_layout, estimate_pipeline
-from shardwise.graph import GraphLayout, OpGraph, StagedLayout
-from shardwise.plans import (
-    UnevenFile,
-    document_hash,
-    graph_plan_document,
-    is_graph_plan,
-    is_uneven_plan,
-    read_graph_plan,
-    read_uneven_plan,
-    uneven_plan_document,
-)
-from shardwise.search import RecordCostModel, predict_record, predicted_result
+from shardwise.cluster import Cluster, pools_of
+from shardwise.cost import Training
+from shardwise.graph import StagedLayout
+from shardwise.plans import MixedFigures, Plan, document_hash, plan_document, read_plan
+from shardwise.search import RecordCostModel, estimate_of, predict_record, predicted_result
 from shardwise.verification import (
     PROOF_BUDGET_S,
     REASON_EFFORT,
@@ -49,33 +40,29 @@ from shardwise.verification import (
 # Graph plans
 
 
-def check_graph_file(path: str) -> Verdict:
-    """The verdict on the graph plan at `path`, by the estimate of a single layout, which shares no code with
-    the search (docs/concepts/pareto-search.md). Optimality is not proven again: that check stays open.
-
-    ConfigError for a file that is no such plan, was altered, or has a layout that its graph and mesh do not
-    allow.
+def check_graph_plan(plan: Plan) -> Verdict:
+    """The verdict on the plan of an operator graph, by the estimate of a single layout, which shares no
+    code with the search (docs/concepts/pareto-search.md). Optimality is not proven again: that check stays open.
     """
-    plan = read_graph_plan(path)
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-    estimate = estimate_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
-    document = graph_plan_document(plan)
+    estimate = estimate_of(plan.graph, plan.cluster, training, plan.operators)
+    document = plan_document(plan)
     stated = str(document["hash"])
     capacity = min(device.memory_bytes for device in plan.cluster.classes.values())
     limit = capacity * (1.0 - plan.job.memory_margin)
-    layout = f"{len(plan.layout.blocks)} blocks on {plan.mesh.name}"
-    if isinstance(plan.layout, StagedLayout):
-        layout = f"{layout} in {len(plan.layout.stages)} stages"
+    layout = f"{len(plan.operators.blocks)} blocks on {plan.mesh.name}"
+    if isinstance(plan.operators, StagedLayout):
+        layout = f"{layout} in {len(plan.operators.stages)} stages"
     return Verdict(
         plan_hash=stated,
         checks=(
             value_check("hash", stated, document_hash(document)),
             Check(name="layout", ok=True, found=layout, expected="sharding rules of the operators"),
             number_check("step time", plan.step_time_s, estimate.time_s),
-            parts_check("breakdown", plan.seconds, estimate.seconds, estimate.time_s),
-            number_check("device bytes", plan.device_bytes, estimate.memory_bytes),
-            number_check("bytes at once", plan.at_once_bytes, estimate.at_once_bytes),
-            parts_check("memory", plan.nbytes, estimate.nbytes, estimate.memory_bytes),
+            parts_check("breakdown", plan.breakdown, estimate.seconds, estimate.time_s),
+            number_check("device bytes", plan.best.peak_memory.device, estimate.memory_bytes),
+            number_check("bytes at once", plan.best.peak_memory.allocated, estimate.at_once_bytes),
+            parts_check("memory", plan.memory, estimate.nbytes, estimate.memory_bytes),
             fit_check("fits", estimate.memory_bytes, limit),
             *priced_as_check(plan.cluster, plan.priced_as, is_for_trace=False),
             open_if_priced_as(
@@ -99,30 +86,18 @@ def check_graph_file(path: str) -> Verdict:
     )
 
 
-def estimate_of(
-    graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: GraphLayout
-) -> LayoutEstimate | PipelineEstimate:
-    """Step time and memory of a layout of a graph, or of its stages, from its names."""
-    if isinstance(layout, StagedLayout):
-        return estimate_pipeline(graph, cluster, training, mesh, layout)
-    return estimate_layout(graph, cluster, training, mesh, layout)
-
-
 # Uneven plans
 
 EVALUATOR = "max-plus, pipeline by pipeline"
 
 
-def check_uneven_file(path: str) -> Verdict:
-    """The verdict on the uneven plan at `path`: stages and their order are read from the file; only the costs
+def check_uneven_plan(plan: Plan) -> Verdict:
+    """The verdict on an uneven plan: stages and their order are read from the file; only the costs
     of single stages share code with the search (docs/concepts/mixed-clusters.md). Optimality is not proven
     again: that check stays open.
-
-    ConfigError for a file that is no such plan or was altered.
     """
-    plan = read_uneven_plan(path)
-    best, certificate = plan.best, plan.certificate
-    document = uneven_plan_document(plan)
+    best, certificate = plan.best, plan.proof
+    document = plan_document(plan)
     stated = str(document["hash"])
     found = predict_record(plan.model, plan.cluster, plan.job, best)
     faults = "; ".join(found.faults[:3]) or "devices, layers and micro-batches add up"
@@ -161,10 +136,10 @@ def check_uneven_file(path: str) -> Verdict:
     return Verdict(plan_hash=stated, checks=tuple(checks), unchecked=tuple(_unchecked(plan)))
 
 
-def _unchecked(plan: UnevenFile) -> Iterator[UncheckedKey]:
+def _unchecked(plan: Plan) -> Iterator[UncheckedKey]:
     yield from unchecked(REASON_QUESTION, "model.name", "model.config", "job", "cluster")
     uniform = "uniform strategies are not searched again"
-    yield from unchecked(uniform, "compared")
+    yield from unchecked(uniform, "mixed")
     yield from unchecked("no other search bounds uneven plans", "certificate.lower_bound_s")
     yield from unchecked(
         REASON_SUM, "certificate.enumerated", "certificate.unexplored", "certificate.cut_by_bound",
@@ -175,7 +150,7 @@ def _unchecked(plan: UnevenFile) -> Iterator[UncheckedKey]:
         yield from unchecked(REASON_TRACE, "for_trace")
 
 
-def _figure_checks(plan: UnevenFile) -> Iterator[Check]:
+def _figure_checks(plan: Plan) -> Iterator[Check]:
     """Checks of the figures that follow from stage times and bytes; none for a plan that does not fit."""
     best, batch = plan.best, plan.job.global_batch_size
     predicted = predicted_result(RecordCostModel(plan.model, plan.cluster, plan.job), best, batch)
@@ -184,7 +159,7 @@ def _figure_checks(plan: UnevenFile) -> Iterator[Check]:
     for place, edge in enumerate(("low", "high")):
         yield number_check(f"band {edge}", best.band_s[place], predicted.band_s[place])
     for name in ("mfu", "mfu_full_attention", "tokens_per_s_per_device"):
-        yield number_check(name, getattr(best, name), getattr(predicted, name))
+        yield number_check(name, getattr(best, name) or 0.0, getattr(predicted, name) or 0.0)
     for name in ("allocated", "reserved", "capacity"):
         yield number_check(
             f"{name} bytes", getattr(best.peak_memory, name), getattr(predicted.peak_memory, name)
@@ -199,10 +174,13 @@ def _figure_checks(plan: UnevenFile) -> Iterator[Check]:
             yield number_check(f"share of pipeline {place}", wrong[0], part)
 
 
-def _compared_checks(plan: UnevenFile) -> Iterator[Check]:
+def _compared_checks(plan: Plan) -> Iterator[Check]:
     """Uniform strategies are not faster than the plan, unless it was chosen for a trace; one pool alone is
     not faster than the best union of pools."""
-    mixed, best_s = plan.mixed, plan.best.step_time_s
+    best_s = plan.best.step_time_s
+    mixed = plan.mixed or MixedFigures(
+        uniform_step_time_s=None, fastest_class_step_time_s=None, fastest_class=None, idle=()
+    )
     uniform_s, alone_s, alone = (
         mixed.uniform_step_time_s,
         mixed.fastest_class_step_time_s,
@@ -221,9 +199,9 @@ def _compared_checks(plan: UnevenFile) -> Iterator[Check]:
     )
 
 
-def _certificate_checks(plan: UnevenFile) -> Iterator[Check]:
+def _certificate_checks(plan: Plan) -> Iterator[Check]:
     """Checks of the certificate, except that the lower bound is valid."""
-    certificate, step_s = plan.certificate, plan.best.step_time_s
+    certificate, step_s = plan.proof, plan.best.step_time_s
     lower_s = certificate.lower_bound_s
     yield value_check("space", certificate.space, "uneven")
     restrictions = {**certificate.fixed, **certificate.axes, **certificate.rejected}
@@ -286,10 +264,11 @@ def checked(path: str, *, is_json: bool, proof_budget_s: float = PROOF_BUDGET_S)
 
 def verdict_on(path: str, proof_budget_s: float) -> Verdict:
     """The verdict of the checker for the kind of plan in the file."""
-    if is_graph_plan(path):
-        return check_graph_file(path)
-    if is_uneven_plan(path):
-        return check_uneven_file(path)
+    plan = read_plan(path)
+    if plan.kind == "graph":
+        return check_graph_plan(plan)
+    if plan.kind == "uneven":
+        return check_uneven_plan(plan)
     return check_file(path, proof_budget_s=proof_budget_s)
 
 

@@ -24,7 +24,7 @@ from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import AnyPlan, GraphPlan, UnevenFile, plan_hash, read_any_plan
+from shardwise.plans import Plan, plan_hash, read_plan
 from shardwise.sim import read_trace, write_trace
 
 # Plans of operator graphs
@@ -114,10 +114,10 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     """
     if trace is not None:
         check_output_path("--trace", trace, inputs=(path, measured))
-    plan = read_any_plan(path)
+    plan = read_plan(path)
     steps = read_trace(measured)
     try:
-        found = compare_graph(plan, steps) if isinstance(plan, GraphPlan) else compare(plan, steps)
+        found = compare_graph(plan, steps) if plan.kind == "graph" else compare(plan, steps)
     except ConfigError as error:
         at_plan = error.key is not None and error.key.startswith(("best", "schedule", "step_time_s"))
         raise error.within(file=printable(path if at_plan else measured)) from None
@@ -135,7 +135,7 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     return Output(lines=_lines(plan, found), notes=notes, code=code)
 
 
-def _lines(plan: AnyPlan, found: Comparison) -> list[Line]:
+def _lines(plan: Plan, found: Comparison) -> list[Line]:
     rows: list[tuple[str, ...]] = [
         (
             stage_label(place, found.places),
@@ -148,9 +148,9 @@ def _lines(plan: AnyPlan, found: Comparison) -> list[Line]:
         for part in _PARTS
     ]
     rows += part_rows(found) if isinstance(found, GraphComparison) else _rows_within(found)
-    name, of = _plan_name(plan)
+    of = " · ".join(words.plan_facts(plan)[:-1])
     return [
-        row("compared", (f"{name} on {plan.cluster.name}", "value"), (f"   {of}", "")),
+        row("compared", (f"{plan.name} on {plan.cluster.name}", "value"), (f"   {of}", "")),
         row("step time", (words.seconds(found.predicted_s), "time"), (" predicted, ", ""),
             (words.seconds(found.measured_s), "time"), (f" measured ({found.error:+.1%})", "")),
         row("order", (found.order_violation or "every rank ran its actions as planned", "")),
@@ -158,18 +158,6 @@ def _lines(plan: AnyPlan, found: Comparison) -> list[Line]:
         *table(("", "part", "predicted", "measured", "ratio"), rows, left=2),
         *(operator_lines(found) if isinstance(found, GraphComparison) else ()),
     ]  # fmt: skip
-
-
-def _plan_name(plan: AnyPlan) -> tuple[str, str]:
-    """The name of the model or graph, and the plan in a few words."""
-    if isinstance(plan, GraphPlan):
-        of = f"mesh {plan.mesh.name}"
-        if plan.stages > 1:
-            of = f"{plan.stages} stages of {of}, {plan.microbatches:,} micro-batches"
-        return f"graph:{plan.graph.name}", of
-    if isinstance(plan, UnevenFile):
-        return plan.model.name, words.counted(len(plan.best.layout.pipelines), "pipeline")
-    return plan.model.name, words.degrees_text(plan.best.strategy)
 
 
 def _rows_within(found: Comparison) -> list[tuple[str, ...]]:
@@ -191,7 +179,7 @@ def _rows_within(found: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def _document(plan: AnyPlan, found: Comparison, trace: str | None) -> dict[str, object]:
+def _document(plan: Plan, found: Comparison, trace: str | None) -> dict[str, object]:
     def times(of: StageBreakdown) -> dict[str, object]:
         return asdict(of) | {"step_s": of.step_s}
 

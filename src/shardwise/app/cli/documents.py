@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from shardwise.app.cli.request import Request
@@ -12,16 +12,10 @@ from shardwise.model import Model, active_parameters, parameters
 from shardwise.plans import (
     Answer,
     Goodput,
-    MixedFigures,
     Plan,
     Result,
     StrategyFrontier,
-    UnevenAnswer,
-    UnevenFile,
     certificate_document,
-    document_hash,
-    layout_document,
-    plan_document,
     plan_hash,
     result_document,
     usd_per_billion_tokens,
@@ -37,19 +31,23 @@ def plan_answer(
     plan: Plan, answer: Answer, goodput: Goodput | None = None, *, not_run: Sequence[str] | None = None
 ) -> dict[str, object]:
     """`plan --json`; `goodput` is that of the best result, where it is shown; `not_run` lists the parts of
-    the best strategy that `shardwise train` does not support, None where it does not run on the devices."""
+    the best plan that `shardwise train` does not support, None where it does not run on the devices.
+    `best.strategy` is null if the best plan is uneven."""
+    uneven_gap = None if answer.mixed is None else answer.mixed.uneven_gap
+    if not answer.best.is_uniform:
+        uneven_gap = answer.certificate.gap
     return {
         "schema": "shardwise.plan-answer",
         "version": VERSION,
-        "plan_hash": document_hash(plan_document(plan)),
+        "plan_hash": plan_hash(plan),
         **question_document(plan.model, plan.cluster, plan.job),
         "objective": plan.objective,
         "target": plan.target or ANY,
-        "best": _result_with_cost(answer.best, plan.cluster, plan.job, answer.mixed),
+        "best": _result_with_cost(answer.best, plan.cluster, plan.job, answer),
         "runners_up": [
-            _result_with_cost(result, plan.cluster, plan.job, answer.mixed) for result in answer.runners_up
+            _result_with_cost(result, plan.cluster, plan.job, answer) for result in answer.runners_up
         ],
-        "devices_used": plan.cluster.devices,
+        "devices_used": plan.devices,
         **_parts(answer),
         "frontier": None if answer.frontier is None else _points(answer.frontier, answer.best),
         "frontier_certificate": (
@@ -59,13 +57,13 @@ def plan_answer(
         "not_run": None if not_run is None else list(not_run),
         "is_proven": answer.is_proven,
         "priced_as": list(plan.priced_as),
-        "uneven_gap": None if answer.mixed is None or plan.priced_as else answer.mixed.uneven_gap,
+        "uneven_gap": None if plan.priced_as else uneven_gap,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
     }
 
 
-def _parts(answer: Answer | UnevenAnswer) -> dict[str, object]:
+def _parts(answer: Answer) -> dict[str, object]:
     """Idle devices, the step time of all devices, and the parts of the cluster that were searched."""
     return {
         "idle": asdict(answer.idle),
@@ -73,74 +71,6 @@ def _parts(answer: Answer | UnevenAnswer) -> dict[str, object]:
         "parts": [asdict(part) for part in answer.parts],
         "pruned_parts": answer.pruned_parts,
         "unexplored_parts": answer.unexplored_parts,
-    }
-
-
-def uneven_answer(
-    plan: UnevenFile,
-    answer: UnevenAnswer,
-    request: Request,
-    goodput: Goodput | None = None,
-    *,
-    not_run: Sequence[str] | None,
-) -> dict[str, object]:
-    """`plan --json` where the best plan is uneven: the same keys; `best` has `uneven` and no `strategy`."""
-    best = answer.best
-    return {
-        "schema": "shardwise.plan-answer",
-        "version": VERSION,
-        "plan_hash": plan_hash(plan),
-        **question_document(request.model, request.cluster, request.job),
-        "objective": "time",
-        "target": plan.target or ANY,
-        "best": _uneven_result(answer, request),
-        "runners_up": [],
-        "devices_used": request.cluster.devices - best.idle_devices,
-        **_parts(answer),
-        "frontier": None,
-        "frontier_certificate": None,
-        "goodput": None if goodput is None else asdict(goodput),
-        "not_run": None if not_run is None else list(not_run),
-        "is_proven": answer.is_proven,
-        "priced_as": list(plan.priced_as),
-        "uneven_gap": None if plan.priced_as else answer.certificate.gap,
-        "is_interrupted": answer.is_interrupted,
-        "certificate": certificate_document(answer.certificate),
-    }
-
-
-def _uneven_result(answer: UnevenAnswer, request: Request) -> dict[str, object]:
-    best, mixed = answer.best, answer.mixed
-    peak = best.peak_memory
-    idle = f"left idle: {best.idle_devices} devices" if best.idle_devices else "all devices are used"
-    return {
-        "strategy": None,
-        "layout": layout_document(best.layout),
-        "uneven": {
-            "micro_batch_size": best.micro_batch_size,
-            "schedule": "1f1b",
-            "microbatches": list(best.microbatches),
-            "pipeline_s": list(best.pipeline_s),
-            "recompute": [list(stages) for stages in best.recompute],
-        },
-        "step_time_s": best.step_time_s,
-        "band_s": list(best.band_s),
-        "tokens_per_s_per_device": best.tokens_per_s_per_device,
-        "mfu": best.mfu,
-        "mfu_full_attention": best.mfu_full_attention,
-        "peak_memory_bytes": asdict(peak),
-        "breakdown": dict(best.breakdown),
-        "memory": {
-            "allocated": peak.allocated,
-            "fragmentation": peak.reserved - peak.allocated,
-            "context_and_communicators": peak.device - peak.reserved,
-            "tightest_rank": best.tightest_rank,
-        },
-        "evaluator": best.evaluator,
-        "usd_per_billion_tokens": usd_per_billion_tokens(request.cluster, request.job, best.step_time_s),
-        "uniform_step_time_s": mixed.uniform_step_time_s,
-        "fastest_class_step_time_s": mixed.fastest_class_step_time_s,
-        "why": idle,
     }
 
 
@@ -212,7 +142,7 @@ def _explained(plan: Plan, kind: str) -> dict[str, object]:
         "schema": "shardwise.explanation",
         "version": VERSION,
         "kind": kind,
-        "plan_hash": document_hash(plan_document(plan)),
+        "plan_hash": plan_hash(plan),
         "best": _result_with_cost(plan.best, plan.cluster, plan.job),
     }
 
@@ -257,32 +187,28 @@ def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, obj
 
 
 def _result_with_cost(
-    result: Result, cluster: Cluster, job: Job, mixed: MixedFigures | None = None
+    result: Result, cluster: Cluster, job: Job, answer: Answer | None = None
 ) -> dict[str, object]:
-    """A result with its cost, and the figures of mixed clusters."""
-    document: dict[str, object] = result_document(result)
-    document["usd_per_billion_tokens"] = usd_per_billion_tokens(cluster, job, result.step_time_s)
-    document |= _mixed_cluster_figures(cluster, mixed)
-    return document
-
-
-def _why_one_strategy(cluster: Cluster) -> str:
-    if cluster.is_uniform:
-        return "the cluster is not mixed"
-    return "one uniform strategy for all devices: uneven plans are searched for by time"
-
-
-def _mixed_cluster_figures(cluster: Cluster, mixed: MixedFigures | None) -> Mapping[str, object]:
-    if mixed is None:
-        return {
-            "uniform_step_time_s": None,
-            "fastest_class_step_time_s": None,
-            "why": _why_one_strategy(cluster),
-        }
-    idle = f"left idle: {', '.join(mixed.idle)}" if mixed.idle else "all devices are used"
-    idle += f"; {mixed.why_uniform}" if mixed.why_uniform else ""
+    """A result with its cost; with the step times that plans of mixed clusters are compared with, and what
+    stays idle, if it is one of an answer."""
+    mixed = None if answer is None else answer.mixed
     return {
-        "uniform_step_time_s": mixed.uniform_step_time_s,
-        "fastest_class_step_time_s": mixed.fastest_class_step_time_s,
-        "why": idle,
+        **result_document(result),
+        "usd_per_billion_tokens": usd_per_billion_tokens(cluster, job, result.step_time_s),
+        "uniform_step_time_s": None if mixed is None else mixed.uniform_step_time_s,
+        "fastest_class_step_time_s": None if mixed is None else mixed.fastest_class_step_time_s,
+        "why": _why(result, cluster, answer),
     }
+
+
+def _why(result: Result, cluster: Cluster, answer: Answer | None) -> str:
+    """Why the plan is uniform or uneven, and what stays idle."""
+    if answer is None or answer.mixed is None:
+        if cluster.is_uniform:
+            return "the cluster is not mixed"
+        return "one uniform strategy for all devices: uneven plans are searched for by time"
+    left = ", ".join(answer.mixed.idle)
+    if not result.is_uniform:
+        left = f"{answer.idle.devices} devices" if answer.idle.devices else ""
+    text = f"left idle: {left}" if left else "all devices are used"
+    return f"{text}; {answer.mixed.why_uniform}" if answer.mixed.why_uniform else text

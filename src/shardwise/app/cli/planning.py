@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from shardwise import search
 from shardwise.app.cli import card, documents, tables
-from shardwise.app.cli.card import uneven_card
 from shardwise.app.cli.output import INTERRUPTED, Output, progress
 from shardwise.app.cli.request import (
     MIXED_POOL_STAGES,
@@ -35,16 +34,13 @@ from shardwise.plans import (
     GOODPUT_FROM_DEVICES,
     Answer,
     Goodput,
+    PlanQuestion,
     Reliability,
     Result,
-    UnevenAnswer,
-    UnevenFile,
-    UnevenResult,
     Value,
     goodput_of,
     plan_of,
     write_plan,
-    write_uneven_plan,
 )
 from shardwise.schedule import MAX_ACTIONS, Schedule, generate
 from shardwise.strategy import (
@@ -165,19 +161,18 @@ def requested_target(name: str | None, request: Request) -> Target | None:
     return target
 
 
-def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] | None:
-    """The parts of this strategy or uneven plan that `shardwise train` does not support, as texts; None where
+def not_run(plan: Result, request: Request) -> tuple[str, ...] | None:
+    """The parts of this plan that `shardwise train` does not support, as texts; None where
     it does not run on these devices at all."""
     target = target_of(OWN_TARGET)
     if not target.runs_on(request.cluster.vendors):
         return None
     job = request.job
     target = target.for_job(request.model, job)
-    if isinstance(plan, Strategy):
-        found, dtypes = [str(refusal) for refusal in target.refusals(plan)], target.dtypes
+    if plan.is_uniform:
+        found, dtypes = [str(refusal) for refusal in target.refusals(plan.strategy)], target.dtypes
     else:
-        stages = [stage for pipeline in plan.layout.pipelines for stage in pipeline.stages]
-        is_beyond = any(stage.parts for stage in stages) and not target.runs_mixed_pool_stages
+        is_beyond = any(stage.parts for stage in plan.layout.stages) and not target.runs_mixed_pool_stages
         found, dtypes = ["stages on two pools"] if is_beyond else [], target.uneven_dtypes
     return (*found, *_unknown(target, dtypes, request))
 
@@ -281,18 +276,21 @@ def planned(
     except Infeasible:
         require_candidates(chosen, fixed, request)
         raise
-    name = None if target is None else target.name
-    if isinstance(answer, UnevenAnswer):
-        return _uneven_output(
-            answer, request, plan_options, target=name, save=save, is_json=is_json, reliability=reliability
-        )
     used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
     return _plan_output(
-        answer, used, request, plan_options, target=name, save=save, is_json=is_json, reliability=reliability
+        answer,
+        used,
+        request,
+        plan_options,
+        question,
+        target,
+        save=save,
+        is_json=is_json,
+        reliability=reliability,
     )
 
 
-def _search(question: search.Question, target: Target | None, *, by_pools: bool) -> Answer | UnevenAnswer:
+def _search(question: search.Question, target: Target | None, *, by_pools: bool) -> Answer:
     """The answer of the planner among the plans that the target runs."""
     with progress() as show:
         if by_pools:
@@ -321,56 +319,6 @@ def _check_uneven_options(plan_options: PlanOptions, target: Target | None, *, b
         )  # fmt: skip
 
 
-def _uneven_output(
-    answer: UnevenAnswer,
-    request: Request,
-    plan_options: PlanOptions,
-    *,
-    target: str | None,
-    save: str | None,
-    is_json: bool,
-    reliability: Reliability | None,
-) -> Output:
-    """Card or document of an uneven plan; writes the plan file too."""
-    notes, code = _exit_status(answer.is_interrupted)
-    goodput = _goodput_if_shown(answer.best, request, reliability)
-    plan = UnevenFile(
-        model=request.model,
-        cluster=request.cluster,
-        job=request.job,
-        best=answer.best,
-        certificate=answer.certificate,
-        mixed=answer.mixed,
-        target=target,
-    )
-    if save is not None:
-        notes.append(f"wrote {save} ({write_uneven_plan(save, plan)})")
-    unsupported = not_run(answer.best, request)
-    notes += train_warnings(unsupported, request, save) if target in (None, OWN_TARGET) else []
-    if is_json:
-        document = documents.uneven_answer(plan, answer, request, goodput, not_run=unsupported)
-        return Output(document=document, notes=notes, code=code)
-    command = " ".join(("shardwise plan", *question_arguments(request.options)))
-    command += f" --target {plan_options.target}" if plan_options.target is not None else ""
-    command += " --use-all" if plan_options.use_all else ""
-    command += f" --stage-dp {plan_options.stage_dp}" if plan_options.stage_dp > 1 else ""
-    rows = plan_options.mixed_stage_rows
-    command += f" {MIXED_POOL_STAGES} {rows}" if rows > 1 else ""
-    following = [f"{command} --save plan.yaml"] if save is None else []
-    file = shlex.quote(save) if save is not None else "plan.yaml"
-    following += [f"shardwise check {file}"] if save is not None else []
-    following.append(f"shardwise simulate {file} --trace plan.pftrace")
-    following += [f"shardwise train {file}"] if unsupported == () else []
-    lines = uneven_card(
-        answer,
-        model=request.model,
-        cluster=request.cluster,
-        job=request.job,
-        next_commands=following,
-    )
-    return Output(lines=lines, notes=notes, code=code)
-
-
 def _exit_status(is_interrupted: bool) -> tuple[list[str], int]:
     """A note where the search was interrupted, and the exit code."""
     if is_interrupted:
@@ -378,13 +326,28 @@ def _exit_status(is_interrupted: bool) -> tuple[list[str], int]:
     return [], 0
 
 
+def plan_question(question: search.Question, target: Target | None) -> PlanQuestion:
+    """The question as a plan holds it."""
+    return PlanQuestion(
+        objective=question.objective,
+        space=question.space,
+        fixed=question.fixed,
+        axes=question.axes,
+        target=None if target is None else target.name,
+        use_all=question.use_all,
+        stage_dp=question.stage_dp,
+        mixed_stage_rows=question.mixed_stage_rows,
+    )
+
+
 def _plan_output(
     answer: Answer,
     used: Request,
     request: Request,
     plan_options: PlanOptions,
+    question: search.Question,
+    target: Target | None,
     *,
-    target: str | None,
     save: str | None,
     is_json: bool,
     reliability: Reliability | None,
@@ -392,8 +355,9 @@ def _plan_output(
     """Card or document of an answer on the cluster of `used`; writes the plan file too."""
     goodput = _goodput_if_shown(answer.best, used, reliability)
     notes, code = _exit_status(answer.is_interrupted)
-    unsupported = not_run(answer.best.strategy, used)
-    notes += train_warnings(unsupported, used, save) if target in (None, OWN_TARGET) else []
+    name = None if target is None else target.name
+    unsupported = not_run(answer.best, used)
+    notes += train_warnings(unsupported, used, save) if name in (None, OWN_TARGET) else []
     if plan_options.objective != "time" and search.is_mixed(request.cluster):
         notes.append(
             f"shardwise: uneven plans are searched for objective time only; for {plan_options.objective} only"
@@ -405,9 +369,8 @@ def _plan_output(
             model=used.model,
             cluster=used.cluster,
             job=used.job,
-            schedule=schedule_of(answer.best.strategy, used.job),
-            objective=plan_options.objective,
-            target=target,
+            schedule=schedule_of(answer.best, used.job),
+            question=plan_question(question, target),
         )
         if save is not None:
             notes.append(f"wrote {save} ({write_plan(save, plan)})")
@@ -420,13 +383,13 @@ def _plan_output(
         cluster=used.cluster,
         job=used.job,
         of_devices=request.cluster.devices,
-        target=target,
+        target=name,
         goodput=goodput,
         next_commands=_after_plan(
             used,
             answer,
             plan_options,
-            target=target,
+            target=name,
             save=save,
             is_whole_cluster=used.cluster is request.cluster,
         ),
@@ -434,9 +397,7 @@ def _plan_output(
     return Output(lines=lines, notes=notes, code=code)
 
 
-def _goodput_if_shown(
-    best: Result | UnevenResult, request: Request, reliability: Reliability | None
-) -> Goodput | None:
+def _goodput_if_shown(best: Result, request: Request, reliability: Reliability | None) -> Goodput | None:
     if reliability is None and request.cluster.devices < GOODPUT_FROM_DEVICES:
         return None
     return goodput_of(best, request.cluster, reliability or Reliability())
@@ -478,8 +439,12 @@ def counted(options: JobOptions, *, space: str, fix: str, limits: Mapping[str, i
     return Output(lines=lines)
 
 
-def schedule_of(strategy: Strategy, job: Job) -> Schedule:
-    """The action table of one replica for a step. ConfigError where it is too long for a plan file."""
+def schedule_of(result: Result, job: Job) -> Schedule | None:
+    """The action table of one replica of a uniform strategy for a step, None if the stages are not alike.
+    ConfigError where it is too long for a plan file."""
+    if not result.is_uniform:
+        return None
+    strategy = result.strategy
     microbatches = job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
     per_microbatch = (3 if strategy.schedule in SPLIT_BACKWARDS else 2) * strategy.pp * strategy.vpp
     if microbatches * per_microbatch > MAX_ACTIONS:
@@ -527,6 +492,9 @@ def _after_plan(
         for word in (name, shlex.quote(value))
     ]
     chosen += ["--use-all"] if plan_options.use_all else []
+    chosen += [f"--stage-dp {plan_options.stage_dp}"] if plan_options.stage_dp > 1 else []
+    rows = plan_options.mixed_stage_rows
+    chosen += [f"{MIXED_POOL_STAGES} {rows}"] if rows > 1 else []
     commands = []
     if save is None:
         commands.append(" ".join(("shardwise plan", *question, *chosen, "--save plan.yaml")))
@@ -535,12 +503,12 @@ def _after_plan(
     commands.append(f"shardwise simulate {file} --trace plan.pftrace")
     if target in EXPORTS:
         commands.append(f"shardwise export {file} --to {target} --out run")
-    elif not_run(answer.best.strategy, request) == ():
+    elif not_run(answer.best, request) == ():
         is_here = target_of(OWN_TARGET).knows_devices(request.cluster.classes)
         commands.append(
             f"shardwise train {file}" if is_here else f"shardwise launch {file} --with slurm --print"
         )
-    if is_whole_cluster:
+    if is_whole_cluster and answer.best.is_uniform:
         text = _short_text(answer.best.strategy, request)
         commands.append(" ".join(("shardwise evaluate", *question, "--strategy", text)))
     return tuple(commands)

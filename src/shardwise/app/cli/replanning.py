@@ -39,17 +39,14 @@ from shardwise.plans import (
     Idle,
     MixedFigures,
     Plan,
+    PlanQuestion,
+    Result,
     TraceChoice,
-    UnevenAnswer,
-    UnevenFile,
-    UnevenResult,
-    is_uneven_plan,
+    idle_in,
     layout_document,
     plan_of,
     read_plan,
-    read_uneven_plan,
     write_plan,
-    write_uneven_plan,
 )
 from shardwise.replanning import (
     AllowedSpace,
@@ -98,22 +95,23 @@ def uniform_plan(
     model: Model,
     cluster: Cluster,
     job: Job,
-    space: str,
+    asked: PlanQuestion,
     priced_as: Sequence[str],
 ) -> tuple[Plan, Answer]:
-    """The plan and answer of a uniform arrangement with equal shares, estimated on its nodes. `priced_as` are
-    the approximations of events; with any, nothing is proven."""
+    """The plan and answer of a uniform arrangement with equal shares, estimated on its nodes. `asked` is the
+    question. `priced_as` are the approximations of events; with any, nothing is proven."""
     strategy, own = arrangement.strategy, on_nodes(found, cluster)
     fixed = asdict(strategy)
     question = search.Question(
-        model=model, cluster=own, job=job, space=space, fixed=fixed, use_all=True, top=0
+        model=model, cluster=own, job=job, space=asked.space, fixed=fixed, use_all=True, top=0
     )
     answer = search.plan(question)
     answer = replace(answer, certificate=_with_events(answer.certificate, priced_as))
-    plan = plan_of(answer, model=model, cluster=own, job=job, schedule=schedule_of(strategy, job))
+    plan = plan_of(answer, model=model, cluster=own, job=job, schedule=schedule_of(answer.best, job))
     nodes = [int(name[1:]) for name in found.nodes]
-    idle = search.idle_in(cluster, search.ranks_of_nodes(cluster, nodes))
-    return replace(plan, for_trace=found), replace(answer, idle=idle, all_devices_step_time_s=None)
+    idle = idle_in(cluster, search.ranks_of_nodes(cluster, nodes))
+    plan = replace(plan, question=asked, for_trace=found)
+    return plan, replace(answer, idle=idle, all_devices_step_time_s=None)
 
 
 def _with_events(certificate: Certificate, priced_as: Sequence[str]) -> Certificate:
@@ -126,10 +124,11 @@ def uneven_plan(
     arrangement: UnevenArrangement,
     found: TraceChoice,
     uniform: Arrangement | UnevenArrangement | None,
+    asked: PlanQuestion,
     priced_as: Sequence[str],
-) -> tuple[UnevenFile, UnevenAnswer]:
+) -> tuple[Plan, Answer]:
     """The plan and answer of an uneven arrangement, with the step time of a uniform one for comparison. The
-    certificate covers this plan only."""
+    certificate covers this plan only. `asked` is the question."""
     prices = planner.prices
     no_events = EventTrace(nodes=len(prices.cluster.nodes), events=())
     nominal = situation_of(NodeView(prices.cluster), Conditions.at_start(no_events))
@@ -142,8 +141,9 @@ def uneven_plan(
         space="uneven", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=step_s,
         lower_bound_s=step_s, gap=0.0, search_s=0.0, search_cpu_s=0.0, priced_as=own.priced_as,
     )  # fmt: skip
-    answer = UnevenAnswer(
+    answer = Answer(
         best=predicted.result,
+        runners_up=(),
         certificate=_with_events(certificate, priced_as),
         mixed=MixedFigures(
             uniform_step_time_s=None if uniform is None else planner.step_s(uniform, nominal),
@@ -152,16 +152,8 @@ def uneven_plan(
             idle=(),
         ),
     )
-    plan = UnevenFile(
-        model=prices.model,
-        cluster=own,
-        job=prices.job,
-        best=answer.best,
-        certificate=answer.certificate,
-        mixed=answer.mixed,
-        for_trace=found,
-    )
-    return plan, answer
+    plan = plan_of(answer, model=prices.model, cluster=own, job=prices.job, schedule=None, question=asked)
+    return replace(plan, for_trace=found), answer
 
 
 # The command
@@ -190,7 +182,8 @@ def replanned(
     `save`, decides among plans that a plan file can represent, and writes the decision there."""
     if save is not None:
         check_output_path("--save", save, inputs=(path, cluster, events))
-    plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
+    plan = read_plan(path)
+    plan.require_kind("uniform", "uneven")
     loaded = with_devices_of(plan.cluster, load_cluster(cluster, inter_node=inter_node))
     given = trace_for(events, loaded)
     trace, notes, priced_as = given.trace, given.notes, (*loaded.priced_as, *given.priced_as)
@@ -210,7 +203,7 @@ def replanned(
         else _planner_of_files(plan, loaded, costs, allowed_space),
         allowed_space=allowed_space,
     )
-    running = running_on(plan, loaded) if isinstance(plan, Plan) else uneven_running_on(plan, loaded)
+    running = running_on(plan, loaded) if plan.kind == "uniform" else uneven_running_on(plan, loaded)
     no_events = EventTrace(nodes=trace.nodes, events=())
     nominal = situation_of(view, Conditions.at_start(no_events), trace.sites)
     decision = None
@@ -225,7 +218,7 @@ def replanned(
         raise Infeasible(f"{error.message}{note}", reasons=error.reasons) from None
     notes = (*notes, *unreachable_lines("unreachable", situation.unreachable))
     if save is not None:
-        notes = (*notes, f"wrote {save} ({_written(save, decision, planner, given)})")
+        notes = (*notes, f"wrote {save} ({_written(save, decision, planner, given, plan.question)})")
     reason = _horizon_reason(decision, horizon_s, costs)
     if is_json:
         horizon = {"horizon_s": horizon_s, "used_horizon_s": decision.horizon_s, "horizon_reason": reason}
@@ -242,7 +235,7 @@ def _idle(arrangement: AnyArrangement, situation: Situation, cluster: Cluster) -
     """The idle devices of nodes that can be used."""
     used = set(search.ranks_of_nodes(cluster, [int(name[1:]) for name in arrangement.nodes]))
     cannot = [place for place in range(len(cluster.nodes)) if f"n{place}" not in situation.states]
-    return search.idle_in(cluster, used.union(search.ranks_of_nodes(cluster, cannot)))
+    return idle_in(cluster, used.union(search.ranks_of_nodes(cluster, cannot)))
 
 
 def _horizon_reason(decision: Decision[AnyArrangement], requested_s: float, costs: Costs) -> str | None:
@@ -255,16 +248,14 @@ def _horizon_reason(decision: Decision[AnyArrangement], requested_s: float, cost
     )
 
 
-def _planner_of_files(
-    plan: Plan | UnevenFile, cluster: Cluster, costs: Costs, allowed_space: AllowedSpace
-) -> Planner:
+def _planner_of_files(plan: Plan, cluster: Cluster, costs: Costs, allowed_space: AllowedSpace) -> Planner:
     """A planner of plans that a plan file can represent and, on devices that our own runtime knows, that it
     runs."""
     prices = Prices(plan.model, cluster, plan.job)
     target = target_of(OWN_TARGET).for_job(plan.model, plan.job)
     if not target.knows_devices(cluster.classes):
         return planner_of(prices, costs, can_run=_is_of_files, allowed_space=allowed_space)
-    offloads = isinstance(plan, Plan) and plan.best.strategy.offload != "none"
+    offloads = plan.kind == "uniform" and plan.best.strategy.offload != "none"
     return planner_of(
         prices,
         costs,
@@ -280,8 +271,14 @@ def _is_of_files(arrangement: Arrangement) -> bool:
     return not arrangement.is_rerouted and len(set(arrangement.microbatches)) == 1
 
 
-def _written(path: str, decision: Decision[AnyArrangement], planner: MixedPlanner, given: GivenEvents) -> str:
-    """Write the decision as a plan file; returns its hash."""
+def _written(
+    path: str,
+    decision: Decision[AnyArrangement],
+    planner: MixedPlanner,
+    given: GivenEvents,
+    asked: PlanQuestion,
+) -> str:
+    """Write the decision as a plan file; returns its hash. `asked` is the question of the running plan."""
     arrangement, prices = decision.arrangement, planner.prices
     found = TraceChoice(
         policy=DECISION,
@@ -297,10 +294,10 @@ def _written(path: str, decision: Decision[AnyArrangement], planner: MixedPlanne
         gap=None,
     )
     if isinstance(arrangement, UnevenArrangement):
-        return write_uneven_plan(path, uneven_plan(planner, arrangement, found, None, given.priced_as)[0])
+        return write_plan(path, uneven_plan(planner, arrangement, found, None, asked, given.priced_as)[0])
     job, cluster = prices.job, prices.cluster
     plan, _ = uniform_plan(
-        arrangement, found, model=prices.model, cluster=cluster, job=job, space="default",
+        arrangement, found, model=prices.model, cluster=cluster, job=job, asked=asked,
         priced_as=given.priced_as,
     )  # fmt: skip
     return write_plan(path, plan)
@@ -372,7 +369,7 @@ def uneven_document(arrangement: UnevenArrangement, cluster: Cluster, step_s: fl
     }
 
 
-def uneven_layout(result: UnevenResult) -> dict[str, object]:
+def uneven_layout(result: Result) -> dict[str, object]:
     """`uneven` of the answer."""
     return {
         "layout": layout_document(result.layout),
@@ -432,7 +429,7 @@ def _layers(strategy: Strategy, layers: int) -> tuple[int, ...]:
     return layer_counts(layers, stages, strategy.first_stage_layers, strategy.last_stage_layers)
 
 
-def _arrangement_lines(arrangement: Arrangement, plan: Plan | UnevenFile) -> Iterator[Line]:
+def _arrangement_lines(arrangement: Arrangement, plan: Plan) -> Iterator[Line]:
     strategy = arrangement.strategy
     yield row("plan", (words.degrees_text(strategy), ""))
     shares = sorted(set(arrangement.microbatches))
@@ -441,7 +438,7 @@ def _arrangement_lines(arrangement: Arrangement, plan: Plan | UnevenFile) -> Ite
         batch = f"micro-batch size {strategy.micro_batch_size}, {shares[0]:,} to {shares[-1]:,} micro-batches"
     yield row("", (f"{batch} · {strategy.schedule}", ""))
     layers = _layers(strategy, plan.model.layers)
-    before = _layers(plan.best.strategy, plan.model.layers) if isinstance(plan, Plan) else None
+    before = _layers(plan.best.strategy, plan.model.layers) if plan.kind == "uniform" else None
     if layers != before and strategy.pp > 1:
         yield row("layers", (" / ".join(map(str, layers)), ""), ("   per stage", "dim"))
     if arrangement.is_rerouted:
@@ -449,7 +446,7 @@ def _arrangement_lines(arrangement: Arrangement, plan: Plan | UnevenFile) -> Ite
         yield row("re-routed", (text, ""))
 
 
-def _card(decision: Decision[AnyArrangement], plan: Plan | UnevenFile, cluster: Cluster) -> list[Line]:
+def _card(decision: Decision[AnyArrangement], plan: Plan, cluster: Cluster) -> list[Line]:
     arrangement = decision.arrangement
     lines = [row("decision", (decision.decision, "value"))]
     if isinstance(arrangement, UnevenArrangement):

@@ -17,7 +17,7 @@ from shardwise.cluster import Cluster, EventTrace, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_text
 from shardwise.model import Model
-from shardwise.plans import Plan, is_uneven_plan, read_plan, read_uneven_plan
+from shardwise.plans import read_plan
 from shardwise.replanning import (
     ANY,
     KEEP,
@@ -127,8 +127,7 @@ def _is_plan(path: str) -> bool:
 
 def _subject(options: JobOptions) -> _Subject:
     """The subject: a plan file, which has its job, or a model, which needs the options of the job."""
-    is_uneven = os.path.isfile(options.model) and is_uneven_plan(options.model)
-    if is_uneven or _is_plan(options.model):
+    if _is_plan(options.model):
         job_arguments = {
             "--seq-len": options.seq_len,
             "--global-batch-size": options.global_batch_size,
@@ -139,10 +138,11 @@ def _subject(options: JobOptions) -> _Subject:
         for key, value in job_arguments.items():
             if value:
                 raise ConfigError("applies to models; a plan file has its own", key=key, found=str(value))
-        plan = read_uneven_plan(options.model) if is_uneven else read_plan(options.model)
+        plan = read_plan(options.model)
+        plan.require_kind("uniform", "uneven")
         named = load_cluster(options.cluster, inter_node=options.inter_node)
         cluster = with_devices_of(plan.cluster, named)
-        start = running_on(plan, cluster) if isinstance(plan, Plan) else uneven_running_on(plan, cluster)
+        start = running_on(plan, cluster) if plan.kind == "uniform" else uneven_running_on(plan, cluster)
         return _Subject(
             model=plan.model,
             cluster=cluster,

@@ -38,7 +38,7 @@ from shardwise.app.cli.request import (
     load_request,
 )
 from shardwise.errors import ConfigError
-from shardwise.plans import TRACE_POLICIES, Reliability, TraceChoice, write_plan, write_uneven_plan
+from shardwise.plans import TRACE_POLICIES, PlanQuestion, Reliability, TraceChoice, write_plan
 from shardwise.replanning import (
     AllowedSpace,
     AnyArrangement,
@@ -97,18 +97,24 @@ def planned(
     picks = picks_for_trace(planner, trace, allowed_space)
     found = _record(picks, policy, given, is_proven=not (request.cluster.priced_as or given.priced_as))
     arrangement = picks.pick(policy).arrangement
-    name = None if target is None else target.name
+    asked = PlanQuestion(
+        space=chosen.base,
+        fixed=fixed,
+        axes=chosen.axes,
+        target=None if target is None else target.name,
+        stage_dp=plan_options.stage_dp,
+        events=trace_source(given.given),
+    )
     if isinstance(arrangement, UnevenArrangement):
         uniform = [pick.arrangement for pick in picks.uniform if pick.policy == policy]
         uneven, answer = uneven_plan(
-            planner, arrangement, found, uniform[0] if uniform else None, given.priced_as
+            planner, arrangement, found, uniform[0] if uniform else None, asked, given.priced_as
         )
-        uneven = replace(uneven, target=name)
-        written = None if save is None else write_uneven_plan(save, uneven)
+        written = None if save is None else write_plan(save, uneven)
         on = replace(request, cluster=uneven.cluster)
         # The gap is that of the trace, not of this plan alone.
         unsupported = not_run(answer.best, on)
-        uneven_document = documents.uneven_answer(uneven, answer, on, not_run=unsupported)
+        uneven_document = documents.plan_answer(uneven, answer, not_run=unsupported)
         document = {**uneven_document, "is_proven": False, "uneven_gap": None}
         lines = [
             *card.question_lines(request.model, uneven.cluster, request.job),
@@ -123,13 +129,12 @@ def planned(
             model=request.model,
             cluster=request.cluster,
             job=request.job,
-            space=chosen.base,
+            asked=asked,
             priced_as=given.priced_as,
         )
-        plan = replace(plan, target=name)
         written = None if save is None else write_plan(save, plan)
         on = replace(request, cluster=plan.cluster)
-        unsupported = not_run(plan.best.strategy, on)
+        unsupported = not_run(plan.best, on)
         document = documents.plan_answer(plan, proven, not_run=unsupported)
         lines = card.result_card(proven.best, model=plan.model, cluster=plan.cluster, job=plan.job)
     notes = [*given.notes, *unreachable_lines("unreachable for some time", picks.unreachable)]

@@ -35,7 +35,7 @@ from shardwise.app.cli.training_run import (
 )
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import AnyPlan, GraphPlan, Plan, plan_hash, read_any_plan
+from shardwise.plans import Plan, plan_hash, read_plan
 from shardwise.sim import Span, Trace, write_trace
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def check_files(arguments: TrainArguments) -> None:
 
 def prepared(arguments: TrainArguments) -> Prepared:
     """The requested run, validated. ConfigError where it cannot start."""
-    plan = read_any_plan(arguments.path)
+    plan = read_plan(arguments.path)
     from shardwise.runtime import (
         TrainOptions,
         check_options,
@@ -195,14 +195,14 @@ def prepared(arguments: TrainArguments) -> Prepared:
     )
     _check_runs(plan)
     check_options(plan, is_adaptive=arguments.adaptive, is_traced=arguments.trace is not None)
-    if arguments.adaptive and isinstance(plan, Plan):
+    if arguments.adaptive:
         options = replace(options, advisor=advisor_for(plan))
     if arguments.resume and arguments.weights is not None:
         raise ConfigError(
             "cannot be combined with --resume: the checkpoint has its own weights", key="--weights",
             found=arguments.weights, allowed="--resume alone, or --weights with a new --checkpoint",
         )  # fmt: skip
-    if not isinstance(plan, GraphPlan) and (arguments.weights is not None or arguments.export is not None):
+    if plan.kind != "graph" and (arguments.weights is not None or arguments.export is not None):
         check_weight_names(plan.model)
     if arguments.export is not None and arguments.checkpoint is None:
         raise ConfigError("requires --checkpoint", key="--export", found=arguments.export)
@@ -221,22 +221,13 @@ def prepared(arguments: TrainArguments) -> Prepared:
     return Prepared(TrainingRun(arguments=arguments, plan=plan), options)
 
 
-def _check_runs(plan: AnyPlan) -> None:
+def _check_runs(plan: Plan) -> None:
     """ConfigError where the runtime does not run `plan`."""
-    from shardwise.runtime import (
-        check_computable,
-        check_graph_runnable,
-        check_runnable,
-        check_uneven_runnable,
-    )
+    from shardwise.runtime import check_computable, check_runnable
 
-    if isinstance(plan, Plan):
-        check_runnable(plan)
-    elif isinstance(plan, GraphPlan):
-        check_graph_runnable(plan)
+    check_runnable(plan)
+    if plan.kind == "graph":
         check_computable(plan.graph)
-    else:
-        check_uneven_runnable(plan)
 
 
 def refused(error: ConfigError, run: TrainingRun, options: TrainOptions) -> list[str]:

@@ -18,7 +18,7 @@ from shardwise.app.cli.output import print_notes, progress
 from shardwise.errors import ConfigError
 from shardwise.graph import step_flop
 from shardwise.inputs import printable
-from shardwise.plans import AnyPlan, GraphPlan, Plan
+from shardwise.plans import Plan
 from shardwise.search import plan_of_strategy, shortest_text
 from shardwise.units import format_bytes, format_rate
 
@@ -42,32 +42,32 @@ class TrainedWorkload:
         return f"{self.per_step / step_s:,.{self.decimals}f} {self.unit}/s"
 
 
-def workload_of(plan: AnyPlan) -> TrainedWorkload:
+def workload_of(plan: Plan) -> TrainedWorkload:
     """The workload of `plan`."""
-    if isinstance(plan, GraphPlan):
+    if plan.kind == "graph":
         return TrainedWorkload(
-            name=f"graph:{plan.graph.name}", unit="samples", per_step=plan.graph.batch, decimals=1,
+            name=plan.name, unit="samples", per_step=plan.graph.batch, decimals=1,
             peak_s=step_flop(plan.graph) / _peak_flop_per_s(plan),
         )  # fmt: skip
     best, job = plan.best, plan.job
     return TrainedWorkload(
-        name=plan.model.name, unit="tokens", per_step=job.global_batch_size * job.seq_len, decimals=0,
-        peak_s=best.mfu * best.step_time_s,
+        name=plan.name, unit="tokens", per_step=job.global_batch_size * job.seq_len, decimals=0,
+        peak_s=(best.mfu or 0.0) * best.step_time_s,
     )  # fmt: skip
 
 
-def plan_label(plan: AnyPlan) -> tuple[str, str] | None:
+def plan_label(plan: Plan) -> tuple[str, str] | None:
     """Label and short text of a plan; None for a graph plan."""
-    if isinstance(plan, GraphPlan):
+    if plan.kind == "graph":
         return None
-    if isinstance(plan, Plan):
+    if plan.kind == "uniform":
         return "strategy", words.degrees_text(plan.best.strategy)
     pipelines = words.counted(len(plan.best.layout.pipelines), "pipeline")
     shares = " + ".join(map(str, plan.best.microbatches))
     return "plan", f"uneven: {pipelines}, {shares} micro-batches"
 
 
-def _peak_flop_per_s(plan: GraphPlan) -> float:
+def _peak_flop_per_s(plan: Plan) -> float:
     """The peak FLOP/s of all devices of the plan."""
     classes = plan.cluster.classes
     return sum(
@@ -102,7 +102,7 @@ class TrainingRun:
     """The records of a run so far."""
 
     arguments: TrainArguments
-    plan: AnyPlan
+    plan: Plan
     records: list[StepRecord] = field(default_factory=list)
     workload: TrainedWorkload = field(init=False)
 
@@ -149,10 +149,10 @@ class TrainingRun:
         steps = zip(self.records, self.records[1:], strict=False)
         return [before.step for before, after in steps if before.strategy != after.strategy]
 
-    def last_plan(self) -> AnyPlan:
+    def last_plan(self) -> Plan:
         """The plan of the last step: after a change, that of the new strategy."""
         plan, strategy = self.plan, self.records[-1].strategy
-        if not isinstance(plan, Plan) or strategy is None or strategy == plan.best.strategy:
+        if plan.kind != "uniform" or strategy is None or strategy == plan.best.strategy:
             return plan
         return plan_of_strategy(plan.model, plan.cluster, plan.job, strategy)
 
@@ -170,7 +170,7 @@ class TrainingRun:
             f"{workload.unit}_per_s": workload.per_step / record.step_time_s,
             "mfu": workload.peak_s / record.step_time_s,
         }
-        if isinstance(plan, Plan) and record.strategy is not None and self.arguments.adaptive:
+        if plan.kind == "uniform" and record.strategy is not None and self.arguments.adaptive:
             document["strategy"] = shortest_text(plan.model, plan.cluster, plan.job, record.strategy)
             document["change"] = None if record.change is None else asdict(record.change)
         return json.dumps(document) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from shardwise.plans import Layout, Result, UnevenResult
+from shardwise.plans import Layout, Plan, Result
 from shardwise.strategy import AXES, FIELDS, Job, Strategy, even_ends
 
 GIB = 2.0**30
@@ -219,6 +219,29 @@ def wrapped(words: Sequence[str], separator: str, width: int) -> list[str]:
     return lines
 
 
-def tokens_per_s(result: Result | UnevenResult, devices: int) -> float:
-    """Tokens per second of the whole cluster."""
-    return result.tokens_per_s_per_device * devices
+def tokens_per_s(result: Result, devices: int) -> float:
+    """Tokens per second of the whole cluster; 0 where samples have no tokens."""
+    return (result.tokens_per_s_per_device or 0.0) * devices
+
+
+def plan_facts(plan: Plan) -> list[str]:
+    """A plan in a few words: how it divides the work, its schedule and micro-batches, and its step time."""
+    return [*_division(plan), f"step {seconds(plan.step_time_s)}"]
+
+
+def _division(plan: Plan) -> list[str]:
+    if plan.kind == "uniform":
+        texts = (
+            degrees_text(plan.strategy),
+            schedule_text(plan.strategy),
+            batch_text(plan.strategy, plan.job),
+        )
+        return [text for text in texts if text]
+    best = plan.best
+    if plan.kind == "uneven":
+        many = counted(len(best.layout.pipelines), "pipeline")
+        return [many, best.layout.schedule, microbatches_text(best.micro_batch_size, plan.microbatches)]
+    if plan.stages == 1:
+        return [f"mesh {plan.mesh.name}"]
+    return [f"{plan.stages} stages of mesh {plan.mesh.name}", best.layout.schedule,
+            f"{plan.microbatches:,} micro-batches"]  # fmt: skip

@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, loss_weight, samples_dim, scaled
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime.devices import COMPUTE
 from shardwise.runtime.gradients import StepResult
 from shardwise.runtime.graphs.interpreter import GraphStage, Interpreter
@@ -37,7 +37,7 @@ class GraphTrainingJob:
 
     def __init__(
         self,
-        plan: GraphPlan,
+        plan: Plan,
         values: Mapping[str, Tensor],
         *,
         matrices: frozenset[str],
@@ -52,7 +52,7 @@ class GraphTrainingJob:
         self._dtype = None if plan.job.dtype == "fp32" else COMPUTE[plan.job.dtype]
         self.grid = ProcessMesh(plan.mesh.ranks, meshes=plan.stages)
         of_one = scaled(plan.graph, plan.graph.batch // plan.microbatches)
-        program = program_of(of_one, plan.layout, self.grid, settings)
+        program = program_of(of_one, plan.operators, self.grid, settings)
         self._stages: list[GraphProgram] = [program.part(first, end) for first, end in _spans(plan)]
         own = self._stages[self.grid.mesh]
         placed = {name: values[name].to(device_type) for name in own.parameters}
@@ -65,7 +65,7 @@ class GraphTrainingJob:
             trains_before=any(part.parameters for part in self._stages[: self.grid.mesh]),
             device=device_type,
         )
-        schedule = plan.layout.schedule if isinstance(plan.layout, StagedLayout) else "1f1b"
+        schedule = plan.operators.schedule if isinstance(plan.operators, StagedLayout) else "1f1b"
         table = generate(schedule, pp=plan.stages, microbatches=plan.microbatches, vpp=1)
         self._row = lower(table, unshard=False).ranks[self.grid.mesh]
         owned = [(param.owned, param.name in matrices) for param in self.store.values()]
@@ -181,15 +181,15 @@ class GraphTrainingJob:
         return batch
 
 
-def _spans(plan: GraphPlan) -> Sequence[tuple[int, int]]:
+def _spans(plan: Plan) -> Sequence[tuple[int, int]]:
     """The first block of each stage, and the block after its last."""
-    layout = plan.layout
+    layout = plan.operators
     return layout.spans if isinstance(layout, StagedLayout) else ((0, len(layout.blocks)),)
 
 
 def graph_training_job(
     module: nn.Module,
-    plan: GraphPlan,
+    plan: Plan,
     inputs: Sequence[Any] | Mapping[str, Any] | None,
     *,
     device_type: str,
@@ -225,7 +225,7 @@ def graph_training_job(
 
 def _captured_job(
     module: nn.Module,
-    plan: GraphPlan,
+    plan: Plan,
     inputs: Sequence[Any] | Mapping[str, Any] | None,
     *,
     device_type: str,

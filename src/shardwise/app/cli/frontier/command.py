@@ -48,7 +48,7 @@ from shardwise.app.plot import check_plot_file, write_plot
 from shardwise.cluster import Cluster, pools_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.inputs import printable, short_repr
-from shardwise.plans import GraphPlan, Value, write_file, write_graph_plan, write_plan
+from shardwise.plans import Value, write_file, write_plan
 from shardwise.search import (
     MODES,
     MOST_UNITED,
@@ -102,16 +102,13 @@ def save(
         curve = found.curve_of(point)
         name = f"devices-{point.devices}-point-{number:0{digits}}.yaml"
         try:
-            plan = subject.plan(curve, curve.points.index(point))
+            plan = subject.plan(curve, curve.points.index(point), epsilon=found.epsilon)
         except ConfigError:
             names.append(None)
             continue
         path = os.path.join(folder, name)
         check_output_path("--save", path, inputs=inputs)
-        if isinstance(plan, GraphPlan):
-            write_graph_plan(path, plan)
-        else:
-            write_plan(path, plan)
+        write_plan(path, plan)
         names.append(name)
     index = os.path.join(folder, INDEX)
     check_output_path("--save", index, inputs=inputs)

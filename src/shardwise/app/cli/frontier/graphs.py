@@ -16,7 +16,6 @@ from typing import Any
 
 from shardwise.app.cli import words
 from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
-from shardwise.app.cli.checking import estimate_of
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.request import (
     DTYPES,
@@ -28,7 +27,7 @@ from shardwise.app.cli.request import (
     measured_cluster,
     measured_software,
 )
-from shardwise.cluster import Cluster, mesh_of
+from shardwise.cluster import Cluster
 from shardwise.cost import Training
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (  # fmt: skip
@@ -50,7 +49,7 @@ from shardwise.graph import (  # fmt: skip
 )
 from shardwise.inputs import printable, read_mapping, short_repr
 from shardwise.model import catalogue_names
-from shardwise.plans import GraphJob, GraphPlan
+from shardwise.plans import Plan, PlanQuestion
 from shardwise.search import (
     Curve,
     GraphCurve,
@@ -60,7 +59,9 @@ from shardwise.search import (
     StagedCurve,
     StagedCurves,
     best_dtype,
+    graph_result,
 )
+from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
 
 # Layouts as text
@@ -366,33 +367,29 @@ class GraphSubject:
         for line in words.wrapped(self._request.cluster.assumptions, " · ", WIDTH - LABEL):
             yield row("", (line, "dim"))
 
-    def plan(self, curve: Curve[GraphLayout], place: int) -> GraphPlan:
+    def plan(self, curve: Curve[GraphLayout], place: int, *, epsilon: float) -> Plan:
         own, point, request = _graph_curve(curve), curve.points[place], self._request
         cluster = curve.part
-        mesh = mesh_of(cluster, point.layout.ranks)
-        estimate = estimate_of(request.graph, cluster, request.training, mesh, point.layout)
+        best = graph_result(request.graph, cluster, request.training, point.layout)
         for unit, found, estimated in (
-            ("s", point.time_s, estimate.time_s),
-            ("B", point.memory_bytes, estimate.memory_bytes),
+            ("s", point.time_s, best.step_time_s),
+            ("B", point.memory_bytes, best.peak_memory.device),
         ):
             if not isclose(estimated, found, rel_tol=ESTIMATE_TOLERANCE):
                 raise InternalError(f"a point of {found!r} {unit} has a layout of {estimated!r} {unit}")
-        return GraphPlan(
-            graph=request.graph,
+        return Plan(
+            network=request.graph,
             cluster=cluster,
-            job=GraphJob(
+            job=Job(
+                seq_len=request.graph.seq_len or 1,
+                global_batch_size=request.graph.batch,
                 dtype=request.training.dtype,
                 optimizer=request.training.optimizer,
                 memory_margin=request.memory_margin,
                 profile=request.training.profile,
             ),
-            mesh=mesh,
-            layout=point.layout,
-            step_time_s=estimate.time_s,
-            device_bytes=estimate.memory_bytes,
-            at_once_bytes=estimate.at_once_bytes,
-            seconds=estimate.seconds,
-            nbytes=estimate.nbytes,
+            question=PlanQuestion(epsilon=epsilon, use_all=self._curves.choice.uses_all),
+            best=best,
             epsilon=own.epsilon,
             idle=self._curves.idle_of(cluster),
         )

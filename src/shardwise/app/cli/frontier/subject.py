@@ -13,10 +13,10 @@ from typing import Protocol, TypeVar
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.planning import schedule_of
+from shardwise.app.cli.planning import plan_question, schedule_of
 from shardwise.app.cli.request import Request
 from shardwise.errors import InternalError
-from shardwise.plans import GraphPlan, Plan, plan_of
+from shardwise.plans import Plan, plan_of
 from shardwise.search import Curve, CurveSource, Point, Question, StrategyCurve, StrategyCurves, answer_at
 from shardwise.strategy import Strategy
 from shardwise.units import format_seconds
@@ -81,8 +81,9 @@ class Subject(Protocol[LayoutT]):
         """The certificate and the assumptions as lines of a card."""
         ...
 
-    def plan(self, curve: Curve[LayoutT], place: int) -> Plan | GraphPlan:
-        """The plan of a point. ConfigError where a plan file cannot represent it."""
+    def plan(self, curve: Curve[LayoutT], place: int, *, epsilon: float) -> Plan:
+        """The plan of a point of a frontier that was asked for to `epsilon`. ConfigError where a plan file
+        cannot represent it."""
         ...
 
 
@@ -173,7 +174,7 @@ class StrategySubject:
             self._request.cluster, self._request.job, self._curves.evaluator, self._question.space
         )
 
-    def plan(self, curve: Curve[Strategy], place: int) -> Plan:
+    def plan(self, curve: Curve[Strategy], place: int, *, epsilon: float) -> Plan:
         """The fastest plan within the memory of the point."""
         question, answer = answer_at(_strategy_curve(curve), place)
         return plan_of(
@@ -181,7 +182,8 @@ class StrategySubject:
             model=question.model,
             cluster=question.cluster,
             job=question.job,
-            schedule=schedule_of(answer.best.strategy, question.job),
+            schedule=schedule_of(answer.best, question.job),
+            question=plan_question(question, None),
         )
 
 

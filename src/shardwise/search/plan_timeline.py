@@ -1,4 +1,8 @@
-"""The timeline of one step of a graph plan, as the cost model predicts it, and its trace."""
+"""The timeline of one step of a plan, as the cost model predicts it (`plan_timelines`), and its trace.
+
+Each pipeline is the table of its schedule with the durations of its stages, run by `sim`. Only the estimate
+of a stage depends on the kind of plan.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,22 @@ from math import isclose
 from shardwise.cost import Charge, LayoutEstimate, Training, estimate_layout, estimate_pipeline
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
-from shardwise.plans import GraphPlan
-from shardwise.schedule import Schedule, generate
-from shardwise.search.staged import SCHEDULE
+from shardwise.plans import Plan
+from shardwise.schedule import Schedule
+from shardwise.search.answer import stage_activation_bytes, step_durations
+from shardwise.search.hetero.record_costs import predict_record
 from shardwise.sim import (
     BLOCKS,
     COMPUTE,
     DATA_PARALLEL,
     OPERATORS,
     TRAFFIC,
+    Arrow,
     Durations,
     Span,
     Timeline,
     Trace,
+    activation_bytes,
     simulate,
     task_graph,
     trace_of,
@@ -36,43 +43,85 @@ operator has them."""
 _END = ("gradients", "norm", "optimizer", "gathers", "host")
 """Parts after the last backward pass of a stage, in order."""
 
-
 _ACTION = re.compile(r"\d+([FB])(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphTimeline:
-    """The actions of a step over time, and the estimate of each stage, which includes the work after the last
-    action (`end_s`). A graph without stages is one stage whose single micro-batch is the batch."""
+class PipelineTimeline:
+    """The actions of a step of one pipeline over time, a row per stage.
+
+    `end_s` are the seconds after the last action (gradient norm, optimizer, host), and `ranks` the global
+    ranks of each stage. `estimates` has the estimate of each stage of an operator graph, which includes the work after the last action."""
 
     schedule: Schedule
     timeline: Timeline
-    stages: tuple[LayoutEstimate, ...]
+    end_s: float
+    ranks: tuple[tuple[int, ...], ...]
+    estimates: tuple[LayoutEstimate, ...] = ()
 
 
-def graph_timeline(plan: GraphPlan) -> GraphTimeline:
-    """The step of `plan`, estimated again from its layout.
+def plan_timelines(plan: Plan) -> tuple[PipelineTimeline, ...]:
+    """One step of each pipeline of `plan`, estimated again.
 
-    Raises ConfigError if the estimate differs from the step time in the plan.
+    Raises ConfigError if the plan is not one of its cluster, or if this version estimates it otherwise.
     """
+    stages_of = {"uniform": _uniform, "uneven": _uneven, "graph": _graph}[plan.kind]
+    known: dict[tuple[int, int], Timeline] = {}
+    found = []
+    for pipeline, schedule, (durations, end_s, estimates) in zip(
+        plan.best.layout.pipelines, plan.schedules, stages_of(plan), strict=True
+    ):
+        key = id(durations), schedule.microbatches  # equal pipelines have one estimate
+        if key not in known:
+            known[key] = simulate(task_graph(schedule, durations))
+        found.append(
+            PipelineTimeline(
+                schedule=schedule,
+                timeline=known[key],
+                end_s=end_s,
+                ranks=tuple(stage.rank_numbers for stage in pipeline.stages),
+                estimates=estimates,
+            )
+        )
+    return tuple(found)
+
+
+_Estimate = tuple[Durations, float, tuple[LayoutEstimate, ...]]
+"""The durations of the stages of a pipeline, the seconds after its last action, and the estimates of the
+stages of an operator graph."""
+
+
+def _uniform(plan: Plan) -> list[_Estimate]:
+    schedule, durations = step_durations(plan.model, plan.cluster, plan.job, plan.strategy)
+    if schedule != plan.schedule:
+        raise ConfigError("is not the schedule of the strategy", key="schedule")
+    return [(durations, plan.step_time_s - simulate(task_graph(schedule, durations)).makespan_s, ())]
+
+
+def _uneven(plan: Plan) -> list[_Estimate]:
+    found = predict_record(plan.model, plan.cluster, plan.job, plan.best)
+    if found.faults:
+        raise ConfigError("is not a plan of its cluster", key="best", found=found.faults[0])
+    return [(times.durations, times.end_s, ()) for times in found.pipelines]
+
+
+def _graph(plan: Plan) -> list[_Estimate]:
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
     given = (plan.graph, plan.cluster, training, plan.mesh)
+    layout = plan.operators
     stages: tuple[LayoutEstimate, ...]
     hops_s: tuple[float, ...] = ()
-    name = SCHEDULE
-    if isinstance(plan.layout, StagedLayout):
-        pipeline = estimate_pipeline(*given, plan.layout)
+    if isinstance(layout, StagedLayout):
+        pipeline = estimate_pipeline(*given, layout)
         stages, hops_s, step_s = pipeline.stages, pipeline.hops_s, pipeline.time_s
-        name = plan.layout.schedule
     else:
-        estimate = estimate_layout(*given, plan.layout)
+        estimate = estimate_layout(*given, layout)
         stages, step_s = (estimate,), estimate.time_s
     if not isclose(step_s, plan.step_time_s, rel_tol=1e-9):
         raise ConfigError(
-            "is not what this version of shardwise predicts for the layout", key="step_time_s",
+            "is not what this version of shardwise predicts for the layout", key="best.step_time_s",
             found=repr(plan.step_time_s), allowed=repr(step_s),
         )  # fmt: skip
-    schedule = generate(name, pp=len(stages), microbatches=plan.microbatches, vpp=1)
     durations = Durations.of(
         stages=len(stages),
         forward_s=[stage.forward_s for stage in stages],
@@ -80,17 +129,36 @@ def graph_timeline(plan: GraphPlan) -> GraphTimeline:
         hop_forward_s=hops_s,
         hop_backward_s=hops_s,
     )
-    return GraphTimeline(schedule=schedule, timeline=simulate(task_graph(schedule, durations)), stages=stages)
+    return [(durations, max(stage.end_s for stage in stages), stages)]
 
 
-def graph_trace(graph: OpGraph, found: GraphTimeline) -> Trace:
+def plan_trace(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Trace:
+    """One trace of all pipelines. A stage appears as its first rank; that of a uniform strategy, which is
+    equal on all ranks of a pipeline rank, as the number of the pipeline rank, with its saved activations; that
+    of an operator graph as its number, with its blocks and operators."""
+    if plan.kind == "uniform":
+        nbytes = stage_activation_bytes(plan.model, plan.cluster, plan.job, plan.strategy)
+        (only,) = pipelines
+        return trace_of(only.timeline, activations=activation_bytes(only.schedule, only.timeline, nbytes))
+    if plan.kind == "graph":
+        return graph_trace(plan.graph, pipelines[0])
+    spans: list[Span] = []
+    arrows: list[Arrow] = []
+    for pipeline in pipelines:
+        own = trace_of(pipeline.timeline)
+        arrows += [Arrow(one.source + len(spans), one.target + len(spans)) for one in own.arrows]
+        spans += [replace(span, rank=pipeline.ranks[span.rank][0]) for span in own.spans]
+    return Trace(spans=tuple(spans), arrows=tuple(arrows))
+
+
+def graph_trace(graph: OpGraph, found: PipelineTimeline) -> Trace:
     """The spans of a step, one rank per stage: actions, the passes of blocks and operators within them with
     their communication, and the work after the last action. Communication comes first in the pass of an
     operator."""
     whole = trace_of(found.timeline)
     labels = block_labels(graph)
     spans = list(whole.spans)
-    for stage, estimate in enumerate(found.stages):
+    for stage, estimate in enumerate(found.estimates):
         actions = [span for span in whole.spans if span.rank == stage and span.track == COMPUTE]
         for action in actions:
             spans += _pass_spans(labels, action, estimate.charges)
