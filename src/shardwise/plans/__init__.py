@@ -18,7 +18,7 @@ from shardwise.plans.goodput import (
     usd_per_billion_tokens,
     usd_per_step,
 )
-from shardwise.plans.plan import KIND_TEXTS, Plan, PlanKind, PlanQuestion, RunnerUp, plan_of
+from shardwise.plans.plan import KIND_TEXTS, Plan, PlanKind, PlanQuestion, RunnerUp, plan_of, schedule_of
 from shardwise.plans.plan_file import read_plan, write_plan
 from shardwise.plans.record import (
     DECISION,
@@ -87,6 +87,7 @@ __all__ = [
     "plan_of",
     "read_plan",
     "result_document",
+    "schedule_of",
     "usd_per_billion_tokens",
     "usd_per_step",
     "write_file",
