@@ -73,7 +73,9 @@ def verified(document: Mapping[str, object], path: str) -> Mapping[str, object]:
     """The document of a plan file at `path`, of the newest version. Raises ConfigError if it is no plan file,
     is of a newer version, or has changed since it was written."""
     fields = Fields(document, file=path)
-    schema = fields.choice("schema", (SCHEMA, *SCHEMAS_OF_VERSION_1))
+    schema = document.get("schema")
+    if schema not in (SCHEMA, *SCHEMAS_OF_VERSION_1):
+        raise fields.error("schema", "is not a plan file", found=short_repr(schema), allowed=SCHEMA)
     version, newest = fields.integer("version", low=1, high=10**9), VERSION if schema == SCHEMA else 1
     if version > newest:
         raise fields.error(
@@ -214,17 +216,17 @@ def _model(fields: Fields) -> Model:
         model = model_from_config(config, name=name)
     except ConfigError as error:
         raise error.within(file=fields.file, key="model.config") from None
+    for key, count in (("parameters", parameters(model)), ("active_parameters", active_parameters(model))):
+        if fields.integer(key) != count:
+            raise fields.error(
+                key, "is not what the config has", found=short_repr(fields.any(key)), allowed=str(count)
+            )
     if fields.text("family") != model.family:
         raise fields.error(
             "family", "is not that of the config", found=fields.text("family"), allowed=model.family
         )
     if fields.any("layers") != plain_mapping(layers_document(model)):
         raise fields.error("layers", "are not those of the config", found="other operators or sizes")
-    for key, count in (("parameters", parameters(model)), ("active_parameters", active_parameters(model))):
-        if fields.integer(key) != count:
-            raise fields.error(
-                key, "is not what the config has", found=short_repr(fields.any(key)), allowed=str(count)
-            )
     fields.finish()
     return model
 

@@ -164,7 +164,7 @@ def test_devices_are_those_that_the_plan_was_made_for(run: Any, saved: str, tmp_
     )
     answer = search.plan(question)
     path = str(tmp_path / "slow.yaml")
-    schedule = schedule_of(answer.best.strategy, plan.job)
+    schedule = schedule_of(answer.best, plan.job)
     write_plan(
         path, plan_of(answer, model=plan.model, cluster=question.cluster, job=plan.job, schedule=schedule)
     )

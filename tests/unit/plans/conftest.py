@@ -31,12 +31,18 @@ def plan() -> Plan:
             dp=2,
             layers=(1, 1, 1),
             share=1.0,
+            recompute=strategy.recompute,
         )
         for index in range(4)
     )
     best = Result(
-        strategy=strategy,
-        layout=Layout(pipelines=(Pipeline(stages=stages),)),
+        fields=strategy,
+        layout=Layout(
+            schedule="interleaved_1f1b",
+            pipelines=(
+                Pipeline(stages=stages, micro_batch_size=1, microbatches=8, rows=16, makespan_s=0.1 + 0.2),
+            ),
+        ),
         step_time_s=0.1 + 0.2,
         band_s=(0.25, 1 / 3),
         tokens_per_s_per_device=16 * 1024 / 0.3 / 16,
