@@ -19,7 +19,7 @@ from shardwise.plans.goodput import (
     usd_per_step,
 )
 from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp, plan_of
-from shardwise.plans.plan_file import read_plan, write_plan
+from shardwise.plans.plan_file import is_plan_file, read_plan, write_plan
 from shardwise.plans.record import (
     DECISION,
     NO_IDLE_DEVICES,
@@ -79,6 +79,7 @@ __all__ = [
     "document_hash",
     "goodput_of",
     "idle_in",
+    "is_plan_file",
     "layout_document",
     "plan_document",
     "plan_hash",

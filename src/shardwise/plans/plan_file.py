@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from math import isclose
 from typing import Any, cast, get_args
@@ -13,7 +14,7 @@ from typing import Any, cast, get_args
 from shardwise.cluster import Cluster, cluster_from_record, mesh_of
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import GraphLayout, OpGraph, layout_from_record, parse_graph, staged_from_record
-from shardwise.inputs import Fields, dumps, read_mapping, short_repr
+from shardwise.inputs import Fields, dumps, read_bytes, read_mapping, short_repr
 from shardwise.model import Model, active_parameters, model_from_config, parameters
 from shardwise.plans.atomic_write import Files, write_file
 from shardwise.plans.documents import SCHEMA, VERSION, document_hash, plain_mapping, plan_document
@@ -116,6 +117,16 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     path = os.fspath(path)
     document = read_mapping(path, max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
     return _plan(Fields(verified(document, path), file=path), path)
+
+
+_SCHEMA_LINE = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?(\S+?)["\s,]')
+
+
+def is_plan_file(path: str | os.PathLike[str]) -> bool:
+    """Whether the file at `path` begins with the schema of a plan, of any version. Raises ConfigError if it
+    cannot be read."""
+    found = _SCHEMA_LINE.match(read_bytes(os.fspath(path), max_bytes=MAX_PLAN_BYTES)[:4096])
+    return found is not None and found[2].decode(errors="replace") in (SCHEMA, *SCHEMAS_OF_VERSION_1)
 
 
 def check_ledger(certificate: Certificate) -> None:

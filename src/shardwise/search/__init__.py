@@ -30,6 +30,7 @@ from shardwise.search.explanation import (
     Binding,
     Explanation,
     PlanComparison,
+    ResultDifference,
     explained,
     what_if,
     why_not,
@@ -48,6 +49,7 @@ from shardwise.search.hetero import (
     relayout,
     spread_stages,
 )
+from shardwise.search.overview import Baseline, PlanOverview, StageShare, computing_s, overview_of
 from shardwise.search.plan_timeline import TRAFFIC_PARTS, PipelineTimeline, plan_timelines, plan_trace
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.result import band_of
@@ -73,6 +75,7 @@ __all__ = [
     "UNEVEN_GAP",
     "Alternative",
     "Axis",
+    "Baseline",
     "Binding",
     "BranchAndBound",
     "Curve",
@@ -87,11 +90,14 @@ __all__ = [
     "PipelineFigures",
     "PipelineTimeline",
     "PlanComparison",
+    "PlanOverview",
     "Point",
     "Question",
     "RecordCostModel",
     "Reference",
+    "ResultDifference",
     "SpaceChoice",
+    "StageShare",
     "StagedCurve",
     "StagedCurves",
     "StepFigures",
@@ -105,6 +111,7 @@ __all__ = [
     "best_dtype",
     "best_uneven",
     "chosen",
+    "computing_s",
     "curves_for",
     "default_job",
     "estimate_of",
@@ -112,6 +119,7 @@ __all__ = [
     "explained",
     "graph_result",
     "is_mixed",
+    "overview_of",
     "parts_within",
     "pipeline_figures",
     "pipelines_s",

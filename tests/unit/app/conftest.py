@@ -171,5 +171,6 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> Planner:
     """Replaces the search by a `Planner`."""
     planner = Planner()
     for name in ("plan", "evaluate", "default_job", "step_durations"):
-        monkeypatch.setattr(f"shardwise.search.{name}", getattr(planner, name), raising=False)
+        where = "plan_timeline." if name == "step_durations" else ""
+        monkeypatch.setattr(f"shardwise.search.{where}{name}", getattr(planner, name))
     return planner

@@ -262,7 +262,8 @@ def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> Non
 )
 def test_a_plan_with_wrong_values_is_detected(run: Any, saved: str, change: Any, wrong: str) -> None:
     plan = read_plan(saved)
-    write_plan(saved, replace(plan, best=change(plan.best)))
+    best = change(plan.best)
+    write_plan(saved, replace(plan, best=best, certificate=replace(plan.proof, best_s=best.step_time_s)))
     checked = run("check", saved, "--json")
     assert checked.code == 4
     verdicts = {check["name"]: check["ok"] for check in json.loads(checked.out)["checks"]}

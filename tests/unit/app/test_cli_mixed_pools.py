@@ -14,7 +14,7 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.inputs import read_mapping
 from shardwise.model import load_model
-from shardwise.plans import Layout, Result, StagePart, read_plan, write_plan
+from shardwise.plans import Layout, Result, StagePart, plan_of, read_plan, write_plan
 from shardwise.search import Question, plan_mixed_cluster
 from shardwise.search.question import default_job
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from shardwise.plans import read_plan
-from shardwise.plans.plan_file import write_plan
+from shardwise.plans import Plan, read_plan, write_plan
 from shardwise.strategy import MEGATRON_2024, newest_target, target_of
 
 if TYPE_CHECKING:
