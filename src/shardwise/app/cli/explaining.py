@@ -140,7 +140,7 @@ def _totals(explanation: Explanation) -> Iterator[Line]:
     for text, count in outcomes.items():
         share = count / total
         yield row("", (f"{text:<36}{count:>26,}", ""), (f"{words.percent(share):>9}  ", "dim"),
-                  (words.bar(share, 14), "time"))  # fmt: skip
+                  (words.bar(share, 12), "time"))  # fmt: skip
 
 
 def _blocks(explanation: Explanation, best: Strategy) -> Iterator[Line]:
