@@ -18,7 +18,7 @@ from shardwise.plans.goodput import (
     usd_per_billion_tokens,
     usd_per_step,
 )
-from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp, plan_of
+from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp, plan_of, schedule_of
 from shardwise.plans.plan_file import is_plan_file, read_plan, write_plan
 from shardwise.plans.record import (
     DECISION,
@@ -86,6 +86,7 @@ __all__ = [
     "plan_of",
     "read_plan",
     "result_document",
+    "schedule_of",
     "usd_per_billion_tokens",
     "usd_per_step",
     "write_file",

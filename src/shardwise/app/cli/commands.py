@@ -462,6 +462,9 @@ def evaluate(
     optimizer: OptimizerName = "adamw",
     memory_margin: Margin = "0.05",
     expert_imbalance: Imbalance = "1.1",
+    save: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the plan file.", show_default=False)
+    ] = None,
     is_json: IsJson = False,
 ) -> Output:
     """Estimate step time and memory of one strategy for MODEL."""
@@ -479,7 +482,7 @@ def evaluate(
         memory_margin=memory_margin,
         expert_imbalance=expert_imbalance,
     )
-    return planning.evaluated(options, strategy=strategy, is_json=is_json)
+    return planning.evaluated(options, strategy=strategy, save=save, is_json=is_json)
 
 
 app.command()(frontier)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from shardwise.app.cli.request import Request
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plans import (
@@ -20,6 +19,7 @@ from shardwise.plans import (
     result_document,
     usd_per_billion_tokens,
 )
+from shardwise.questions import Request
 from shardwise.search import Explanation, PlanComparison, PlanOverview, ResultDifference
 from shardwise.strategy import ANY, Job
 from shardwise.verification import PipelineCount, SpaceCount
@@ -86,13 +86,13 @@ def _points(frontier: StrategyFrontier, best: Result) -> list[dict[str, object]]
     ]
 
 
-def evaluation(request: Request, result: Result) -> dict[str, object]:
+def evaluation(plan: Plan) -> dict[str, object]:
     """`evaluate --json`."""
     return {
         "schema": "shardwise.evaluation",
         "version": VERSION,
-        **question_document(request.model, request.cluster, request.job),
-        "result": _result_with_cost(result, request.cluster, request.job),
+        **question_document(plan.model, plan.cluster, plan.job),
+        "result": _result_with_cost(plan.best, plan.cluster, plan.job),
     }
 
 
