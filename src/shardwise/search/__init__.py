@@ -38,6 +38,7 @@ from shardwise.search.explanation import (
     why_not,
 )
 from shardwise.search.graph_curves import GraphCurve, GraphCurves, StagedCurve, StagedCurves
+from shardwise.search.graph_pipeline import PipelineEstimate, estimate_pipeline
 from shardwise.search.graph_timeline import TRAFFIC_PARTS, GraphTimeline, graph_timeline, graph_trace
 from shardwise.search.hetero import (
     UNEVEN_GAP,
@@ -87,6 +88,7 @@ __all__ = [
     "LedgerEntry",
     "MeshChoice",
     "PartChoice",
+    "PipelineEstimate",
     "PipelineFigures",
     "PlanComparison",
     "Point",
@@ -109,6 +111,7 @@ __all__ = [
     "chosen",
     "curves_for",
     "default_job",
+    "estimate_pipeline",
     "evaluate",
     "explained",
     "graph_timeline",

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isclose
 
-from shardwise.cost import Charge, LayoutEstimate, Training, estimate_layout, estimate_pipeline
+from shardwise.cost import Charge, LayoutEstimate, Training, estimate_layout
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
 from shardwise.plans import GraphPlan
 from shardwise.schedule import Schedule, generate
+from shardwise.search.graph_pipeline import estimate_pipeline
 from shardwise.search.staged import SCHEDULE
 from shardwise.sim import (
     BLOCKS,

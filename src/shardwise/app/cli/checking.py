@@ -1,7 +1,7 @@
 """The command `check`: verifies a plan file and prints one line per check.
 
 Plans of uniform strategies go to the independent checker (`shardwise.verification`). `check_graph_file`
-estimates the layout of a graph plan from its names, with code that shares nothing with the search.
+estimates the layout of a graph plan again from its names, with the costs of the search.
 `check_uneven_file` estimates an uneven plan stage by stage and simulates its schedule.
 """
 
@@ -14,7 +14,7 @@ from math import isqrt
 
 from shardwise.app.cli.output import Line, Output
 from shardwise.cluster import Cluster, Mesh, pools_of
-from shardwise.cost import LayoutEstimate, PipelineEstimate, Training, estimate_layout, estimate_pipeline
+from shardwise.cost import LayoutEstimate, Training, estimate_layout
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout
 from shardwise.plans import (
     UnevenFile,
@@ -26,7 +26,13 @@ from shardwise.plans import (
     read_uneven_plan,
     uneven_plan_document,
 )
-from shardwise.search import RecordCostModel, predict_record, predicted_result
+from shardwise.search import (
+    PipelineEstimate,
+    RecordCostModel,
+    estimate_pipeline,
+    predict_record,
+    predicted_result,
+)
 from shardwise.verification import (
     PROOF_BUDGET_S,
     REASON_EFFORT,
@@ -50,8 +56,8 @@ from shardwise.verification import (
 
 
 def check_graph_file(path: str) -> Verdict:
-    """The verdict on the graph plan at `path`, by the estimate of a single layout, which shares no code with
-    the search (docs/concepts/pareto-search.md). Optimality is not proven again: that check stays open.
+    """The verdict on the graph plan at `path`, by the estimate of its layout from the names in the file
+    (docs/concepts/pareto-search.md). Optimality is not proven again: that check stays open.
 
     ConfigError for a file that is no such plan, was altered, or has a layout that its graph and mesh do not
     allow.

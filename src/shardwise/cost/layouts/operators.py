@@ -23,6 +23,8 @@ from shardwise.cost.layouts.redistribute import (
     gradient_placements,
     group_sizes,
     local_elements,
+    redistribute_s,
+    redistribution_elements,
     value_placements,
 )
 from shardwise.cost.operators import (
@@ -80,7 +82,7 @@ class OperatorLayouts:
         return np.asarray(self.extent(tuple(self.op.dims)) / float(prod(self.op.dims.values())))
 
 
-def operator_layouts_of(op: OpNode, ranks: tuple[int, ...]) -> OperatorLayouts:
+def every_rule(op: OpNode, ranks: tuple[int, ...]) -> tuple[tuple[ShardingRule, ...], ...]:
     """Every legal combination of one rule of `op` per axis; along an axis of one rank, only the plain
     rule.
     """
@@ -90,6 +92,13 @@ def operator_layouts_of(op: OpNode, ranks: tuple[int, ...]) -> OperatorLayouts:
     found = tuple(combined for combined in product(*among) if allows(op, combined, ranks))
     if not found:
         raise InternalError(f"operator {op.name} has no layout")
+    return found
+
+
+def operator_layouts_of(
+    op: OpNode, ranks: tuple[int, ...], found: tuple[tuple[ShardingRule, ...], ...]
+) -> OperatorLayouts:
+    """The layouts of `op` with these rules per axis."""
     sizes = [local_sizes(op, combined, ranks) for combined in found]
 
     def placed(of: list[list[int]]) -> Integers:
@@ -468,6 +477,11 @@ def edge_of(
 
     `value_bytes` and `gradient_bytes` are per element. Gradients cost nothing unless `needs_gradient`.
     """
+    if len(start) == len(end) == 1:
+        return _one_edge(
+            context, shape, start, end, needs_gradient=needs_gradient,
+            value_bytes=value_bytes, gradient_bytes=gradient_bytes,
+        )  # fmt: skip
     values = context.redistributions(shape, value_bytes)
     gradients = context.redistributions(shape, gradient_bytes)
     a, b = (values.table.find(value_placements(each)) for each in (start, end))
@@ -483,6 +497,37 @@ def edge_of(
     return Edge(forward_s, backward_s, is_same, start_bytes, end_bytes, copies)
 
 
+def _one_edge(
+    context: CostContext,
+    shape: tuple[int, ...],
+    start: Integers,
+    end: Integers,
+    *,
+    needs_gradient: bool,
+    value_bytes: float,
+    gradient_bytes: float,
+) -> Edge:
+    """The same for one pair of placements (1, axes), without a table of all pairs."""
+    ways = [(value_placements(start), value_placements(end), value_bytes)]
+    if needs_gradient:
+        ways.append((gradient_placements(end), gradient_placements(start), gradient_bytes))
+    seconds, copies = [np.zeros(1)] * 2, [np.zeros(1)] * 2
+    for way, (there, then, element_bytes) in enumerate(ways):
+        if (there != then).any():
+            seconds[way] = redistribute_s(context.fabric, context.mesh, shape, element_bytes, there, then)
+            copies[way] = redistribution_elements(shape, context.ranks, there, then) * element_bytes
+    (a, b, _), *_ = ways
+    sizes = [local_elements(shape, context.ranks, each)[:, None] * value_bytes for each in (a, b)]
+    return Edge(
+        forward_s=seconds[0][:, None],
+        backward_s=seconds[1][:, None],
+        is_same=(a == b).all(axis=-1)[:, None],
+        start_bytes=sizes[0],
+        end_bytes=sizes[1],
+        copies_bytes=np.max(copies, axis=0)[:, None],
+    )
+
+
 def edge_costs(
     context: CostContext, edge: Edge, reader: OperatorCosts | None, *, is_repeated: bool
 ) -> CostColumns:
@@ -493,14 +538,17 @@ def edge_costs(
     """
     columns = CostColumns(peak_bytes=edge.copies_bytes)
     if reader is None or reader.overlap == (0.0, 0.0):
-        columns.forward(edge.forward_s)
-        columns.blocked(edge.backward_s + (edge.forward_s if is_repeated else 0.0))
+        columns.forward(edge.forward_s, "conversions")
+        columns.blocked(edge.backward_s, "conversions")
+        if is_repeated:
+            columns.blocked(edge.forward_s, "recomputation")
         return columns
     inputs = float(len(reader.choices.op.inputs))
     forward_s, backward_s = reader.times.forward_s[None] / inputs, reader.times.backward_s[None] / inputs
     there = context.exposed_and_hidden_s(edge.forward_s, forward_s, reader.overlap[0])
-    columns.forward(there[0])
-    columns.hidden_backward(*context.exposed_and_hidden_s(edge.backward_s, backward_s, reader.overlap[1]))
+    columns.forward(there[0], "conversions")
+    back = context.exposed_and_hidden_s(edge.backward_s, backward_s, reader.overlap[1])
+    columns.hidden_backward(back, "conversions")
     if is_repeated:
-        columns.hidden_backward(*there)
+        columns.hidden_backward(there, "recomputation")
     return columns
