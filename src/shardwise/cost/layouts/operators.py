@@ -28,13 +28,11 @@ from shardwise.cost.layouts.redistribute import (
     value_placements,
 )
 from shardwise.cost.operators import (
-    FUSED_BACKWARD_WORK,
-    SOFTMAX_BACKWARD_PASSES,
-    SOFTMAX_FORWARD_PASSES,
     UNFUSED_SCORE_BYTES,
-    cast_s,
+    fused_attention_s,
+    matmul_times,
     moved_s,
-    product_s,
+    unfused_attention_s,
 )
 from shardwise.equations import compute
 from shardwise.errors import InternalError
@@ -230,25 +228,12 @@ def _extent(choices: OperatorLayouts, work: KernelWork, dims: tuple[str, ...]) -
 
 def _matmul(context: CostContext, choices: OperatorLayouts, work: KernelWork, needs: Needs) -> Times:
     m, n, k = (_extent(choices, work, dims) for dims in (work.m, work.n, work.k))
-    batch = _extent(choices, work, work.batch)
-    is_batched = bool(work.batch)
-
-    def product(rows: Values, columns: Values, inner: Values) -> Any:
-        keys = rows if is_batched else None
-        return product_s(context.machine, batch * rows, columns, inner, keys)
-
-    def cast(elements: Values) -> Any:
-        return 0.0 if is_batched else cast_s(context.machine, elements)
-
-    forward_s = product(m, n, k) + cast(m * k)
-    backward_s = 0.0 * forward_s
-    if needs.left:
-        backward_s = backward_s + product(m, k, n) + cast(m * n)
-    if needs.right:
-        parts = _sum_parts(context, k, n, m) if work.splits_sums else 1.0
-        backward_s = backward_s + product(k * parts, n, m / parts)
+    batch = _extent(choices, work, work.batch) if work.batch else None
+    parts = _sum_parts(context, k, n, m) if work.splits_sums else 1.0
+    times = matmul_times(context.machine, m, n, k, batch=batch, parts=parts)
     steps = _steps(choices, work)
-    return Times(steps * forward_s, steps * backward_s)
+    backward_s = float(needs.left) * times.input_s + float(needs.right) * times.weight_s
+    return Times(steps * times.forward_s, steps * backward_s)
 
 
 SPLIT_SUM = 1024.0
@@ -282,29 +267,15 @@ def _memory(context: CostContext, choices: OperatorLayouts, work: KernelWork) ->
 def _attention(context: CostContext, choices: OperatorLayouts, work: KernelWork) -> Times:
     if context.attention is None:
         return _unfused(context, choices, work)
-    machine, curve = context.machine, context.attention
     queries = choices.extent(work.batch) * choices.extent(work.m)
     keys, width, values = (choices.extent(dims) for dims in (work.n, work.k, work.v))
     window = keys if work.window is None else np.minimum(float(work.window), keys)
     met = compute.keys_per_query(keys, window, 0.5 if work.causal else 1.0)
     flop = compute.attention_work(queries, met, 1.0, width, values)
-    saturated = compute.saturation(keys, curve.seq_half)
     op = choices.op
-    nbytes = sum((choices.extent(operand.dims) for operand in op.inputs), choices.extent(op.output))
-    nbytes = nbytes * context.activation_bytes
-    forward_s, backward_s = (
-        machine.efficiency.launch_s
-        + compute.roofline_s(
-            scale * flop,
-            passes * nbytes,
-            machine.other_flop_per_s * fraction * saturated,
-            context.stream_bytes_per_s,
-        )
-        for scale, passes, fraction in (
-            (1.0, 1.0, curve.forward_fraction), (FUSED_BACKWARD_WORK, 2.0, curve.backward_fraction),
-        )
-    )  # fmt: skip
-    return Times(forward_s, backward_s)
+    elements = sum((choices.extent(operand.dims) for operand in op.inputs), choices.extent(op.output))
+    nbytes = elements * context.activation_bytes
+    return Times(*fused_attention_s(context.machine, context.attention, flop, nbytes, keys))
 
 
 def scores_of(choices: OperatorLayouts, work: KernelWork) -> Values:
@@ -315,14 +286,9 @@ def scores_of(choices: OperatorLayouts, work: KernelWork) -> Values:
 def _unfused(context: CostContext, choices: OperatorLayouts, work: KernelWork) -> Times:
     queries, batch = choices.extent(work.m), choices.extent(work.batch)
     keys, width, values = (choices.extent(dims) for dims in (work.n, work.k, work.v))
-    pass_bytes = scores_of(choices, work) * (context.activation_bytes * context.profile.pointwise_passes)
-    score_s = product_s(context.machine, batch * queries, keys, width, queries)
-    value_s = product_s(context.machine, batch * queries, values, keys, queries)
-    forward_s, backward_s = (
-        moved_s(context.machine, passes * pass_bytes)
-        for passes in (SOFTMAX_FORWARD_PASSES, SOFTMAX_BACKWARD_PASSES)
+    return Times(
+        *unfused_attention_s(context.machine, context.profile, batch * queries, queries, keys, width, values)
     )
-    return Times(score_s + value_s + forward_s, 2.0 * (score_s + value_s) + backward_s)
 
 
 def _given(
