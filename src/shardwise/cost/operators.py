@@ -126,7 +126,7 @@ def product_s(problem: Machine, m: Any, n: Any, k: Any, keys: Any = None) -> Any
         compute.matmul_work(m, n, k),
         moved_bytes,
         (problem.matmul_flop_per_s if keys is None else problem.other_flop_per_s) * achieved,
-        problem.memory_bytes_per_s * efficiency.memory.fraction,
+        problem.stream_bytes_per_s,
     )
 
 
@@ -178,7 +178,7 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
                 k_half=efficiency.matmul.k_half, fraction=efficiency.grouped_matmul.fraction,
                 tokens_half=efficiency.grouped_matmul.tokens_half,
             ),
-            problem.memory_bytes_per_s * efficiency.memory.fraction,
+            problem.stream_bytes_per_s,
         )
         for inner in (k, n, rows / local)
     )  # fmt: skip
@@ -203,7 +203,7 @@ def fused_attention_s(
             scale * work,
             passes * moved_bytes,
             machine.other_flop_per_s * fraction * saturated,
-            machine.memory_bytes_per_s * efficiency.memory.fraction,
+            machine.stream_bytes_per_s,
         )
         for scale, passes, fraction in (
             (1.0, 1.0, curve.forward_fraction),

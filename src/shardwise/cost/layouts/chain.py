@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log2
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -227,7 +226,7 @@ def fixed_costs(context: CostContext) -> FixedCosts:
     axes = sum(size > 1 for size in (*context.ranks, context.counts.stages))
     return FixedCosts(
         host_s=context.profile.host_step_s,
-        norm_s=2.0 * log2(devices) * context.fabric.alphas_s[-1],
+        norm_s=float(context.fabric.number_s(devices)),
         context_bytes=efficiency.context_bytes + (1.0 + axes) * efficiency.communicator_bytes,
         buffer_bytes=context.counts.buffer_bytes,
     )

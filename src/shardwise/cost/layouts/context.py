@@ -49,7 +49,7 @@ class CostContext:
     @property
     def stream_bytes_per_s(self) -> float:
         """Achieved memory bandwidth of a long sequential pass."""
-        return self.machine.memory_bytes_per_s * self.machine.efficiency.memory.fraction
+        return self.machine.stream_bytes_per_s
 
     def redistributions(self, shape: tuple[int, ...], element_bytes: float) -> Redistributions:
         """The redistributions of a tensor, computed once per shape and element size."""

@@ -22,11 +22,8 @@ from shardwise.cost.layouts.redistribute import (
     redistribute_s,
     value_placements,
 )
-from shardwise.cost.sharding import PREFETCHED_LAYERS, update_bytes
+from shardwise.cost.sharding import PREFETCHED_LAYERS, norm_passes_s, update_s
 from shardwise.graph import REPLICATE, REPLICATE_SHARD_STATES, REPLICATE_SUM_GRAD, shard
-
-NORM_PASSES = 3.0
-"""Passes over the gradients for their norm and clipping: two reads and a write."""
 
 
 def storage_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> PlacementTable:
@@ -48,15 +45,8 @@ def storage_costs(context: CostContext, table: PlacementTable) -> CostColumns:
     columns.hold(whole * recipe.weight_bytes, "parameters")
     columns.hold(whole * recipe.gradient_bytes, "gradients")
     columns.hold(owned * (recipe.master_bytes + optimizer.state_bytes), "optimizer")
-    moved_bytes = update_bytes(context.machine) + NORM_PASSES * recipe.gradient_bytes
-    # Newton-Schulz works on the smaller side of a matrix; vectors are updated element by element.
-    width = float(min(table.shape)) if len(table.shape) > 1 else 0.0
-    speed = context.machine.matmul_flop_per_s * context.machine.efficiency.matmul.peak_fraction
-    columns.once(
-        owned * moved_bytes / context.stream_bytes_per_s
-        + owned * optimizer.work_flop_per_hidden * width / speed,
-        "optimizer",
-    )
+    width = float(min(table.shape)) if len(table.shape) > 1 else 0.0  # vectors are updated element by element
+    columns.once(update_s(context.machine, owned, width) + norm_passes_s(context.machine, owned), "optimizer")
     return columns
 
 
