@@ -36,6 +36,7 @@ from shardwise.search.explanation import (
     why_not,
 )
 from shardwise.search.graph_curves import GraphCurve, GraphCurves, StagedCurve, StagedCurves
+from shardwise.search.graph_pipeline import PipelineEstimate, estimate_pipeline
 from shardwise.search.graph_result import estimate_of, graph_result
 from shardwise.search.hetero import (
     UNEVEN_GAP,
@@ -87,6 +88,7 @@ __all__ = [
     "LedgerEntry",
     "MeshChoice",
     "PartChoice",
+    "PipelineEstimate",
     "PipelineFigures",
     "PipelineTimeline",
     "PlanComparison",
@@ -115,6 +117,7 @@ __all__ = [
     "curves_for",
     "default_job",
     "estimate_of",
+    "estimate_pipeline",
     "evaluate",
     "explained",
     "graph_result",

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 from tests.property.layout_instances import chain, mlp
+from tests.reference.one_layout import estimate_layout
 from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
 from tests.unit.graph.texts import with_value
 
 from shardwise.app.cli.frontier.graphs import GraphRequest, GraphSubject
 from shardwise.cluster import load_cluster, mesh_of, part_of
-from shardwise.cost import Training, estimate_layout
+from shardwise.cost import Training
 from shardwise.errors import InternalError
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping

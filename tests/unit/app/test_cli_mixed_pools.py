@@ -38,7 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     job = default_job(model, cluster, seq_len=4096, global_batch_size=8)
     found = plan_mixed_cluster(Question(model=model, cluster=cluster, job=job, mixed_stage_rows=4))
     assert not found.best.is_uniform
-    plan = plan_of(found, model=model, cluster=cluster, job=job, schedule=None)
+    plan = plan_of(found, model=model, cluster=cluster, job=job)
     path = str(tmp_path_factory.mktemp("plans") / "plan.yaml")
     write_plan(path, plan)
     return path

@@ -7,7 +7,6 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.plans import Answer, Certificate, Layout, PeakMemory, Pipeline, Plan, Result, Stage, plan_of
-from shardwise.schedule import generate
 from shardwise.strategy import Job, complete
 
 
@@ -67,5 +66,4 @@ def plan() -> Plan:
         search_cpu_s=0.02,
     )
     answer = Answer(best=best, runners_up=(best,), certificate=certificate)
-    schedule = generate("interleaved_1f1b", pp=4, microbatches=8, vpp=3)
-    return plan_of(answer, model=model, cluster=cluster, job=job, schedule=schedule)
+    return plan_of(answer, model=model, cluster=cluster, job=job)
