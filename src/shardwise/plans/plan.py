@@ -119,23 +119,26 @@ class Plan:
     def require_kind(self, *kinds: PlanKind, key: str = "plan") -> None:
         """Raises ConfigError that names `key` unless the plan is of one of `kinds`."""
         if self.kind not in kinds:
-            raise ConfigError(
-                f"is not supported for {KIND_TEXTS[self.kind]}", key=key, found=KIND_TEXTS[self.kind],
-                allowed=" or ".join(KIND_TEXTS[kind] for kind in kinds),
-            )  # fmt: skip
+            raise self._wrong_kind(kinds, key=key)
+
+    def _wrong_kind(self, kinds: tuple[PlanKind, ...], *, key: str) -> ConfigError:
+        return ConfigError(
+            f"is not supported for {KIND_TEXTS[self.kind]}", key=key, found=KIND_TEXTS[self.kind],
+            allowed=" or ".join(KIND_TEXTS[kind] for kind in kinds),
+        )  # fmt: skip
 
     @property
     def model(self) -> Model:
         """The model. Raises ConfigError for the plan of an operator graph."""
-        self.require_kind("uniform", "uneven")
-        assert isinstance(self.network, Model)
+        if isinstance(self.network, OpGraph):
+            raise self._wrong_kind(("uniform", "uneven"), key="plan")
         return self.network
 
     @property
     def graph(self) -> OpGraph:
         """The operator graph. Raises ConfigError for the plan of a model."""
-        self.require_kind("graph")
-        assert isinstance(self.network, OpGraph)
+        if not isinstance(self.network, OpGraph):
+            raise self._wrong_kind(("graph",), key="plan")
         return self.network
 
     @property

@@ -151,7 +151,9 @@ def compare(
     measured: Annotated[
         str,
         typer.Argument(
-            metavar="MEASURED", help="Trace in JSON, from `train --trace FILE`.", show_default=False
+            metavar="OTHER",
+            help="Another plan file, or a trace in JSON, from `train --trace FILE`.",
+            show_default=False,
         ),
     ],
     trace: Annotated[
@@ -164,7 +166,7 @@ def compare(
     ] = None,
     is_json: IsJson = False,
 ) -> Output:
-    """Compare a measured step with its plan: order of actions, time of parts."""
+    """Compare a plan with another one, or with a measured step: order of actions, time of parts."""
     from shardwise.app.cli import comparing
 
     return comparing.compared(plan, measured, trace=trace, is_json=is_json)
