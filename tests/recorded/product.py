@@ -15,11 +15,12 @@ from typing import Any
 
 from tests.recorded import records
 from tests.recorded.files import PLANS, frozen
+from tests.reference.one_layout import estimate_layout, estimate_pipeline
 
 from shardwise import search
 from shardwise.app.cli.checking import verdict_on
 from shardwise.cluster import Cluster, cluster_from_record, mesh_of
-from shardwise.cost import Training, estimate_layout, estimate_pipeline
+from shardwise.cost import Training
 from shardwise.errors import Infeasible
 from shardwise.graph import (
     GraphLayout,

@@ -16,7 +16,6 @@ from shardwise.cost import peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plans import Plan, plan_of
-from shardwise.schedule import generate
 from shardwise.search import Explanation, Question, explained, plan, what_if, why_not
 from shardwise.search.explanation import changes_of, question_of
 from shardwise.search.step_times import step_times_s
@@ -41,11 +40,7 @@ def planned(space: str = "default", experts: bool = False) -> Plan:
     routed = {"experts": 8, "top_k": 2, "ffn": 3072} if experts else {}
     requested = replace(QUESTION, space=space, top=1, model=model_from_config({**DIMENSIONS, **routed}))
     answer = plan(requested)
-    s = answer.best.strategy
-    schedule = generate(s.schedule, pp=s.pp, microbatches=BATCH // (s.dp * s.micro_batch_size), vpp=s.vpp)
-    return plan_of(
-        answer, model=requested.model, cluster=requested.cluster, job=requested.job, schedule=schedule
-    )
+    return plan_of(answer, model=requested.model, cluster=requested.cluster, job=requested.job)
 
 
 @cache

@@ -13,7 +13,8 @@ from tests.property.layout_instances import chain
 from tests.runtime.graph_plans import estimated, plan_with, sampled, sampled_in_stages
 
 from shardwise.cost import LayoutEstimate
-from shardwise.cost.one_layout.layout import StepLedger, When
+from shardwise.cost.layouts.context import When
+from shardwise.cost.layouts.one import Charge, Place, _Ledger
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout, block_labels, data_parallel, load_graph, scaled
 from shardwise.plans import Plan
@@ -71,14 +72,15 @@ def test_the_times_of_operators_sum_to_the_step_time() -> None:
 
 
 def test_a_mutant_that_omits_backward_computation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(ledger: StepLedger, what: str, seconds: float) -> None:
-        ledger.seconds[what] += seconds * ledger.counts.microbatches
-        ledger.passes["backward"] += seconds
-        ledger.computed_s += seconds
+    def forgets(ledger: _Ledger, place: Place, what: str, when: When, seconds: float) -> None:
+        ledger.seconds[what] += seconds * (1 if when == "step" else ledger.counts.microbatches)
+        ledger.passes[when] += seconds
+        if what != "backward":
+            ledger.charges.append(Charge(place, what, when, seconds))
 
     plan = estimated(next(sampled(CHAIN, (2,), [0])))
     assert is_summed_up(estimates_of(plan)[0])
-    monkeypatch.setattr(StepLedger, "compute_backward", forgets)
+    monkeypatch.setattr(_Ledger, "spend", forgets)
     assert not is_summed_up(estimates_of(plan)[0])
 
 

@@ -1,8 +1,8 @@
 """The command `check`: verifies a plan file and prints one line per check.
 
 Plans of uniform strategies go to the independent checker (`shardwise.verification`). `check_graph_plan`
-estimates the layout of a graph plan from its names, with code that shares nothing with the search.
-`check_uneven_plan` estimates an uneven plan stage by stage and simulates its schedule.
+estimates the layout of a graph plan again from its names, with the costs of the search. `check_uneven_plan`
+estimates an uneven plan stage by stage and simulates its schedule.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from shardwise.verification import (
 
 
 def check_graph_plan(plan: Plan) -> Verdict:
-    """The verdict on the plan of an operator graph, by the estimate of a single layout, which shares no
-    code with the search (docs/concepts/pareto-search.md). Optimality is not proven again: that check stays open.
+    """The verdict on the plan of an operator graph, by the estimate of its layout from the names in the file
+    (docs/concepts/pareto-search.md). Optimality is not proven again: that check stays open.
     """
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
     estimate = estimate_of(plan.graph, plan.cluster, training, plan.operators)

@@ -14,7 +14,6 @@ from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.card import plan_lines, priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.planning import schedule_of
 from shardwise.app.cli.request import check_output_path
 from shardwise.cluster import (
     Cluster,
@@ -102,8 +101,7 @@ def plan_on(
         mixed = replace(mixed, uniform_step_time_s=planner.step_s(uniform, _nominal(cluster)))
     used = [rank for stage in answer.best.layout.stages for rank in stage.rank_numbers]
     answer = replace(answer, certificate=certificate, mixed=mixed, idle=idle_in(own, used))
-    schedule = schedule_of(answer.best, job)
-    plan = plan_of(answer, model=model, cluster=own, job=job, schedule=schedule, question=asked)
+    plan = plan_of(answer, model=model, cluster=own, job=job, question=asked)
     ranks = search.ranks_of_nodes(cluster, [int(name[1:]) for name in found.nodes])
     idle = idle_in(cluster, [ranks[rank] for rank in used])
     return replace(plan, for_trace=found), replace(answer, idle=idle, all_devices_step_time_s=None)
