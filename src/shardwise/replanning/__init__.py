@@ -23,7 +23,7 @@ from shardwise.replanning.trace_replay import (
     replay,
 )
 from shardwise.replanning.transition import Costs
-from shardwise.replanning.uneven import PlansBySize, UnevenArrangement, arrangement_of
+from shardwise.replanning.uneven import PlansBySize, arrangement_of
 
 __all__ = [
     "ANY_SPACE",
@@ -46,7 +46,6 @@ __all__ = [
     "Situation",
     "TracePick",
     "TracePicks",
-    "UnevenArrangement",
     "allowed_space",
     "allowed_space_of",
     "arrangement_of",

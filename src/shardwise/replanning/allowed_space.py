@@ -140,15 +140,15 @@ def _best_of(
     )
 
 
-def allowed_space(asked: PlanQuestion, model: Model, job: Job) -> AllowedSpace:
+def allowed_space(question: PlanQuestion, model: Model, job: Job) -> AllowedSpace:
     """What a question about a model and a job allows."""
     return AllowedSpace(
-        space=asked.space,
-        fixed=asked.fixed,
-        axes=asked.axes,
-        use_all=asked.use_all,
-        stage_dp=asked.stage_dp,
-        target=None if asked.target is None else target_of(asked.target).for_job(model, job),
+        space=question.space,
+        fixed=question.fixed,
+        axes=question.axes,
+        use_all=question.use_all,
+        stage_dp=question.stage_dp,
+        target=None if question.target is None else target_of(question.target).for_job(model, job),
     )
 
 
@@ -158,7 +158,7 @@ def allowed_space_of(plan: Plan) -> AllowedSpace:
     return allowed_space(plan.question, plan.model, plan.job).on_any_nodes()
 
 
-def question_after(asked: PlanQuestion, strategy: Strategy | None) -> PlanQuestion:
+def question_after(question: PlanQuestion, strategy: Strategy | None) -> PlanQuestion:
     """The question of a plan for one that was decided after events: without values of fields that follow from
     the number of replicas, unless the decided `strategy` (None: it is uneven) has them too."""
 
@@ -166,7 +166,7 @@ def question_after(asked: PlanQuestion, strategy: Strategy | None) -> PlanQuesti
         return name not in OF_REPLICAS or getattr(strategy, name, None) in values
 
     return replace(
-        asked,
-        fixed={name: value for name, value in asked.fixed.items() if holds(name, (value,))},
-        axes={name: values for name, values in asked.axes.items() if holds(name, values)},
+        question,
+        fixed={name: value for name, value in question.fixed.items() if holds(name, (value,))},
+        axes={name: values for name, values in question.axes.items() if holds(name, values)},
     )

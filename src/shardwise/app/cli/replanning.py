@@ -83,7 +83,7 @@ def plan_on(
     arrangement: AnyArrangement,
     found: TraceChoice,
     *,
-    asked: PlanQuestion,
+    question: PlanQuestion,
     priced_as: Sequence[str],
     uniform: AnyArrangement | None = None,
 ) -> tuple[Plan, Answer]:
@@ -94,14 +94,14 @@ def plan_on(
     """
     prices = planner.prices
     model, job, cluster, own = prices.model, prices.job, prices.cluster, on_nodes(found, prices.cluster)
-    answer = planner.answer_on(arrangement, own, asked.space)
+    answer = planner.answer_on(arrangement, own, question.space)
     certificate = replace(answer.certificate, priced_as=(*answer.certificate.priced_as, *priced_as))
     mixed = answer.mixed
     if mixed is not None and uniform is not None:
         mixed = replace(mixed, uniform_step_time_s=planner.step_s(uniform, _nominal(cluster)))
     used = [rank for stage in answer.best.layout.stages for rank in stage.rank_numbers]
     answer = replace(answer, certificate=certificate, mixed=mixed, idle=idle_in(own, used))
-    plan = plan_of(answer, model=model, cluster=own, job=job, question=asked)
+    plan = plan_of(answer, model=model, cluster=own, job=job, question=question)
     ranks = search.ranks_of_nodes(cluster, [int(name[1:]) for name in found.nodes])
     idle = idle_in(cluster, [ranks[rank] for rank in used])
     return replace(plan, for_trace=found), replace(answer, idle=idle, all_devices_step_time_s=None)
@@ -202,7 +202,7 @@ def _written(
     decision: Decision[AnyArrangement],
     planner: MixedPlanner,
     given: GivenEvents,
-    asked: PlanQuestion,
+    question: PlanQuestion,
 ) -> str:
     """Write the decision as a plan file; returns its hash. `asked` is the question of the running plan."""
     arrangement = decision.arrangement
@@ -219,8 +219,10 @@ def _written(
         considered=max(decision.considered, 1),
         gap=None,
     )
-    asked = replace(question_after(asked, arrangement.strategy), events=found.source)
-    return write_plan(path, plan_on(planner, arrangement, found, asked=asked, priced_as=given.priced_as)[0])
+    question = replace(question_after(question, arrangement.strategy), events=found.source)
+    return write_plan(
+        path, plan_on(planner, arrangement, found, question=question, priced_as=given.priced_as)[0]
+    )
 
 
 def cluster_for(plan: Plan, name: str, inter_node: str | None) -> Cluster:

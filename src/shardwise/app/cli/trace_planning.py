@@ -79,7 +79,7 @@ def planned(
     target = requested_target(plan_options.target, request)
     if target is not None:
         require_job(target, request)
-    asked = PlanQuestion(
+    question = PlanQuestion(
         space=chosen.base,
         fixed=fixed,
         axes=chosen.axes,
@@ -87,7 +87,7 @@ def planned(
         stage_dp=plan_options.stage_dp,
         events=trace_source(given.given),
     )
-    allowed = allowed_space(asked, request.model, request.job)
+    allowed = allowed_space(question, request.model, request.job)
     costs = Costs(checkpoint_interval_s=interval_s)
     planner = mixed_planner_of(planner_of(prices, costs, allowed_space=allowed))
     picks = picks_for_trace(planner, trace, allowed)
@@ -97,7 +97,7 @@ def planned(
         planner,
         picks.pick(policy).arrangement,
         found,
-        asked=asked,
+        question=question,
         priced_as=given.priced_as,
         uniform=uniform[0] if uniform else None,
     )
