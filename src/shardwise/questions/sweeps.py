@@ -99,7 +99,7 @@ def swept(
     """The answers to `questions`, each once: those in the file at `path` are read, the others appended.
 
     `answer` is called through the executor, so it and the questions must be picklable for processes. Raises
-    ConfigError for a question that cannot be used, with its place; what was answered before stays in the file.
+    ConfigError for a question that cannot be used, with its place; earlier answers stay in the file.
     """
     asked = [_as_question(question, place) for place, question in enumerate(questions)]
     keys = [question_key(question) for question in asked]

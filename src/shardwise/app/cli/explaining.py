@@ -339,8 +339,8 @@ def explained(
 def _overview(
     plan: Plan, path: str, *, workers: int, budget_s: float | None, is_json: bool, progress: Progress | None
 ) -> Output:
-    """Where the time and memory of the plan go, what limits it, and, of a uniform strategy, the outcomes of
-    all candidates."""
+    """Where the time and memory of the plan go, what limits it, and the outcomes of all candidates of a uniform
+    strategy."""
     try:
         found = api.explain(plan, workers=workers, budget=budget_s, progress=progress)
     except ConfigError as error:
