@@ -79,8 +79,8 @@ def load_model(text: str) -> Model:
             f"is neither a file nor a known model{hint}",
             key="MODEL",
             found=printable(text) or "nothing",
-            allowed="a config.json, its folder, a YAML file, ORG/NAME of the Hugging Face Hub, or a name that "
-            "`shardwise models` lists",
+            allowed="a config.json, its folder, a YAML file, ORG/NAME of the Hugging Face Hub, or a name "
+            "that `shardwise models` lists",
         )
     if is_hub_id(text):
         path = str(hub_config(text))

@@ -329,7 +329,9 @@ class Plan:
         if self.best.fields is not None:
             return self._text_of(self.best.fields)
         if isinstance(self.network, OpGraph):
-            return f"{self.stages} stages of mesh {self.mesh.name}"
+            return (
+                f"mesh {self.mesh.name}" if self.stages == 1 else f"{self.stages} stages of {self.mesh.name}"
+            )
         return f"{len(self.best.layout.pipelines)} pipelines"
 
     def _text_of(self, strategy: Strategy) -> str:
