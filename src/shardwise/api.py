@@ -24,18 +24,24 @@ from shardwise.questions import (
     JobArguments,
     PlanExplanation,
     Progress,
+    Replanned,
     SearchArguments,
     Sweep,
     evaluated,
     explained,
+    flag,
     frontier_of,
+    optional_text,
     planned,
+    replanned,
     row_of,
+    seconds,
     swept,
     text,
 )
 from shardwise.questions import what_if as changed
 from shardwise.questions import why_not as alternative
+from shardwise.replanning import Costs
 from shardwise.search import PlanComparison
 
 ModelSource = str | os.PathLike[str] | Model | Mapping[str, Any]
@@ -53,6 +59,7 @@ __all__ = [
     "frontier",
     "load",
     "plan",
+    "replan",
     "save",
     "sweep",
     "what_if",
@@ -285,6 +292,47 @@ def answer_question(question: Mapping[str, Any]) -> dict[str, Any]:
         if name not in question:
             raise ConfigError("is missing", key=name, allowed="model, cluster and global_batch_size")
     return row_of(lambda: plan(**question))
+
+
+def replan(
+    plan: Plan | Path,
+    *,
+    cluster: str | Cluster,
+    events: str,
+    horizon: float | str = "6h",
+    regroup: float | str = "10s",
+    restart: float | str = "60s",
+    checkpoint_interval: float | str = "10min",
+    savable: bool = False,
+    inter_node: str | None = None,
+) -> Replanned:
+    """The decision for a running plan, or the one in a file, after all events: keep, patch or move.
+
+    `events` is the path of a trace, or text such as `lost n3; slow n5 0.5`. Times are seconds or text such as
+    `6h`: training continues for `horizon` under these conditions; a patch takes `regroup`, a migration
+    `restart`, in addition to what moves; half of `checkpoint_interval` is lost after a failure. With `savable`
+    only plans that a plan file holds are considered, so that the answer has a `plan`.
+
+    Raises ConfigError for events or a cluster that do not match the plan, Infeasible where nothing runs.
+    """
+    with naming_arguments():
+        found, day = _plan("plan", plan), 86400.0
+        costs = Costs(
+            regroup_s=seconds("--regroup", regroup, low=0.0, high=day),
+            restart_s=seconds("--restart", restart, low=0.0, high=day),
+            checkpoint_interval_s=seconds(
+                "--checkpoint-interval", checkpoint_interval, low=0.0, high=365 * day
+            ),
+        )
+        return replanned(
+            found,
+            cluster=cluster,
+            inter_node=optional_text("--inter-node", inter_node),
+            events=events,
+            horizon_s=seconds("--horizon", horizon, low=1.0, high=365 * day),
+            costs=costs,
+            is_of_files=flag("--savable", savable),
+        )
 
 
 def load(path: Path) -> Plan:

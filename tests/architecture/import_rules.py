@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from tests.architecture.sources import Module
 
 LAYERS: Mapping[str, int] = {
-    "app": 7,
-    "api": 6,
+    "app": 8,
+    "api": 7,
+    "questions": 6,
     "runtime": 6,
     "measure": 6,
     "emulate": 6,
     "accuracy": 5,
-    "questions": 5,
     "replanning": 5,
     "search": 4,
     "verification": 4,

@@ -170,7 +170,7 @@ def test_a_config_object_of_transformers_is_a_model() -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the Hugging Face Hub with one config, of the revision that `main` names; and an older one."""
+    """A cache of the Hugging Face Hub with a config of the revision that `main` names, and an older one."""
     folder = tmp_path / "models--acme--Tiny-8B"
     config = dict(catalogue_entry(MODEL).config)
     for revision, layers in (("a" * 40, 2), ("b" * 40, 4)):

@@ -10,7 +10,7 @@ from itertools import accumulate
 from shardwise.app.cli import words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.replanning import cluster_for, described, trace_for, unreachable_lines
+from shardwise.app.cli.replanning import described, unreachable_lines
 from shardwise.app.cli.request import JobOptions, check_output_path, choice, load_request
 from shardwise.app.plot import ReplayPlot, TokenCurve, check_plot_file, write_replay_plot
 from shardwise.cluster import Cluster, EventTrace
@@ -18,6 +18,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import read_text
 from shardwise.model import Model
 from shardwise.plans import read_plan
+from shardwise.questions import cluster_for, trace_for
 from shardwise.replanning import (
     ANY_SPACE,
     KEEP,

@@ -9,26 +9,23 @@ from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.planning import question_arguments, train_warnings
-from shardwise.app.cli.replanning import (
-    GivenEvents,
-    described,
-    on_nodes,
-    plan_on,
-    trace_for,
-    trace_hash,
-    trace_source,
-    unreachable_lines,
-)
+from shardwise.app.cli.replanning import described, unreachable_lines
 from shardwise.app.cli.request import JobOptions, PlanOptions, check_output_path, choice, load_request
 from shardwise.errors import ConfigError
 from shardwise.plans import PROVEN_GAP, TRACE_POLICIES, PlanQuestion, Reliability, TraceChoice, write_plan
 from shardwise.questions import (
     MIXED_POOL_STAGES,
+    GivenEvents,
     Request,
     not_run,
+    on_nodes,
+    plan_on,
     requested_target,
     require_job,
     space_choice,
+    trace_for,
+    trace_hash,
+    trace_source,
 )
 from shardwise.replanning import (
     Costs,
