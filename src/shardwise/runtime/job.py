@@ -25,6 +25,13 @@ class TrainingJob(ABC):
         self.device_type = device_type
         self.max_norm = max_norm
 
+    @staticmethod
+    @abstractmethod
+    def check_module(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> None:
+        """ConfigError if `module` is not the network of `plan`."""
+
     @classmethod
     @abstractmethod
     def build(
@@ -41,7 +48,7 @@ class TrainingJob(ABC):
 
         Parameters on the meta device get memory on the ranks that hold them, but no values (see `fill`).
         `inputs` are the arguments of the module's forward pass for the whole batch, for modules from which
-        the plan's graph was captured. ConfigError if the module is not the plan's network.
+        the plan's graph was captured.
         """
 
     def step(self, batch: Any) -> StepResult:

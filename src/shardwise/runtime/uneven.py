@@ -459,6 +459,12 @@ class UnevenTrainingJob(TrainingJob):
         self.names = names
         self._engine = engine
 
+    @staticmethod
+    def check_module(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> None:
+        checked_stage(module, plan.model)
+
     @classmethod
     def build(
         cls,

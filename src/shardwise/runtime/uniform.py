@@ -242,6 +242,12 @@ class UniformTrainingJob(TrainingJob):
         self._tie = tie
         self.host = host
 
+    @staticmethod
+    def check_module(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> None:
+        checked_stage(module, plan.model)
+
     @classmethod
     def build(
         cls,

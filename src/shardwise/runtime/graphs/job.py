@@ -74,6 +74,22 @@ class GraphTrainingJob(TrainingJob):
         owned = [(param.owned, param.name in matrices) for param in self.store.values()]
         self.optimizer = optimizer_of_parameters(plan.job.optimizer, owned, lr=lr)
 
+    @staticmethod
+    def check_module(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> None:
+        """ConfigError also where this runtime does not run one of the operators."""
+        if isinstance(module, GraphModule) and module.graph != plan.graph:
+            raise ConfigError(
+                "is not the plan's graph", key="module", found=module.graph.name, allowed=plan.graph.name
+            )
+        if not isinstance(module, GraphModule) and inputs is None:
+            raise ConfigError(
+                "is needed to capture the module", key="inputs", found="nothing",
+                allowed="the arguments of its forward for the whole batch",
+            )  # fmt: skip
+        _check_kinds(plan.graph)
+
     @classmethod
     def build(
         cls,
@@ -85,27 +101,16 @@ class GraphTrainingJob(TrainingJob):
         lr: float,
         max_norm: float,
     ) -> Self:
-        """As in `TrainingJob`; a `graph_module` needs no `inputs`. ConfigError also where this runtime does
-        not run one of the operators."""
+        """As in `TrainingJob`; a `graph_module` needs no `inputs`."""
         settings: Mapping[int, Settings] = {}
         data: Callable[[Any], Mapping[str, Tensor]] = _by_name
+        values: Mapping[str, Tensor]
         if isinstance(module, GraphModule):
-            if module.graph != plan.graph:
-                raise ConfigError(
-                    "is not the plan's graph", key="module", found=module.graph.name, allowed=plan.graph.name
-                )
-            check_kinds(plan.graph)
             readers = first_readers(plan.graph)
             matrices = frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot))
-            values: Mapping[str, Tensor] = {name: each.detach() for name, each in module.named_parameters()}
-        elif inputs is None:
-            raise ConfigError(
-                "is needed to capture the module", key="inputs", found="nothing",
-                allowed="the arguments of its forward for the whole batch",
-            )  # fmt: skip
+            values = {name: parameter.detach() for name, parameter in module.named_parameters()}
         else:
-            check_kinds(plan.graph)
-            own = captured(module, inputs, plan.graph)
+            own = captured(module, () if inputs is None else inputs, plan.graph)
             values, matrices, settings, data = own.values, own.matrices, own.settings, own.data
         return cls(
             plan, values, matrices=matrices, settings=settings, data=data,
@@ -266,7 +271,7 @@ def _state_part(param: ShardedParameter, kind: str, own: Tensor) -> StateDict:
     return {state_name(kind, param.name): chunks}
 
 
-def check_kinds(graph: OpGraph) -> None:
+def _check_kinds(graph: OpGraph) -> None:
     """ConfigError with the name of the first operator whose kind this runtime does not run."""
     for block in graph.blocks:
         for op in block.operators:
