@@ -78,10 +78,10 @@ def divided(
     keep_freed_memory()
     check_runnable(plan)
     job_class, _ = JOBS[plan.kind]
-    job_class.check_module(module, plan, inputs)
+    source = job_class.source_of(module, plan, inputs)
     _check_processes(plan.cluster.devices)
     device_type = select_device(plan.cluster, distributed.get_rank())
-    return job_class.build(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
+    return job_class(source, plan, device_type=device_type, lr=lr, max_norm=max_norm)
 
 
 def _check_processes(devices: int) -> None:
