@@ -368,9 +368,7 @@ def test_a_space_file_with_values_of_one_pool_is_accepted(run: Any, tmp_path: Pa
     assert found["best"]["strategy"]["tp"] == 8 and found["devices_used"] == 8
 
 
-def test_an_altered_file_is_refused_and_export_names_its_kind(
-    run: Any, saved: str, tmp_path: Path
-) -> None:
+def test_an_altered_file_is_refused_and_export_names_its_kind(run: Any, saved: str, tmp_path: Path) -> None:
     path = Path(saved)
     other = run("export", str(path), "--to", "megatron-lm", "--out", str(tmp_path / "run"))
     assert other.code == 2 and "is not supported for an uneven plan" in other.err
