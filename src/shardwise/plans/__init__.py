@@ -18,7 +18,7 @@ from shardwise.plans.goodput import (
     usd_per_billion_tokens,
     usd_per_step,
 )
-from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp, plan_of, schedule_of
+from shardwise.plans.plan import Plan, PlanKind, PlanQuestion, RunnerUp, plan_of, schedule_of
 from shardwise.plans.plan_file import is_plan_file, read_plan, write_plan
 from shardwise.plans.record import (
     DECISION,
@@ -63,6 +63,7 @@ __all__ = [
     "PeakMemory",
     "Pipeline",
     "Plan",
+    "PlanKind",
     "PlanQuestion",
     "Reliability",
     "Result",

@@ -266,8 +266,8 @@ class Plan:
         """The best plan on a changed cluster or for a changed job, compared with this one term by term.
 
         Changes are a factor such as `inter_node_bandwidth="2x"` or a value such as `nodes=16`; the names are
-        those of `shardwise explain --what-if`. Raises ConfigError for a change that cannot be made, Infeasible
-        if nothing fits then.
+        those of `shardwise explain --what-if`. Raises ConfigError for a change that cannot be made,
+        Infeasible if nothing fits then.
         """
         from shardwise.api import what_if
 
@@ -289,7 +289,7 @@ class Plan:
         return plan_document(self)
 
     def rows(self) -> list[dict[str, object]]:
-        """A row for a data frame for this plan and each runner-up: seconds, bytes and the strategy's fields."""
+        """A row for a data frame for this plan and each runner-up: seconds, bytes, fields of the strategy."""
         found = [(self.best.fields, self.step_time_s, self.best.peak_memory.device)]
         found += [(other.strategy, other.step_time_s, other.device_bytes) for other in self.runners_up]
         return [
@@ -359,8 +359,8 @@ class Plan:
 
 
 def schedule_of(result: Result) -> Schedule | None:
-    """The table of actions of a uniform strategy for a step; None if the stages are not alike, or if it is too
-    long for a plan file."""
+    """The table of actions of a uniform strategy for a step; None if the stages are not alike, or if it is
+    too long for a plan file."""
     if not result.is_uniform:
         return None
     name, pipeline = result.layout.schedule, result.layout.pipelines[0]

@@ -110,8 +110,8 @@ _PARTS = ("forward", "backward", "waiting", "after")
 
 
 def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> Output:
-    """The answer of `compare` for the plan file at `path` and another one, or the trace, at `measured`; writes
-    both timelines to `trace`. ConfigError where the trace is not of this plan.
+    """The answer of `compare` for the plan file at `path` and another one, or a trace, at `measured`; writes both
+    timelines to `trace`. ConfigError where the trace is not of this plan.
     """
     if trace is not None:
         check_output_path("--trace", trace, inputs=(path, measured))

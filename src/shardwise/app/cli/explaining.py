@@ -344,8 +344,8 @@ def explained(
 def _overview(
     plan: Plan, path: str, *, workers: int, budget_s: float | None, is_json: bool, progress: Progress | None
 ) -> Output:
-    """Where the time and memory of the plan go, what limits it, and, of a uniform strategy, the outcomes of all
-    candidates."""
+    """Where the time and memory of the plan go, what limits it, and the outcomes of all candidates of a uniform
+    strategy."""
     try:
         overview = search.overview_of(plan)
     except ConfigError as error:

@@ -226,10 +226,11 @@ def tokens_per_s(result: Result, devices: int) -> float:
 
 def plan_facts(plan: Plan) -> list[str]:
     """A plan in a few words: how it divides the work, its schedule and micro-batches, and its step time."""
-    return [*_division(plan), f"step {seconds(plan.step_time_s)}"]
+    return [*division(plan), f"step {seconds(plan.step_time_s)}"]
 
 
-def _division(plan: Plan) -> list[str]:
+def division(plan: Plan) -> list[str]:
+    """How a plan divides the work, its schedule and micro-batches, in a few words."""
     if plan.kind == "uniform":
         texts = (
             degrees_text(plan.strategy),
