@@ -12,11 +12,10 @@ from typing import Any
 
 from tests.property.plan_mutants import WORDS, with_hash
 
-from shardwise.app.cli.checking import verdict_on
+from shardwise.app.cli.checking import CheckedPlan, checked_plan
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
-from shardwise.verification import Verdict
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense.json": {
@@ -116,11 +115,11 @@ def other(place: Place) -> Callable[[Any], Any]:
     return change
 
 
-def verdict_of(document: dict[str, Any], folder: Path, proof_budget_s: float = 600.0) -> Verdict | None:
-    """The verdict of the checker on a document as a file; None where it is refused as bad input."""
+def verdict_of(document: dict[str, Any], folder: Path, proof_budget_s: float = 600.0) -> CheckedPlan | None:
+    """What `check` says of a document as a file; None where it is refused as bad input."""
     path = folder / "changed.json"
     path.write_text(json.dumps(document))
     try:
-        return verdict_on(str(path), proof_budget_s)
+        return checked_plan(str(path), proof_budget_s)
     except ConfigError:
         return None

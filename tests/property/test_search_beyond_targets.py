@@ -30,10 +30,10 @@ from shardwise.strategy import (
     first_broken,
 )
 from shardwise.strategy.target import target_from_record
-from shardwise.verification.problem import figures_of
-from shardwise.verification.proof import Prover
-from shardwise.verification.rules import rejected_counts
-from shardwise.verification.space import NO_TARGET_LIMITS, SpaceDefinition, TargetLimits, target_limits_of
+from shardwise_verify.problem import figures_of
+from shardwise_verify.proof import Prover
+from shardwise_verify.rules import rejected_counts
+from shardwise_verify.space import NO_TARGET_LIMITS, SpaceDefinition, TargetLimits, target_limits_of
 
 SEEDS = [seed for seed in range(60) if seed % 40 != 7]
 MOST = 20_000

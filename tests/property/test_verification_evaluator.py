@@ -22,18 +22,18 @@ from shardwise.schedule import generate
 from shardwise.search import evaluate as planned_result
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Strategy, StrategyTable
-from shardwise.verification.estimate import (
+from shardwise_verify.estimate import (
     Evaluation,
     estimate_strategy,
     evaluate,
     mfu,
     tokens_per_s_per_device,
 )
-from shardwise.verification.problem import Figures, active_parameters, figures_of, parameters
-from shardwise.verification.rules import first_broken
-from shardwise.verification.schedules import table_of
-from shardwise.verification.stages import layout_of
-from shardwise.verification.strategy_rows import families, rows_of
+from shardwise_verify.problem import Figures, active_parameters, figures_of, parameters
+from shardwise_verify.rules import first_broken
+from shardwise_verify.schedules import table_of
+from shardwise_verify.stages import layout_of
+from shardwise_verify.strategy_rows import families, rows_of
 
 TOLERANCE = 1e-9
 ROWS, FEW_ROWS, RESULTS = 120, 30, 6

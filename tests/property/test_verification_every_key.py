@@ -25,7 +25,7 @@ from shardwise.inputs import Fields
 from shardwise.model import model_from_config
 from shardwise.plans.plan_file import read_job
 from shardwise.strategy import Strategy
-from shardwise.verification import Verdict
+from shardwise_verify import Verdict
 
 pytestmark = pytest.mark.xdist_group("plans of every kind")  # by one worker, which plans once
 

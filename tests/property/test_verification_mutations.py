@@ -28,7 +28,7 @@ from shardwise.model import load_model, model_from_config
 from shardwise.plans import Answer, Plan, plan_document, plan_of, read_plan
 from shardwise.schedule import generate
 from shardwise.strategy import target_of
-from shardwise.verification import Verdict, check_file
+from shardwise_verify import Verdict, check_file
 
 DENSE: dict[str, Any] = {
     "layers": 8, "hidden": 3072, "ffn": 12288, "heads": 24, "vocab": 50257, "seq_len": 2048,

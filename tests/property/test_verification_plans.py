@@ -11,7 +11,7 @@ from shardwise import search
 from shardwise.errors import Infeasible
 from shardwise.plans import plan_of, write_plan
 from shardwise.schedule import generate
-from shardwise.verification import check_file
+from shardwise_verify import check_file
 
 INSTANCES, ALL_INSTANCES = 10, 1_000
 

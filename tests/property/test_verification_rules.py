@@ -17,9 +17,9 @@ from shardwise.cost import bind
 from shardwise.model import model_from_config
 from shardwise.strategy import RULES, Job, Strategy, StrategyTable
 from shardwise.strategy import first_broken as planned_first_broken
-from shardwise.verification.problem import Figures, figures_of
-from shardwise.verification.rules import first_broken, is_candidate, rejected_counts
-from shardwise.verification.strategy_rows import rows_of
+from shardwise_verify.problem import Figures, figures_of
+from shardwise_verify.rules import first_broken, is_candidate, rejected_counts
+from shardwise_verify.strategy_rows import rows_of
 
 DENSE = {"layers": 5, "hidden": 384, "ffn": 1032, "heads": 6, "kv_heads": 3, "vocab": 999, "seq_len": 96}
 ROUTED = {

@@ -9,7 +9,7 @@ from tests.unit.cost.hand_made import SOFTWARE, brick_model, cluster
 from shardwise.cluster import Cluster
 from shardwise.model import Model
 from shardwise.strategy import Job, Strategy
-from shardwise.verification.problem import Figures, figures_of
+from shardwise_verify.problem import Figures, figures_of
 
 PLAIN: dict[str, Any] = {
     "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "cp_kind": "ring", "ep": 1, "etp": 1, "dp": 1, "param_shard": 1,

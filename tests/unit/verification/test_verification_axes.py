@@ -11,7 +11,7 @@ from tests.property.search_space_reference import SpaceTwin
 from shardwise.errors import ConfigError
 from shardwise.search.space import Space
 from shardwise.strategy import FIELDS, Strategy
-from shardwise.verification import count_space
+from shardwise_verify import count_space
 
 DEVICES, LAYERS, BATCH = 4, 5, 4
 Axes = Mapping[str, tuple[int | str | bool, ...]]

@@ -11,7 +11,7 @@ from itertools import chain, permutations, product
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.verification import count_space
+from shardwise_verify import count_space
 
 Row = dict[str, object]
 OFFLOADS = ("none", "optimizer", "activations", "both")

@@ -10,7 +10,7 @@ from tests.unit.cost.hand_made import cluster, with_efficiency
 from tests.unit.verification.by_hand import strategy
 
 from shardwise.cluster.device import CollectiveCurve
-from shardwise.verification.collectives import (
+from shardwise_verify.collectives import (
     TierCost,
     all_gather_s,
     all_reduce_s,
@@ -24,7 +24,7 @@ from shardwise.verification.collectives import (
     send_s,
     sizes,
 )
-from shardwise.verification.strategy_rows import Column, distinct, rows_of, strides
+from shardwise_verify.strategy_rows import Column, distinct, rows_of, strides
 
 FABRIC = (
     TierCost(latency_s=1.0, bytes_per_s=100.0, start_s=0.5, in_switch=False, partial=1.0, inside=1),

@@ -21,8 +21,8 @@ from shardwise.cluster.device import MatmulCurve
 from shardwise.errors import ConfigError
 from shardwise.operators import Attention, Extent, Matmul, Operator, Saved
 from shardwise.strategy import Strategy
-from shardwise.verification.collectives import fabric_of, groups_of
-from shardwise.verification.estimate import (
+from shardwise_verify.collectives import fabric_of, groups_of
+from shardwise_verify.estimate import (
     estimate_strategy,
     evaluate,
     fitting,
@@ -30,10 +30,10 @@ from shardwise.verification.estimate import (
     rank_hops_s,
     tokens_per_s_per_device,
 )
-from shardwise.verification.layers import LocalSizes, keys_of_query, operator_seconds
-from shardwise.verification.problem import Figures, degree_limits_of, figures_of
-from shardwise.verification.stages import layers_of_stages
-from shardwise.verification.strategy_rows import families, rows_of
+from shardwise_verify.layers import LocalSizes, keys_of_query, operator_seconds
+from shardwise_verify.problem import Figures, degree_limits_of, figures_of
+from shardwise_verify.stages import layers_of_stages
+from shardwise_verify.strategy_rows import families, rows_of
 
 
 def seconds(operator: Operator, chosen: Strategy, **changes: object) -> tuple[float, float, float]:

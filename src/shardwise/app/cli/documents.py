@@ -22,7 +22,7 @@ from shardwise.plans import (
 )
 from shardwise.search import Explanation, PlanComparison
 from shardwise.strategy import ANY, Job
-from shardwise.verification import PipelineCount, SpaceCount
+from shardwise_verify import PipelineCount, SpaceCount
 
 VERSION = 1
 

@@ -55,7 +55,7 @@ from shardwise.strategy import (
     target_of,
 )
 from shardwise.targets import EXPORTS, check_model
-from shardwise.verification import PipelineCount, PoolSize, SpaceCount, count_pipelines, count_space
+from shardwise_verify import PipelineCount, PoolSize, SpaceCount, count_pipelines, count_space
 
 Axes = Mapping[str, tuple[Value, ...]]
 Fixed = Mapping[str, Value]
