@@ -57,7 +57,7 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
 
 EQUATIONS_STDLIB = frozenset({"__future__", "collections", "typing", "dataclasses"})
 
-CHECKER_USERS = frozenset({"app"})
+CHECKER_USERS = frozenset({"app", "questions", "api"})
 """Packages that may import the independent checker; it imports nothing of `shardwise`."""
 
 

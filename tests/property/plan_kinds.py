@@ -12,10 +12,10 @@ from typing import Any
 
 from tests.property.plan_mutants import WORDS, with_hash
 
-from shardwise.app.cli.checking import CheckedPlan, checked_plan
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
+from shardwise.questions import CheckedPlan, checked_plan
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense.json": {

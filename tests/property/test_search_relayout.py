@@ -76,23 +76,14 @@ def random_plan(seed: int) -> tuple[UnevenSpace, Result] | None:
 
 def without_a_pool(result: Result, seed: int) -> Result:
     """The plan without the stages of one pipeline on one of its pools, where it has several pools."""
-    pipelines, ways = list(result.layout.pipelines), list(result.recompute)
+    pipelines = list(result.layout.pipelines)
     place = seed % len(pipelines)
     gone = pipelines[place].stages[-1].device_class
     stays = [stage.device_class != gone for stage in pipelines[place].stages]
     if not any(stays):
         return result
-    stages = pipelines[place].stages
-    idle = sum(stage.devices for stage, left in zip(stages, stays, strict=True) if not left)
-    pipelines[place] = Pipeline(stages=tuple(compress(stages, stays)))
-    ways[place] = tuple(compress(ways[place], stays))
-    return replace(
-        result,
-        layout=Layout(pipelines=tuple(pipelines)),
-        recompute=tuple(ways),
-        is_alike=False,
-        idle_devices=result.idle_devices + idle,
-    )
+    pipelines[place] = replace(pipelines[place], stages=tuple(compress(pipelines[place].stages, stays)))
+    return replace(result, layout=Layout(pipelines=tuple(pipelines)), is_alike=False)
 
 
 def _random_pipeline(rng: random.Random, options: StageOptions) -> Layouts:
@@ -264,11 +255,11 @@ def test_stages_that_the_search_does_not_know_stay_unchanged() -> None:
     space, result = sampled
     first, *others = result.layout.pipelines
     stage = first.stages[0]
-    of_three = Pipeline(stages=(replace(stage, tp=3), *first.stages[1:]))
-    too_long = Pipeline(stages=(stage,) * 9)
-    two_kinds = Pipeline(stages=(stage, replace(stage, tp=2 * stage.tp)))
-    for pipeline in (of_three, too_long, two_kinds):
-        laid = replace(result, layout=Layout(pipelines=(pipeline, *others)))
+    of_three = (replace(stage, tp=3), *first.stages[1:])
+    too_long = (stage,) * 9
+    two_kinds = (stage, replace(stage, tp=2 * stage.tp))
+    for stages in (of_three, too_long, two_kinds):
+        laid = replace(result, layout=Layout(pipelines=(replace(first, stages=stages), *others)))
         assert relayout(space.model, space.cluster, space.job, laid) is None
 
 

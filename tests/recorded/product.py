@@ -15,11 +15,12 @@ from typing import Any
 
 from tests.recorded import records
 from tests.recorded.files import PLANS, frozen
+from tests.reference.one_layout import estimate_layout, estimate_pipeline
 
 from shardwise import search
 from shardwise.app.cli.checking import verdict_on
 from shardwise.cluster import Cluster, cluster_from_record, mesh_of
-from shardwise.cost import Training, estimate_layout, estimate_pipeline
+from shardwise.cost import Training
 from shardwise.errors import Infeasible
 from shardwise.graph import (
     GraphLayout,
@@ -216,18 +217,21 @@ def _uneven_price(case: Mapping[str, Any], candidate: Mapping[str, Any]) -> tupl
 
 def uneven_of(candidate: Mapping[str, Any]) -> Result:
     """An uneven plan without an estimate."""
-    microbatches = candidate["microbatches"]
+    microbatches, size = candidate["microbatches"], candidate["micro_batch_size"]
     return Result(
+        fields=None,
         layout=Layout(
             pipelines=tuple(
-                Pipeline(stages=tuple(_stage(stage, own / sum(microbatches)) for stage in stages))
+                Pipeline(
+                    stages=tuple(_stage(stage, own / sum(microbatches)) for stage in stages),
+                    micro_batch_size=size,
+                    microbatches=own,
+                    rows=own * size,
+                    makespan_s=1.0,
+                )
                 for stages, own in zip(candidate["pipelines"], microbatches, strict=True)
             )
         ),
-        micro_batch_size=candidate["micro_batch_size"],
-        microbatches=tuple(microbatches),
-        pipeline_s=(1.0,) * len(microbatches),
-        recompute=tuple(tuple(stage["recompute"] for stage in stages) for stages in candidate["pipelines"]),
         step_time_s=1.0,
         band_s=(1.0, 1.0),
         tokens_per_s_per_device=1.0,
@@ -235,8 +239,8 @@ def uneven_of(candidate: Mapping[str, Any]) -> Result:
         mfu_full_attention=0.0,
         peak_memory=PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=1.0),
         breakdown={},
+        memory={},
         tightest_rank=0,
-        idle_devices=candidate["idle_devices"],
         pools=tuple(candidate["pools"]),
         is_alike=candidate["is_alike"],
         evaluator="",
@@ -252,6 +256,7 @@ def _stage(stage: Mapping[str, Any], share: float) -> Stage:
         dp=stage["dp"],
         layers=tuple(stage["layers"]),
         share=share,
+        recompute=stage["recompute"],
         parts=tuple(
             StagePart(ranks=part["ranks"], device_class=part["class"], tp=part["tp"], rows=part["rows"])
             for part in stage.get("parts", ())

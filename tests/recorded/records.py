@@ -55,7 +55,9 @@ def in_order(entries: Sequence[Record], what: str) -> list[Record]:
 def answer_record(answer: Answer) -> Record:
     """The answer of `plan`."""
     found: Record = {
-        "best": uneven_record(answer.best) if not answer.best.is_uniform else result_record(answer.best),
+        "best": result_record(answer.best)
+        if answer.best.is_uniform
+        else uneven_record(answer.best, answer.idle.devices),
         "runners_up": [],
         "certificate": certificate_record(answer.certificate),
         "is_proven": answer.is_proven,
@@ -103,8 +105,8 @@ def result_record(result: Result) -> Record:
     }
 
 
-def uneven_record(result: Result) -> Record:
-    """An uneven plan with its estimate."""
+def uneven_record(result: Result, idle_devices: int) -> Record:
+    """An uneven plan with its estimate; so many devices of its cluster are not in use."""
     return {
         "step_time_s": result.step_time_s,
         "pipeline_s": list(result.pipeline_s),
@@ -114,7 +116,7 @@ def uneven_record(result: Result) -> Record:
         "seconds": dict(result.breakdown),
         "peak_bytes": peak_record(result.peak_memory),
         "tightest_rank": result.tightest_rank,
-        "idle_devices": result.idle_devices,
+        "idle_devices": idle_devices,
         "pools": list(result.pools),
         "is_alike": result.is_alike,
         "band_s": list(result.band_s),
@@ -338,11 +340,13 @@ def plan_record(plan: Plan) -> Record:
         "software": plan.job.profile.name,
         "batch": plan.job.global_batch_size,
         "target": plan.target,
-        "certificate": certificate_record(plan.certificate),
+        "certificate": certificate_record(plan.proof),
         "for_trace": None if plan.for_trace is None else trace_record(plan.for_trace),
     }
     if plan.kind == "uneven":
-        return found | {"best": uneven_record(plan.best), "mixed": mixed_record(plan.mixed)}
+        idle_devices = plan.cluster.devices - plan.devices
+        return found | {"best": uneven_record(plan.best, idle_devices), "mixed": mixed_record(plan.mixed)}
+    (schedule,) = plan.schedules
     return found | {
         "objective": plan.objective,
         "best": result_record(plan.best),
@@ -354,7 +358,7 @@ def plan_record(plan: Plan) -> Record:
             }
             for one in plan.runners_up
         ],
-        "schedule": [plan.schedule.name, plan.schedule.microbatches],
+        "schedule": [schedule.name, schedule.microbatches],
     }
 
 

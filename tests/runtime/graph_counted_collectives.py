@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from tests.reference.one_layout import estimate_layout, estimate_stage
+from tests.reference.one_layout import layout as parameters
+from tests.reference.one_layout import layout as price
+from tests.reference.one_layout import rank as kernels
+from tests.reference.one_layout.layout import ParameterUse, Place, StepLedger
+from tests.reference.one_layout.pipeline import messages_of
+from tests.reference.one_layout.rank import PassSeconds, Rank, rank_of, size
+
 from shardwise.cost import StepCounts, Training
-from shardwise.cost.one_layout import estimate_layout, estimate_stage
-from shardwise.cost.one_layout import layout as parameters
-from shardwise.cost.one_layout import layout as price
-from shardwise.cost.one_layout import rank as kernels
-from shardwise.cost.one_layout.layout import ParameterUse, Place, StepLedger
-from shardwise.cost.one_layout.pipeline import messages_of
-from shardwise.cost.one_layout.rank import PassSeconds, Rank, rank_of, size
 from shardwise.graph import OpGraph, StagedLayout, scaled
 from shardwise.plans import Plan
 

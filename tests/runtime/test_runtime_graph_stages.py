@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.property.layout_instances import chain, skips_after_the_first, without_first_weights
+from tests.reference.one_layout.pipeline import actions_of
 from tests.runtime.captured_equality import captured_differences, graph_of, plain
 from tests.runtime.graph_equality import MAX_NORM, Run, batches, differences, run_of, single_process
 from tests.runtime.graph_plans import (
@@ -30,7 +31,6 @@ from tests.sampling import sample_of
 from torch import distributed
 
 from shardwise.app.cli.main import main
-from shardwise.cost.one_layout.pipeline import actions_of
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode, graph_text, loss_weight
 from shardwise.plans import Plan, read_plan

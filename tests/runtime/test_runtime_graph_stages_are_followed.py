@@ -12,6 +12,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from tests.property.layout_instances import chain, without_first_weights
+from tests.reference.one_layout import layout
+from tests.reference.one_layout.rank import owned_shards
 from tests.runtime.graph_counted_collectives import Times, predicted_in_stages
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules, without_recomputation
@@ -19,8 +21,6 @@ from tests.runtime.test_runtime_graph_plan_is_followed import as_predicted, seco
 from tests.runtime.test_runtime_graph_stages import columns, data, whole
 
 from shardwise.cost.layouts.parameters import storage_placements
-from shardwise.cost.one_layout import layout
-from shardwise.cost.one_layout.rank import owned_shards
 from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, graph_module, parallelize
 from shardwise.runtime.graphs.interpreter import _Passes

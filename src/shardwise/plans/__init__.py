@@ -18,8 +18,8 @@ from shardwise.plans.goodput import (
     usd_per_billion_tokens,
     usd_per_step,
 )
-from shardwise.plans.plan import KIND_TEXTS, Plan, PlanKind, PlanQuestion, RunnerUp, plan_of
-from shardwise.plans.plan_file import read_plan, write_plan
+from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp, plan_of, schedule_of
+from shardwise.plans.plan_file import is_plan_file, read_plan, write_plan
 from shardwise.plans.record import (
     DECISION,
     NO_IDLE_DEVICES,
@@ -48,7 +48,6 @@ from shardwise.plans.record import (
 __all__ = [
     "DECISION",
     "GOODPUT_FROM_DEVICES",
-    "KIND_TEXTS",
     "NO_IDLE_DEVICES",
     "OBJECTIVES",
     "PROVEN_GAP",
@@ -64,7 +63,6 @@ __all__ = [
     "PeakMemory",
     "Pipeline",
     "Plan",
-    "PlanKind",
     "PlanQuestion",
     "Reliability",
     "Result",
@@ -81,12 +79,14 @@ __all__ = [
     "document_hash",
     "goodput_of",
     "idle_in",
+    "is_plan_file",
     "layout_document",
     "plan_document",
     "plan_hash",
     "plan_of",
     "read_plan",
     "result_document",
+    "schedule_of",
     "usd_per_billion_tokens",
     "usd_per_step",
     "write_file",

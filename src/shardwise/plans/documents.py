@@ -152,8 +152,8 @@ def plan_document(plan: Plan) -> dict[str, object]:
         document["epsilon"] = plan.epsilon
     if plan.mixed is not None:
         document["mixed"] = asdict(plan.mixed)
-    if plan.schedule is not None:
-        document["schedule"] = schedule_document(plan.schedule)
+    if plan.kind == "uniform":
+        document["schedule"] = schedule_document(plan.schedules[0])
     if plan.for_trace is not None:
         document["for_trace"] = asdict(plan.for_trace)
     document = plain_mapping(document)

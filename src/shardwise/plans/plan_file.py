@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from math import isclose
 from typing import Any, cast, get_args
@@ -13,7 +14,7 @@ from typing import Any, cast, get_args
 from shardwise.cluster import Cluster, cluster_from_record, mesh_of
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import GraphLayout, OpGraph, layout_from_record, parse_graph, staged_from_record
-from shardwise.inputs import Fields, dumps, read_mapping, short_repr
+from shardwise.inputs import Fields, dumps, read_bytes, read_mapping, short_repr
 from shardwise.model import Model, active_parameters, model_from_config, parameters
 from shardwise.plans.atomic_write import Files, write_file
 from shardwise.plans.documents import SCHEMA, VERSION, document_hash, plain_mapping, plan_document
@@ -73,7 +74,9 @@ def verified(document: Mapping[str, object], path: str) -> Mapping[str, object]:
     """The document of a plan file at `path`, of the newest version. Raises ConfigError if it is no plan file,
     is of a newer version, or has changed since it was written."""
     fields = Fields(document, file=path)
-    schema = fields.choice("schema", (SCHEMA, *SCHEMAS_OF_VERSION_1))
+    schema = document.get("schema")
+    if schema not in (SCHEMA, *SCHEMAS_OF_VERSION_1):
+        raise fields.error("schema", "is not a plan file", found=short_repr(schema), allowed=SCHEMA)
     version, newest = fields.integer("version", low=1, high=10**9), VERSION if schema == SCHEMA else 1
     if version > newest:
         raise fields.error(
@@ -114,6 +117,16 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     path = os.fspath(path)
     document = read_mapping(path, max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
     return _plan(Fields(verified(document, path), file=path), path)
+
+
+_SCHEMA_LINE = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?(\S+?)["\s,]')
+
+
+def is_plan_file(path: str | os.PathLike[str]) -> bool:
+    """Whether the file at `path` begins with the schema of a plan, of any version. Raises ConfigError if it
+    cannot be read."""
+    found = _SCHEMA_LINE.match(read_bytes(os.fspath(path), max_bytes=MAX_PLAN_BYTES)[:4096])
+    return found is not None and found[2].decode(errors="replace") in (SCHEMA, *SCHEMAS_OF_VERSION_1)
 
 
 def check_ledger(certificate: Certificate) -> None:
@@ -214,17 +227,17 @@ def _model(fields: Fields) -> Model:
         model = model_from_config(config, name=name)
     except ConfigError as error:
         raise error.within(file=fields.file, key="model.config") from None
+    for key, count in (("parameters", parameters(model)), ("active_parameters", active_parameters(model))):
+        if fields.integer(key) != count:
+            raise fields.error(
+                key, "is not what the config has", found=short_repr(fields.any(key)), allowed=str(count)
+            )
     if fields.text("family") != model.family:
         raise fields.error(
             "family", "is not that of the config", found=fields.text("family"), allowed=model.family
         )
     if fields.any("layers") != plain_mapping(layers_document(model)):
         raise fields.error("layers", "are not those of the config", found="other operators or sizes")
-    for key, count in (("parameters", parameters(model)), ("active_parameters", active_parameters(model))):
-        if fields.integer(key) != count:
-            raise fields.error(
-                key, "is not what the config has", found=short_repr(fields.any(key)), allowed=str(count)
-            )
     fields.finish()
     return model
 

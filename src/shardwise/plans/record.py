@@ -353,7 +353,7 @@ class Answer:
     `unexplored_parts` counts parts that were left out and may be better. `idle` are the unused devices.
     `all_devices_step_time_s` is the best step time on all devices (None: nothing fits on all, or no time was
     left to find it). `mixed` has the comparison on a mixed cluster. `is_interrupted`: the user ended the
-    search early.
+    search early. `whole` is the requested cluster, None where it is not known.
     """
 
     best: Result
@@ -369,6 +369,7 @@ class Answer:
     frontier: StrategyFrontier | None = None
     mixed: MixedFigures | None = None
     is_interrupted: bool = False
+    whole: Cluster | None = None
 
     @property
     def is_proven(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields
 from itertools import groupby
 
-from shardwise.model.model import Layer, Model
+from shardwise.model import Layer, Model
 from shardwise.operators import Extent, Operator, Saved, Weight
 
 PART_TYPES = {

@@ -30,11 +30,13 @@ from shardwise.search.explanation import (
     Binding,
     Explanation,
     PlanComparison,
+    ResultDifference,
     explained,
     what_if,
     why_not,
 )
 from shardwise.search.graph_curves import GraphCurve, GraphCurves, StagedCurve, StagedCurves
+from shardwise.search.graph_pipeline import PipelineEstimate, estimate_pipeline
 from shardwise.search.graph_result import estimate_of, graph_result
 from shardwise.search.hetero import (
     UNEVEN_GAP,
@@ -48,6 +50,7 @@ from shardwise.search.hetero import (
     relayout,
     spread_stages,
 )
+from shardwise.search.overview import Baseline, PlanOverview, StageShare, computing_s, overview_of
 from shardwise.search.plan_timeline import TRAFFIC_PARTS, PipelineTimeline, plan_timelines, plan_trace
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.result import band_of
@@ -73,6 +76,7 @@ __all__ = [
     "UNEVEN_GAP",
     "Alternative",
     "Axis",
+    "Baseline",
     "Binding",
     "BranchAndBound",
     "Curve",
@@ -84,14 +88,18 @@ __all__ = [
     "LedgerEntry",
     "MeshChoice",
     "PartChoice",
+    "PipelineEstimate",
     "PipelineFigures",
     "PipelineTimeline",
     "PlanComparison",
+    "PlanOverview",
     "Point",
     "Question",
     "RecordCostModel",
     "Reference",
+    "ResultDifference",
     "SpaceChoice",
+    "StageShare",
     "StagedCurve",
     "StagedCurves",
     "StepFigures",
@@ -105,13 +113,16 @@ __all__ = [
     "best_dtype",
     "best_uneven",
     "chosen",
+    "computing_s",
     "curves_for",
     "default_job",
     "estimate_of",
+    "estimate_pipeline",
     "evaluate",
     "explained",
     "graph_result",
     "is_mixed",
+    "overview_of",
     "parts_within",
     "pipeline_figures",
     "pipelines_s",

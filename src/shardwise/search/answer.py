@@ -299,10 +299,8 @@ def plan_of_strategy(model: Model, cluster: Cluster, job: Job, strategy: Strateg
         space="default", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=best.step_time_s,
         lower_bound_s=best.step_time_s, gap=0.0, search_s=0.0, search_cpu_s=0.0, priced_as=cluster.priced_as,
     )  # fmt: skip
-    microbatches = job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
-    schedule = generate(strategy.schedule, pp=strategy.pp, microbatches=microbatches, vpp=strategy.vpp)
     answer = Answer(best=best, runners_up=(), certificate=certificate)
-    return plan_of(answer, model=model, cluster=cluster, job=job, schedule=schedule)
+    return plan_of(answer, model=model, cluster=cluster, job=job)
 
 
 def step_time_s(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> float:

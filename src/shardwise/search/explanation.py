@@ -26,6 +26,8 @@ from shardwise.search.answer import goal_of, plan, search
 from shardwise.search.bnb.ledger import LedgerEntry, ledger_entries, ledger_totals
 from shardwise.search.bnb.solver import Progress
 from shardwise.search.clock import SearchClock
+from shardwise.search.cluster_parts import is_mixed
+from shardwise.search.hetero.answer import plan_mixed_cluster
 from shardwise.search.question import Question
 from shardwise.search.space import Space, divisors
 from shardwise.search.step_times import step_times_s
@@ -48,6 +50,7 @@ from shardwise.strategy import (
     even_ends,
     first_broken,
     largest_stage,
+    target_of,
 )
 from shardwise.ties import first_largest, first_least
 from shardwise.units import parse_quantity
@@ -587,17 +590,27 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanComparison:
-    """The plan's result compared with the answer to another question."""
+class ResultDifference:
+    """Two results, term by term."""
 
     before: Result
     after: Result
-    question: Question
-    answer: Answer
+
+    @property
+    def has_strategies(self) -> bool:
+        """Whether both are uniform strategies."""
+        return self.before.is_uniform and self.after.is_uniform
+
+    @property
+    def has_equal_terms(self) -> bool:
+        """Whether both are estimated in the same terms, so that these can be compared one by one."""
+        return not set(self.before.breakdown).isdisjoint(self.after.breakdown)
 
     @property
     def fields(self) -> dict[str, tuple[Value, Value]]:
-        """Fields of the strategy that differ: their values before and after."""
+        """Fields of the strategy that differ: their values before and after; none if a plan is uneven."""
+        if not self.has_strategies:
+            return {}
         pairs = {
             name: (getattr(self.before.strategy, name), getattr(self.after.strategy, name)) for name in FIELDS
         }
@@ -615,20 +628,31 @@ class PlanComparison:
         return _more(self.before.memory, self.after.memory)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanComparison(ResultDifference):
+    """The plan's result compared with the answer to another question."""
+
+    question: Question
+    answer: Answer
+
+
 def _more(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     return {name: after.get(name, 0.0) - before.get(name, 0.0) for name in dict.fromkeys((*before, *after))}
 
 
 def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) -> Question:
-    """The question that a plan answers, on the devices that it uses."""
-    proof = plan.proof
+    """The question that a plan answers, on the devices that it uses. The certificate of a uniform strategy has
+    the restrictions of its target too."""
+    restrictions = plan.question if plan.kind == "uneven" or plan.certificate is None else plan.certificate
     return Question(
         model=plan.model,
         cluster=plan.cluster,
         job=plan.job,
-        space=proof.space,
-        fixed=proof.fixed,
-        axes=proof.axes,
+        space=restrictions.space,
+        fixed=restrictions.fixed,
+        axes=restrictions.axes,
+        stage_dp=plan.question.stage_dp,
+        mixed_stage_rows=plan.question.mixed_stage_rows,
         objective="memory" if plan.objective == "memory" else "time",
         top=len(plan.runners_up),
         workers=workers,
@@ -666,9 +690,9 @@ def why_not(
     budget_s: float | None = None,
     progress: Progress | None = None,
 ) -> PlanComparison:
-    """The best plan with some fields pinned, compared with the given plan. Pinned values override the values
-    that the plan's question fixed. Raises Infeasible, with reason counts, if nothing with these values
-    fits."""
+    """The best uniform strategy with some fields pinned, compared with the given plan. Pinned values override
+    the values that the plan's question fixed. Raises Infeasible, with reason counts, if nothing with these
+    values fits."""
     requested = question_of(of, workers=workers, budget_s=budget_s)
     axes = {name: values for name, values in requested.axes.items() if name not in pinned}
     return _compared(of, replace(requested, fixed={**requested.fixed, **pinned}, axes=axes, top=0), progress)
@@ -689,8 +713,13 @@ def what_if(
 
 
 def _compared(of: Plan, question: Question, progress: Progress | None) -> PlanComparison:
+    is_pinned = bool(question.fixed or question.axes)
     try:
-        answer = plan(question, progress=progress)
+        if of.kind == "uneven" and is_mixed(question.cluster) and not is_pinned:
+            target = None if of.target is None else target_of(of.target)
+            answer = plan_mixed_cluster(question, target=target, progress=progress)
+        else:
+            answer = plan(question, progress=progress)
     except Infeasible as error:
         raise Infeasible(error.message, reasons=error.reasons) from None
     used = question if answer.cluster is None else replace(question, cluster=answer.cluster)

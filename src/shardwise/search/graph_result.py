@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from shardwise.cluster import Cluster, mesh_of
-from shardwise.cost import LayoutEstimate, PipelineEstimate, Training, estimate_layout, estimate_pipeline
+from shardwise.cost import LayoutEstimate, Training, estimate_layout
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout
 from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage, as_ranges
+from shardwise.search.graph_pipeline import PipelineEstimate, estimate_pipeline
 from shardwise.search.result import EVALUATOR, band_of
 
 

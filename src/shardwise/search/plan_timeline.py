@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isclose
 
-from shardwise.cost import Charge, LayoutEstimate, Training, estimate_layout, estimate_pipeline
+from shardwise.cost import Charge, LayoutEstimate, Training, estimate_layout
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
 from shardwise.plans import Plan
 from shardwise.schedule import Schedule
 from shardwise.search.answer import stage_activation_bytes, step_durations
+from shardwise.search.graph_pipeline import estimate_pipeline
 from shardwise.search.hetero.record_costs import predict_record
 from shardwise.sim import (
     BLOCKS,

@@ -75,8 +75,8 @@ def test_a_transfer_during_an_independent_action_does_not_count_as_waiting() -> 
 
 def measured_like(plan: Plan, *, slower: float = 1.0) -> Trace:
     """The trace that all ranks of the plan leave if it runs as simulated, `slower` times as long."""
-    schedule, durations = search.step_durations(plan.model, plan.cluster, plan.job, plan.best.strategy)
-    timeline = trace_of(simulate(task_graph(schedule, durations)))
+    (only,) = search.plan_timelines(plan)
+    timeline = trace_of(only.timeline)
     end_s = plan.best.step_time_s
     spans: list[Span] = []
     for stage, ranks in enumerate(((0, 1), (2, 3))):

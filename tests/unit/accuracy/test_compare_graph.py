@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from tests.property.layout_instances import chain
 from tests.runtime.graph_plans import estimated, sampled, sampled_in_stages, without_recomputation
-from tests.unit.search.test_search_graph_timeline import with_overlap
+from tests.unit.search.test_search_graph_timeline import estimates_of, with_overlap
 
 from shardwise.accuracy import PARTS, compare_graph
 from shardwise.accuracy.stage_breakdown import measured_parts, measured_passes, predicted_parts
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan, plan_hash
-from shardwise.search import graph_timeline, graph_trace
+from shardwise.search import plan_timelines, plan_trace
 from shardwise.sim import COMMUNICATION, COMPUTE, DATA_PARALLEL, OPERATORS, TRAFFIC, Span, Trace
 
 CHAIN = chain(16, 8, 16, 4)
@@ -86,7 +86,7 @@ def test_recomputed_operators_count_as_their_own() -> None:
 
 def measured_like(plan: Plan, *, slower: float = 1.0) -> Trace:
     """The trace that all ranks of the plan leave if it runs as predicted, `slower` times as long."""
-    timeline = graph_trace(plan.graph, graph_timeline(plan))
+    timeline = plan_trace(plan, plan_timelines(plan))
     devices = plan.mesh.devices
     spans = [
         replace(one, rank=rank, start_s=7.0 + slower * one.start_s, finish_s=7.0 + slower * one.finish_s)
@@ -113,12 +113,12 @@ def staged_plans() -> list[Plan]:
 def test_predicted_parts_are_the_plans_breakdown_and_sum_to_the_step() -> None:
     """Also with recomputed blocks."""
     for plan in [*(estimated(plan) for plan in sampled(CHAIN, (2,), range(6))), *staged_plans()]:
-        found = graph_timeline(plan)
-        for price in found.stages:
+        found = estimates_of(plan)
+        for price in found:
             parts = predicted_parts(price, plan.step_time_s)
             assert sum(parts.values()) == pytest.approx(plan.step_time_s, rel=1e-9)
         seconds = plan.breakdown
-        busy = max(found.stages, key=lambda price: price.time_s)
+        busy = max(found, key=lambda price: price.time_s)
         parts = predicted_parts(busy, plan.step_time_s)
         for part in PARTS[:-2]:
             assert parts[part] == pytest.approx(seconds.get(part, 0.0), rel=1e-9)
@@ -129,13 +129,13 @@ def test_predicted_parts_are_the_plans_breakdown_and_sum_to_the_step() -> None:
 
 def test_overlapped_gradient_reduction_is_reported_and_counts_in_no_part() -> None:
     """Software without overlap exposes the whole reduction: the difference is the overlapped part."""
-    (plan,) = [plan for plan in whole_plans() if graph_timeline(plan).stages[0].hidden_s > 0.0][:1]
+    (plan,) = [plan for plan in whole_plans() if estimates_of(plan)[0].hidden_s > 0.0][:1]
     found = compare_graph(plan, measured_like(plan))
     none = replace(plan.job.profile, data_overlap=0.0, shard_overlap=0.0)
     shown = estimated(replace(plan, job=replace(plan.job, profile=none)))
     assert compare_graph(shown, measured_like(shown)).hidden_s == (0.0,)
-    sums = graph_timeline(plan).stages[0].charges[-1].seconds + found.hidden_s[0]
-    assert graph_timeline(shown).stages[0].charges[-1].seconds == pytest.approx(sums, rel=1e-9)
+    sums = estimates_of(plan)[0].charges[-1].seconds + found.hidden_s[0]
+    assert estimates_of(shown)[0].charges[-1].seconds == pytest.approx(sums, rel=1e-9)
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.5])

@@ -10,28 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-from shardwise.plans.graph_plan import plan_document
 from tests.property.layout_instances import chain, mlp
+from tests.reference.one_layout import estimate_layout
 from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
 from tests.unit.graph.texts import with_value
 
-from shardwise.app.cli import checking
 from shardwise.app.cli.frontier.graphs import GraphRequest, GraphSubject
 from shardwise.cluster import load_cluster, mesh_of, part_of
-from shardwise.cost import Training, estimate_layout
+from shardwise.cost import Training
 from shardwise.errors import InternalError
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
 from shardwise.pareto.frontier import frontier_of
-from shardwise.plans import document_hash, read_plan, write_plan
-from shardwise.search import MeshChoice
+from shardwise.plans import document_hash, plan_document, read_plan, write_plan
+from shardwise.search import MeshChoice, graph_result
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
 
 CLUSTER = "2x2xV100-32G"
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs/reference/schemas/graph-plan.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/reference/schemas/plan.json").read_text())
 QUESTION = ("frontier", "graph:lstm-2x2048", "--cluster", CLUSTER, "--global-batch-size", "256")
 
 
@@ -187,7 +186,7 @@ def save(run: Run, folder: Path) -> list[Path]:
 def test_plans_of_several_graphs_each_contain_their_own(run: Run, tmp_path: Path) -> None:
     """One after the other in one process; reading one plan changes no other."""
     first = read_plan(str(save(run, tmp_path)[0]))
-    other = replace(first, graph=replace(first.graph, name="other"))
+    other = replace(first, network=replace(first.graph, name="other"))
     for plan in (first, other, first, other):
         document = plan_document(plan)
         graph_document: Any = document["graph"]
@@ -232,17 +231,20 @@ def test_a_point_whose_cost_differs_from_its_layout_is_no_plan(
     )  # fmt: skip
     subject = GraphSubject(request)
     curve = subject.curves.curve(cluster, epsilon=0.05)
-    plan = subject.plan(curve, 0)
+    plan = subject.plan(curve, 0, epsilon=0.05)
     own = {"time_s": plan.step_time_s, "memory_bytes": plan.best.peak_memory.device}
     assert own == pytest.approx({name: getattr(curve.points[0], name) for name in own}, rel=1e-9)
 
     def estimated(*given: Any) -> Any:
-        estimate = checking.estimate_of(*given)
-        return replace(estimate, **{field: getattr(estimate, field) * (1.0 + 1e-6)})
+        best = graph_result(*given)
+        if field == "time_s":
+            return replace(best, step_time_s=best.step_time_s * (1.0 + 1e-6))
+        peak = replace(best.peak_memory, device=best.peak_memory.device * (1.0 + 1e-6))
+        return replace(best, peak_memory=peak)
 
-    monkeypatch.setattr("shardwise.app.cli.frontier.graphs.estimate_of", estimated)
+    monkeypatch.setattr("shardwise.app.cli.frontier.graphs.graph_result", estimated)
     with pytest.raises(InternalError, match=r"a point of .* has a layout of"):
-        subject.plan(curve, 0)
+        subject.plan(curve, 0, epsilon=0.05)
 
 
 def rewritten(path: Path, change: Callable[[Any], None]) -> Path:

@@ -92,7 +92,7 @@ def test_a_saved_plan_names_idle_devices_and_is_accepted(run: Run, tmp_path: Pat
     folder = tmp_path / "frontier"
     assert run(*on(GRAPH, f"{SLOW}+{FAST}"), "--save", str(folder)).code == 0
     index = json.loads((folder / "frontier.json").read_text())
-    schema = json.loads((SCHEMAS / "graph-plan.json").read_text())
+    schema = json.loads((SCHEMAS / "plan.json").read_text())
     validator = jsonschema.Draft202012Validator(schema)
     seen = set()
     for point, name in zip(index["points"], index["plans"], strict=True):

@@ -115,10 +115,11 @@ def test_the_trace_of_another_plan_is_refused_by_its_hash(run: Run, files: None)
 def test_a_plan_of_another_version_is_refused_by_its_step_time(run: Run, files: None) -> None:
     plan = read_plan("whole.yaml")
     slower = {name: 2.0 * seconds for name, seconds in plan.breakdown.items()}
-    write_plan("old.yaml", replace(plan, step_time_s=2.0 * plan.step_time_s, seconds=slower))
+    best = replace(plan.best, step_time_s=2.0 * plan.step_time_s, breakdown=slower)
+    write_plan("old.yaml", replace(plan, best=best))
     for ran in (run("simulate", "old.yaml"), run("compare", "old.yaml", "whole.json")):
         assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
-        assert "old.yaml: step_time_s: is not what this version of shardwise predicts" in ran.err
+        assert "old.yaml: best.step_time_s: is not what this version of shardwise predicts" in ran.err
 
 
 def test_the_plan_is_not_written_over(run: Run, files: None) -> None:

@@ -17,7 +17,7 @@ from tests.unit.app.test_cli_commands import validated
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
-from shardwise.plans import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_plan, write_plan
+from shardwise.plans import PROVEN_GAP, Layout, MixedFigures, read_plan, write_plan
 from shardwise.search import cluster_parts, predict_record
 from shardwise.search.hetero.branch_and_bound import UnevenOutcome
 from shardwise.sim import read_trace
@@ -41,7 +41,7 @@ SHARED = (
 )  # fmt: skip
 
 
-SCHEMA_OF_FILE = jsonschema.Draft202012Validator(json.loads(SCHEMA.with_name("uneven-plan.json").read_text()))
+SCHEMA_OF_FILE = jsonschema.Draft202012Validator(json.loads(SCHEMA.with_name("plan.json").read_text()))
 
 
 def answer(run: Any, *argv: str) -> Any:
@@ -226,7 +226,7 @@ def test_a_saved_file_matches_its_schema(run: Any, tmp_path: Path, question: tup
 
 def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> None:
     plan = read_plan(saved)
-    write_plan(saved, replace(plan, best=replace(plan.best, idle_devices=1)))
+    write_plan(saved, replace(plan, best=replace(plan.best, pools=("nothing",))))
     refused = run("simulate", saved)
     assert refused.code == 2 and "is not a plan of its cluster" in refused.err
 
@@ -236,17 +236,19 @@ def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> Non
     [
         (lambda best: replace(best, step_time_s=0.9 * best.step_time_s), "step time"),
         (
-            lambda best: replace(best, microbatches=(best.microbatches[0] + 1, *best.microbatches[1:])),
+            lambda best: replace(best, layout=with_microbatches(best.layout)),
             "layout",
         ),
-        (lambda best: replace(best, idle_devices=1), "layout"),
         (
             lambda best: replace(
                 best, peak_memory=replace(best.peak_memory, device=0.5 * best.peak_memory.device)
             ),
             "device bytes",
         ),
-        (lambda best: replace(best, pipeline_s=(0.5, *best.pipeline_s[1:])), "pipeline 0"),
+        (
+            lambda best: replace(best, layout=best.layout.with_times((0.5, *best.pipeline_s[1:]))),
+            "pipeline 0",
+        ),
         (lambda best: replace(best, mfu=0.99), "mfu"),
         (lambda best: replace(best, tightest_rank=best.tightest_rank + 1), "tightest rank"),
         (
@@ -260,7 +262,8 @@ def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> Non
 )
 def test_a_plan_with_wrong_values_is_detected(run: Any, saved: str, change: Any, wrong: str) -> None:
     plan = read_plan(saved)
-    write_plan(saved, replace(plan, best=change(plan.best)))
+    best = change(plan.best)
+    write_plan(saved, replace(plan, best=best, certificate=replace(plan.proof, best_s=best.step_time_s)))
     checked = run("check", saved, "--json")
     assert checked.code == 4
     verdicts = {check["name"]: check["ok"] for check in json.loads(checked.out)["checks"]}
@@ -276,11 +279,18 @@ def test_a_plan_where_nothing_uniform_fits_is_read(run: Any, saved: str) -> None
     assert read_plan(saved) == plan
 
 
+def with_microbatches(layout: Layout) -> Layout:
+    """The layout with the micro-batches of the first pipeline halved in size and doubled in number."""
+    first, *others = layout.pipelines
+    half = replace(first, micro_batch_size=first.micro_batch_size // 2, microbatches=2 * first.microbatches)
+    return replace(layout, pipelines=(half, *others))
+
+
 def relocated(layout: Layout) -> Layout:
     """The layout with the first stage on the ranks of another stage."""
     first, *others = layout.pipelines
     stage = replace(first.stages[0], ranks=others[-1].stages[0].ranks)
-    return Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
+    return Layout(pipelines=(replace(first, stages=(stage, *first.stages[1:])), *others))
 
 
 @pytest.mark.slow
@@ -342,7 +352,7 @@ def test_ranks_that_no_cluster_has_are_detected(run: Any, saved: str, ranks: str
     plan = read_plan(saved)
     first, *others = plan.best.layout.pipelines
     stage = replace(first.stages[0], ranks=ranks)
-    layout = Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
+    layout = Layout(pipelines=(replace(first, stages=(stage, *first.stages[1:])), *others))
     write_plan(saved, replace(plan, best=replace(plan.best, layout=layout)))
     assert run("check", saved).code == 4
     if ranks != "0-9999999":

@@ -14,7 +14,7 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.inputs import read_mapping
 from shardwise.model import load_model
-from shardwise.plans import Layout, Pipeline, Plan, Result, StagePart, read_plan, write_plan
+from shardwise.plans import Layout, Result, StagePart, plan_of, read_plan, write_plan
 from shardwise.search import Question, plan_mixed_cluster
 from shardwise.search.question import default_job
 
@@ -38,10 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     job = default_job(model, cluster, seq_len=4096, global_batch_size=8)
     found = plan_mixed_cluster(Question(model=model, cluster=cluster, job=job, mixed_stage_rows=4))
     assert not found.best.is_uniform
-    plan = Plan(
-        model=model, cluster=cluster, job=job, best=found.best, certificate=found.certificate,
-        mixed=replace(found.mixed, idle=()),
-    )  # fmt: skip
+    plan = plan_of(found, model=model, cluster=cluster, job=job)
     path = str(tmp_path_factory.mktemp("plans") / "plan.yaml")
     write_plan(path, plan)
     return path
@@ -70,7 +67,7 @@ def test_a_saved_plan_is_read_back_and_predicted_equally(run: Any, saved: str) -
     plan = read_plan(saved)
     write_plan(saved, plan)
     assert read_plan(saved) == plan
-    schema = json.loads((SCHEMAS / "uneven-plan.json").read_text())
+    schema = json.loads((SCHEMAS / "plan.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(read_mapping(saved))
     verdict = json.loads(run("check", saved, "--json").out)
     assert [check["name"] for check in verdict["checks"] if not check["ok"]] == ["optimal"]
@@ -86,7 +83,9 @@ def with_parts(best: Result, change: Callable[[StagePart, StagePart], Any], **mo
     """The plan with other parts for its first stage."""
     first, *others = best.layout.pipelines
     stage = replace(first.stages[0], parts=change(*first.stages[0].parts), **more)
-    return replace(best, layout=Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others)))
+    return replace(
+        best, layout=Layout(pipelines=(replace(first, stages=(stage, *first.stages[1:])), *others))
+    )
 
 
 @pytest.mark.parametrize(

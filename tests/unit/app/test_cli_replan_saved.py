@@ -36,7 +36,7 @@ def decided(run: Any, path: str, cluster: str, events: str, *more: str) -> dict[
     assert "--save" not in more or f"wrote {more[-1]} (sha256:" in ran.err
     found: dict[str, Any] = json.loads(ran.out)
     if "--save" in more:
-        name = "plan.json" if found["plan"]["strategy"] else "uneven-plan.json"
+        name = "plan.json"
         schema = json.loads((SCHEMAS / name).read_text())
         jsonschema.Draft202012Validator(schema).validate(read_mapping(more[-1]))
     return found
@@ -109,7 +109,7 @@ def test_on_devices_of_our_runtime_the_saved_plan_is_one_that_it_runs(
     fix = "dp=2,pp=2,micro_batch_size=2"
     assert run("plan", *job, "--fix", fix, "--top", "0", "--save", first).code == 0
     saved_plan = read_plan(first)
-    write_plan(first, replace(saved_plan, certificate=replace(saved_plan.certificate, fixed={})))
+    write_plan(first, replace(saved_plan, certificate=replace(saved_plan.proof, fixed={})))
     decided(run, first, cluster, "lost n3", "--save", path)
     own = target_of("shardwise")
     strategy = read_plan(path).best.strategy
@@ -176,7 +176,7 @@ def test_a_new_plan_has_the_restrictions_of_the_old_one(run: Any, tmp_path: Path
     assert str(getattr(strategy, name)) == value and strategy.pp == 2 and strategy.cp == 1
     # The counterpart: without its question, the same plan is replaced by a faster one.
     old = read_plan(first)
-    write_plan(first, replace(old, certificate=replace(old.certificate, fixed={}, space="default")))
+    write_plan(first, replace(old, certificate=replace(old.proof, fixed={}, space="default")))
     decided(run, first, cluster, "lost n3; lost n2", "--save", path)
     free = read_plan(path).best
     assert free.step_time_s < read_plan(first).best.step_time_s * 3

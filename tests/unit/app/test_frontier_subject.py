@@ -117,7 +117,7 @@ class Graph:
     def proof(self, curves: Sequence[Curve[Layout]]) -> Iterator[Line]:
         yield (("tracked", ""),)
 
-    def plan(self, curve: Curve[Layout], place: int) -> Plan:
+    def plan(self, curve: Curve[Layout], place: int, *, epsilon: float) -> Plan:
         raise ConfigError("no plan holds this")
 
 

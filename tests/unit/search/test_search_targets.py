@@ -134,6 +134,7 @@ def test_uneven_plans_are_for_targets_that_run_them() -> None:
     found = plan_mixed_cluster(unequal(), target=narrow)
     assert not found.best.is_uniform and found.best == free.best
     least_s = plan_for(narrow, unequal(), search.plan).best.step_time_s
+    assert found.mixed is not None and free.mixed is not None
     assert found.mixed.uniform_step_time_s == least_s
     assert free.mixed.uniform_step_time_s is not None and least_s >= free.mixed.uniform_step_time_s
     answer = plan_mixed_cluster(unequal(), target=target())
@@ -164,6 +165,7 @@ def test_an_uneven_plan_is_found_where_the_target_runs_no_uniform_one() -> None:
     with pytest.raises(Infeasible):
         plan_for(none, unequal(), search.plan)
     found = plan_mixed_cluster(unequal(), target=none)
-    assert not found.best.is_uniform and found.mixed.uniform_step_time_s is None
+    assert not found.best.is_uniform
+    assert found.mixed is not None and found.mixed.uniform_step_time_s is None
     with pytest.raises(Infeasible):
         plan_mixed_cluster(unequal(), target=target(axes={"tp": [64]}))

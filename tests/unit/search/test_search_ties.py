@@ -13,7 +13,6 @@ from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model, model_from_config
 from shardwise.plans import plan_document, plan_of
-from shardwise.schedule import generate
 from shardwise.search.bnb import incumbent
 from shardwise.search.bnb.incumbent import TIE_TOLERANCE, Fastest, Goal, Smallest, Tradeoff
 from shardwise.strategy import Strategy, StrategyTable, complete
@@ -47,11 +46,7 @@ def question_of(name: str) -> search.Question:
 def document_of(question: search.Question) -> dict[str, Any]:
     """The plan file of the answer."""
     answer = search.plan(question)
-    best, batch = answer.best.strategy, question.job.global_batch_size
-    table = generate(
-        best.schedule, pp=best.pp, microbatches=batch // (best.dp * best.micro_batch_size), vpp=best.vpp
-    )
-    plan = plan_of(answer, model=question.model, cluster=question.cluster, job=question.job, schedule=table)
+    plan = plan_of(answer, model=question.model, cluster=question.cluster, job=question.job)
     return plan_document(plan)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -90,11 +88,11 @@ def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> Result:
         for of in ranks
     )
     nothing = PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=1.0)
+    pipeline = Pipeline(stages=stages, micro_batch_size=1, microbatches=16, rows=16, makespan_s=1.0)
     return Result(
-        layout=Layout(pipelines=(Pipeline(stages=stages),)), micro_batch_size=1, microbatches=(16,),
-        pipeline_s=(1.0,), recompute=(("none", "none"),), step_time_s=1.0, band_s=(1.0, 1.0),
+        fields=None, layout=Layout(pipelines=(pipeline,)), step_time_s=1.0, band_s=(1.0, 1.0),
         tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1, peak_memory=nothing, breakdown={},
-        tightest_rank=0, idle_devices=4, pools=(space.pools[0].name,), is_alike=False, evaluator="by hand",
+        memory={}, tightest_rank=0, pools=(space.pools[0].name,), is_alike=False, evaluator="by hand",
     )  # fmt: skip
 
 
@@ -103,9 +101,7 @@ def test_a_pool_with_one_tier_over_its_nodes_has_the_cost_of_its_record() -> Non
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x4xGB200+1x4xT4")
     space = UnevenSpace(load_model("gpt2"), cluster, job)
-    predicted = predict_record(
-        space.model, cluster, job, replace(by_hand(space, ("0", "1")), idle_devices=10)
-    )
+    predicted = predict_record(space.model, cluster, job, by_hand(space, ("0", "1")))
     options = StageCostModel(space).options(UnevenSubproblem(pools=(0,), micro_batch_size=1, least=1, most=1))
     assert not predicted.faults
     assert predicted.pipeline_s[0] == pytest.approx(

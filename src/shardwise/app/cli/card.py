@@ -270,11 +270,11 @@ def result_card(
     return [
         *question_lines(model, cluster, job),
         *([] if target is None else [row("target", (target, "value"))]),
-        *_layout(result, model, cluster, job),
+        *layout_lines(result, model, cluster, job),
         (),
         *figures(result, cluster, job),
         (),
-        *_breakdowns(result),
+        *breakdown_lines(result),
     ]
 
 
@@ -299,7 +299,7 @@ def question_lines(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
     yield (("─" * WIDTH, "dim"),)
 
 
-def _layout(result: Result, model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
+def layout_lines(result: Result, model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
     """The strategy with its stages, or the pipelines of an uneven plan."""
     if not result.is_uniform:
         yield from plan_lines(result)
@@ -354,7 +354,7 @@ def _memory_line(result: Result) -> Line:
     )
 
 
-def _breakdowns(result: Result) -> Iterator[Line]:
+def breakdown_lines(result: Result) -> Iterator[Line]:
     """Two columns of bars: terms of the step time, and of the peak memory."""
     largest = max(result.memory.values())
     left = list(_bars(result.breakdown, words.seconds, "time"))

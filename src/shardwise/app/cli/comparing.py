@@ -1,4 +1,4 @@
-"""The command `compare`: the predicted step of a plan compared with a measured one.
+"""The command `compare`: the predicted step of a plan compared with a measured one, or with another plan.
 
 `compared` shows times per stage. For plans of operator graphs, `part_rows` and `operator_lines` add the parts
 of the busiest stage and the operators with the largest differences.
@@ -19,12 +19,13 @@ from shardwise.accuracy import (
     stage_label,
 )
 from shardwise.app.cli import words
+from shardwise.app.cli.differing import compared_plans
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import Plan, plan_hash, read_plan
+from shardwise.plans import Plan, is_plan_file, plan_hash, read_plan
 from shardwise.sim import read_trace, write_trace
 
 # Plans of operator graphs
@@ -109,12 +110,15 @@ _PARTS = ("forward", "backward", "waiting", "after")
 
 
 def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> Output:
-    """The answer of `compare` for the plan file at `path` and the trace at `measured`; writes both timelines
-    to `trace`. ConfigError where the trace is not of this plan.
+    """The answer of `compare` for the plan file at `path` and another one, or the trace, at `measured`; writes
+    both timelines to `trace`. ConfigError where the trace is not of this plan.
     """
     if trace is not None:
         check_output_path("--trace", trace, inputs=(path, measured))
     plan = read_plan(path)
+    if is_plan_file(measured):
+        other = read_plan(measured)
+        return compared_plans(plan, other, other_path=measured, trace=trace, is_json=is_json)
     steps = read_trace(measured)
     try:
         found = compare_graph(plan, steps) if plan.kind == "graph" else compare(plan, steps)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from shardwise.app.cli.request import Request
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plans import (
@@ -20,7 +19,8 @@ from shardwise.plans import (
     result_document,
     usd_per_billion_tokens,
 )
-from shardwise.search import Explanation, PlanComparison
+from shardwise.questions import Request
+from shardwise.search import Explanation, PlanComparison, PlanOverview, ResultDifference
 from shardwise.strategy import ANY, Job
 from shardwise_verify import PipelineCount, SpaceCount
 
@@ -86,22 +86,30 @@ def _points(frontier: StrategyFrontier, best: Result) -> list[dict[str, object]]
     ]
 
 
-def evaluation(request: Request, result: Result) -> dict[str, object]:
+def evaluation(plan: Plan) -> dict[str, object]:
     """`evaluate --json`."""
     return {
         "schema": "shardwise.evaluation",
         "version": VERSION,
-        **question_document(request.model, request.cluster, request.job),
-        "result": _result_with_cost(result, request.cluster, request.job),
+        **question_document(plan.model, plan.cluster, plan.job),
+        "result": _result_with_cost(plan.best, plan.cluster, plan.job),
     }
 
 
-def explanation(plan: Plan, found: Explanation) -> dict[str, object]:
-    """`explain --json`."""
-    binding = asdict(found.binding)
-    return {
-        **_explained(plan, "tree"),
+def explanation(plan: Plan, overview: PlanOverview, found: Explanation | None) -> dict[str, object]:
+    """`explain --json`; `found` has the candidates of a uniform strategy."""
+    document = {
+        **_explained(plan, "layout" if found is None else "tree"),
         "priced_as": list(plan.priced_as),
+        "stages": [asdict(stage) for stage in overview.stages],
+        "baselines": [asdict(one) for one in overview.baselines],
+        "usable_bytes": overview.usable_bytes,
+        "free_bytes": overview.free_bytes,
+    }
+    if found is None:
+        return document
+    return {
+        **document,
         "candidates": sum(found.totals.values()) + found.unexplored,
         "unexplored": found.unexplored,
         "totals": dict(found.totals),
@@ -110,7 +118,7 @@ def explanation(plan: Plan, found: Explanation) -> dict[str, object]:
             for block in found.entries
         ],
         "axes": [asdict(axis) for axis in found.axes],
-        "binding": binding,
+        "binding": asdict(found.binding),
         "agrees": found.agrees,
     }
 
@@ -127,13 +135,31 @@ def comparison(plan: Plan, found: PlanComparison, *, kind: str, requested: str) 
         "job": asdict(question.job),
         "result": _result_with_cost(found.after, question.cluster, question.job),
         "certificate": certificate_document(found.answer.certificate),
-        "difference": {
-            "step_time_s": found.after.step_time_s - found.before.step_time_s,
-            "device_bytes": found.after.peak_memory.device - found.before.peak_memory.device,
-            "breakdown": found.breakdown_s,
-            "memory": found.memory_bytes,
-            "fields": {name: list(pair) for name, pair in found.fields.items()},
-        },
+        "difference": _difference(found),
+    }
+
+
+def plan_comparison(plan: Plan, other: Plan) -> dict[str, object]:
+    """`compare --json` of two plans."""
+    return {
+        "schema": "shardwise.plan-comparison",
+        "version": VERSION,
+        "plan_hash": plan_hash(plan),
+        "other_hash": plan_hash(other),
+        "best": _result_with_cost(plan.best, plan.cluster, plan.job),
+        "other": _result_with_cost(other.best, other.cluster, other.job),
+        "difference": _difference(ResultDifference(before=plan.best, after=other.best)),
+    }
+
+
+def _difference(found: ResultDifference) -> dict[str, object]:
+    """The second result minus the first."""
+    return {
+        "step_time_s": found.after.step_time_s - found.before.step_time_s,
+        "device_bytes": found.after.peak_memory.device - found.before.peak_memory.device,
+        "breakdown": found.breakdown_s,
+        "memory": found.memory_bytes,
+        "fields": {name: list(pair) for name, pair in found.fields.items()},
     }
 
 

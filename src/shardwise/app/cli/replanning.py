@@ -15,8 +15,7 @@ from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.card import plan_lines, priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.planning import schedule_of
-from shardwise.app.cli.request import OWN_TARGET, check_output_path
+from shardwise.app.cli.request import check_output_path
 from shardwise.cluster import (
     Cluster,
     Conditions,
@@ -48,6 +47,7 @@ from shardwise.plans import (
     read_plan,
     write_plan,
 )
+from shardwise.questions import OWN_TARGET
 from shardwise.replanning import (
     AllowedSpace,
     AnyArrangement,
@@ -107,7 +107,7 @@ def uniform_plan(
     )
     answer = search.plan(question)
     answer = replace(answer, certificate=_with_events(answer.certificate, priced_as))
-    plan = plan_of(answer, model=model, cluster=own, job=job, schedule=schedule_of(answer.best, job))
+    plan = plan_of(answer, model=model, cluster=own, job=job)
     nodes = [int(name[1:]) for name in found.nodes]
     idle = idle_in(cluster, search.ranks_of_nodes(cluster, nodes))
     plan = replace(plan, question=asked, for_trace=found)
@@ -152,7 +152,7 @@ def uneven_plan(
             idle=(),
         ),
     )
-    plan = plan_of(answer, model=prices.model, cluster=own, job=prices.job, schedule=None, question=asked)
+    plan = plan_of(answer, model=prices.model, cluster=own, job=prices.job, question=asked)
     return replace(plan, for_trace=found), answer
 
 

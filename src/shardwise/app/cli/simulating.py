@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from shardwise.app.cli import words
 from shardwise.app.cli.card import PIPELINES, priced_as_lines, stage_texts
 from shardwise.app.cli.output import Line, Output
@@ -16,8 +14,8 @@ from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plans import Plan, plan_hash, read_plan
-from shardwise.search import PipelineTimeline, plan_timelines, plan_trace
-from shardwise.sim import COMPUTE, Timeline, gantt, write_trace
+from shardwise.search import PipelineTimeline, computing_s, plan_timelines, plan_trace
+from shardwise.sim import gantt, write_trace
 
 VERSION = 1
 CHART_COLUMNS = 82
@@ -125,18 +123,8 @@ def _document(plan: Plan, pipelines: Sequence[PipelineTimeline], trace: str | No
                 "idle_s": one.timeline.makespan_s - busy,
             }
             for place, one in enumerate(pipelines)
-            for stage, (ranks, busy) in enumerate(
-                zip(one.ranks, busy_s(one.timeline, len(one.ranks)), strict=True)
-            )
+            for stage, (ranks, busy) in enumerate(zip(one.ranks, computing_s(one), strict=True))
         ],
         "trace": trace,
         "priced_as": list(plan.priced_as),
     }
-
-
-def busy_s(timeline: Timeline, ranks: int) -> list[float]:
-    """Seconds of compute of each rank."""
-    graph = timeline.graph
-    lengths = timeline.finish_s - timeline.start_s
-    is_compute = np.array([stream == COMPUTE for stream in graph.streams])
-    return [float(lengths[is_compute & (graph.ranks == rank)].sum()) for rank in range(ranks)]

@@ -8,14 +8,7 @@ from dataclasses import asdict, replace
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.card import plan_lines, priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.planning import (
-    not_run,
-    question_arguments,
-    requested_target,
-    require_job,
-    space_choice,
-    train_warnings,
-)
+from shardwise.app.cli.planning import question_arguments, train_warnings
 from shardwise.app.cli.replanning import (
     GivenEvents,
     arrangement_text,
@@ -28,17 +21,17 @@ from shardwise.app.cli.replanning import (
     uniform_plan,
     unreachable_lines,
 )
-from shardwise.app.cli.request import (
-    MIXED_POOL_STAGES,
-    JobOptions,
-    PlanOptions,
-    Request,
-    check_output_path,
-    choice,
-    load_request,
-)
+from shardwise.app.cli.request import JobOptions, PlanOptions, check_output_path, choice, load_request
 from shardwise.errors import ConfigError
 from shardwise.plans import TRACE_POLICIES, PlanQuestion, Reliability, TraceChoice, write_plan
+from shardwise.questions import (
+    MIXED_POOL_STAGES,
+    Request,
+    not_run,
+    requested_target,
+    require_job,
+    space_choice,
+)
 from shardwise.replanning import (
     AllowedSpace,
     AnyArrangement,
@@ -138,12 +131,12 @@ def planned(
         document = documents.plan_answer(plan, proven, not_run=unsupported)
         lines = card.result_card(proven.best, model=plan.model, cluster=plan.cluster, job=plan.job)
     notes = [*given.notes, *unreachable_lines("unreachable for some time", picks.unreachable)]
-    notes += train_warnings(unsupported, on, save)
+    notes += train_warnings(unsupported, on.cluster, save)
     notes += [] if save is None else [f"wrote {save} ({written})"]
     if is_json:
         return Output(document={**document, "for_trace": _document(picks, found)}, notes=notes)
     priced_as = (*on.cluster.priced_as, *given.priced_as)
-    return Output(lines=[*lines, *_card(picks, found, request, save, priced_as)], notes=notes)
+    return Output(lines=[*lines, *_card(picks, found, request, options, save, priced_as)], notes=notes)
 
 
 def check_plan_options(plan_options: PlanOptions, reliability: Reliability | None) -> None:
@@ -211,7 +204,12 @@ def _pick_document(pick: TracePick, found: TraceChoice) -> dict[str, object]:
 
 
 def _card(
-    picks: TracePicks, found: TraceChoice, request: Request, save: str | None, priced_as: Sequence[str]
+    picks: TracePicks,
+    found: TraceChoice,
+    request: Request,
+    options: JobOptions,
+    save: str | None,
+    priced_as: Sequence[str],
 ) -> Iterator[Line]:
     """A table of the picks of all policies, and of the uniform pick where an uneven one is better."""
     yield ()
@@ -232,10 +230,10 @@ def _card(
     yield from priced_as_lines(priced_as)
     evaluator = "max-plus, in every situation of the trace"
     yield from card.assumption_lines(on_nodes(found, request.cluster), request.job, evaluator)
-    question = " ".join(question_arguments(request.options))
+    question = " ".join(question_arguments(options))
     file = save or "plan.yaml"
     following = [] if save else [f"shardwise plan {question} --events TRACE --save plan.yaml"]
-    replay_command = f"shardwise replay {file} --cluster {request.options.cluster} --events TRACE"
+    replay_command = f"shardwise replay {file} --cluster {options.cluster} --events TRACE"
     yield from card.next_lines([*following, replay_command])
 
 

@@ -1,7 +1,8 @@
 """Prediction of an uneven plan from its record alone, without the search.
 
 `RecordCostModel` estimates single stages and hops with the same cost functions as the search, each once. The
-stages, their order and their nodes are read from the record. `predict_record` walks 1F1B action by action.
+stages, their order and their nodes are read from the record. `predict_record` predicts each pipeline by the
+evaluator of the search.
 `predicted_result` gives all figures of a record whose layers, shares or devices have changed.
 """
 
@@ -30,7 +31,7 @@ from shardwise.plans import PeakMemory, Pipeline, Result, Stage, StagePart
 from shardwise.search.hetero.placement import HopEndpoint, NodeLookup, StagesPerNode, faults_of, hop_endpoints
 from shardwise.search.hetero.space import UnevenLimits, UnevenSpace
 from shardwise.search.result import band_of
-from shardwise.sim import Durations
+from shardwise.sim import Durations, makespan_s
 from shardwise.strategy import RECOMPUTES, Job, Profile
 from shardwise.ties import first_largest
 
@@ -243,7 +244,8 @@ def predict_with(prices: RecordCostModel, result: Result, global_batch_size: int
             pipeline, ways, share, stages_per_node = one
             figures = prices.figures(result, pipeline, ways, stages_per_node)
             hops = prices.hops(result, pipeline, stages_per_node)
-            known[one] = _simulated_step_s(figures, hops, share), figures, _times(figures, hops)
+            times = _times(figures, hops)
+            known[one] = _step_s(times, share), figures, times
     stages = [one for _, figures, _ in known.values() for one in figures]
     tightest = stages[int(first_largest([one.device_bytes / one.usable_bytes for one in stages]))]
     return RecordPrediction(
@@ -288,37 +290,11 @@ def _times(stages: Sequence[StageFigures], hops: Sequence[float]) -> PipelineTim
     return PipelineTimes(durations=durations, end_s=max(stage.end_s for stage in stages))
 
 
-def _simulated_step_s(stages: Sequence[StageFigures], hops: Sequence[float], microbatches: int) -> float:
-    """Seconds of a step under 1F1B. Every stage does as many forwards as there are stages from it to the end,
-    then alternates one backward and one forward. An action starts when its stage is free and its input has
-    arrived."""
-    count = len(stages)
-    todo: list[list[tuple[str, int]]] = []
-    for stage in range(count):
-        warmup = min(count - stage, microbatches)
-        actions = [("F", j) for j in range(warmup)]
-        for j in range(microbatches):
-            actions.append(("B", j))
-            actions += [("F", j + warmup)] if j + warmup < microbatches else []
-        todo.append(actions)
-    done: dict[tuple[str, int, int], float] = {}
-    free = [stage.gather_s for stage in stages]
-    at = [0] * count
-    while any(at[stage] < len(todo[stage]) for stage in range(count)):
-        for stage in range(count):
-            while at[stage] < len(todo[stage]):
-                kind, j = todo[stage][at[stage]]
-                near = stage - 1 if kind == "F" else stage + 1
-                is_end = near in (-1, count)
-                if not is_end and (kind, near, j) not in done:
-                    break
-                ready = 0.0 if is_end else done[kind, near, j] + hops[min(stage, near)]
-                work_s = stages[stage].forward_s if kind == "F" else stages[stage].backward_s
-                free[stage] = max(free[stage], ready) + work_s
-                done[kind, stage, j] = free[stage]
-                at[stage] += 1
-    drained = max(end + stage.reduce_s for end, stage in zip(free, stages, strict=True))
-    return drained + max(stage.end_s for stage in stages)
+def _step_s(times: PipelineTimes, microbatches: int) -> float:
+    """Seconds of a step under 1F1B."""
+    stages = times.durations.stages
+    drained_s = makespan_s("1f1b", pp=stages, microbatches=microbatches, vpp=1, durations=times.durations)
+    return float(drained_s[0]) + times.end_s
 
 
 # Figures of a record

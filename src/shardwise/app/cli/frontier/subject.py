@@ -13,10 +13,9 @@ from typing import Protocol, TypeVar
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.planning import plan_question, schedule_of
-from shardwise.app.cli.request import Request
 from shardwise.errors import InternalError
 from shardwise.plans import Plan, plan_of
+from shardwise.questions import Request, plan_question
 from shardwise.search import Curve, CurveSource, Point, Question, StrategyCurve, StrategyCurves, answer_at
 from shardwise.strategy import Strategy
 from shardwise.units import format_seconds
@@ -182,7 +181,6 @@ class StrategySubject:
             model=question.model,
             cluster=question.cluster,
             job=question.job,
-            schedule=schedule_of(answer.best, question.job),
             question=plan_question(question, None),
         )
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import log2
 from typing import Literal
 
-from shardwise.cluster import Cluster, Mesh
-from shardwise.cost.one_layout.rank import (
+from tests.reference.one_layout.rank import (
     LocalShard,
     PassSeconds,
     Placements,
@@ -28,6 +27,8 @@ from shardwise.cost.one_layout.rank import (
     size,
     value_shards,
 )
+
+from shardwise.cluster import Cluster, Mesh
 from shardwise.cost.training import WHOLE_BATCH, StepCounts, Training
 from shardwise.errors import InternalError
 from shardwise.graph import (  # fmt: skip

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tests.reference.one_layout.layout import LayoutEstimate, estimate_stage
+from tests.reference.one_layout.rank import Rank, rank_of, value_shards
+
 from shardwise.cluster import Cluster, Mesh
-from shardwise.cost.one_layout.layout import LayoutEstimate, estimate_stage
-from shardwise.cost.one_layout.rank import Rank, rank_of, value_shards
 from shardwise.cost.training import StepCounts, Training
 from shardwise.errors import InternalError
 from shardwise.graph import OpGraph, StagedLayout, scaled, tensor_shapes

@@ -4,8 +4,8 @@ Plain scalar code, written from docs/concepts/pareto-search.md to check `cost.la
 layouts at once. Both use the same equations, records and operator definitions, and share no other code.
 """
 
-from shardwise.cost.one_layout.layout import Charge, LayoutEstimate, estimate_layout, estimate_stage
-from shardwise.cost.one_layout.pipeline import PipelineEstimate, estimate_pipeline
+from tests.reference.one_layout.layout import Charge, LayoutEstimate, estimate_layout, estimate_stage
+from tests.reference.one_layout.pipeline import PipelineEstimate, estimate_pipeline
 
 __all__ = [
     "Charge",
