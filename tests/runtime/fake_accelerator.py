@@ -153,6 +153,7 @@ def reported(plan: Plan, rank: int) -> dict[str, Any]:
         with torch.device("meta"):
             module = reference_module(plan.model)
         running = divided(module, plan)
+        assert isinstance(running, Running)
         batch = torch.zeros((plan.job.global_batch_size, plan.job.seq_len + 1), dtype=torch.long)
         with record_collectives() as sent:
             running.step(batch)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any
 from unittest.mock import patch
 
@@ -209,9 +210,13 @@ def predicted_in_stages(plan: Plan) -> list[Times]:
 
     A gathered parameter counts for each micro-batch, as above.
     """
-    layout = plan.operators
-    if not isinstance(layout, StagedLayout):
-        raise AssertionError("a plan in stages")
+    (pipeline,) = plan.best.layout.pipelines
+    blocks_of = [stage.operators.blocks for stage in pipeline.stages if stage.operators is not None]
+    layout = StagedLayout(
+        ranks=plan.mesh.ranks, blocks=tuple(chain.from_iterable(blocks_of)),
+        cuts=tuple(accumulate(map(len, blocks_of[:-1]))), microbatches=pipeline.microbatches,
+        schedule=plan.best.layout.schedule,
+    )  # fmt: skip
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
     of_one = scaled(plan.graph, plan.graph.batch // layout.microbatches)
     messages = messages_of(of_one, rank_of(plan.cluster, training, plan.mesh), layout)

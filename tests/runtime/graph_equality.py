@@ -9,6 +9,7 @@ import torch
 from tests.runtime.graph_mutants import GRAPH_MUTANTS, SKIP_TENSOR_MUTANTS
 from tests.runtime.graph_plans import alone
 from tests.runtime.graph_stages import STAGE_MUTANTS
+from tests.runtime.jobs import of_graph
 from tests.runtime.mutation import with_mutant
 from torch import Tensor
 
@@ -87,7 +88,7 @@ def differences(report: Report, cases: list[tuple[Plan, Run, int, str | None]]) 
 def _difference(plan: Plan, expected: Run, seed: int, broken: str | None) -> float:
     with with_mutant({**GRAPH_MUTANTS, **SKIP_TENSOR_MUTANTS, **STAGE_MUTANTS}, broken):
         module = graph_module(plan.graph, seed=seed)
-        job = parallelize(module, plan, lr=LR, max_norm=MAX_NORM)
+        job = of_graph(parallelize(module, plan, lr=LR, max_norm=MAX_NORM))
         run = run_of(job, plan.graph, len(expected.losses))
     return max(
         relative(torch.tensor(run.losses), torch.tensor(expected.losses)),

@@ -7,6 +7,7 @@ import warnings
 from unittest.mock import patch
 
 import torch
+from tests.runtime.jobs import of_graph
 from tests.runtime.memory_tracker import Host, Tracker, fake_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -29,7 +30,7 @@ def allocated_bytes(plan: Plan, rank: int = 0) -> int:
         patch.object(torch.Tensor, "__float__", lambda _: 1.0),
     ):
         warnings.simplefilter("ignore")
-        job = parallelize(graph_module(plan.graph, seed=0), plan)
+        job = of_graph(parallelize(graph_module(plan.graph, seed=0), plan))
         batch = {name: torch.zeros(shape) for name, shape in plan.graph.inputs.items()}
         for tensor in batch.values():
             there.take(tensor)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.runtime.graph_equality import MAX_NORM, batches
 from tests.runtime.graph_plans import alone
+from tests.runtime.jobs import of_graph
 from tests.runtime.mutation import with_mutant
 from torch import Tensor
 
@@ -75,7 +76,7 @@ def saves(
     """Runs under each of these plans; each saves a checkpoint to its folder midway and continues."""
     found = []
     for plan, root in cases:
-        job = parallelize(graph_module(plan.graph, seed=1), plan, lr=LR, max_norm=MAX_NORM)
+        job = of_graph(parallelize(graph_module(plan.graph, seed=1), plan, lr=LR, max_norm=MAX_NORM))
         losses = stepped(job, plan.graph, 0, BEFORE)
         tensors = tensors_of(job)
         with with_mutant(SAVING_MUTANTS, broken):
@@ -92,7 +93,7 @@ def loads(
     """Runs that start from other parameters, then load the checkpoint of each folder."""
     found = []
     for plan, root in cases:
-        job = parallelize(graph_module(plan.graph, seed=5), plan, lr=LR, max_norm=MAX_NORM)
+        job = of_graph(parallelize(graph_module(plan.graph, seed=5), plan, lr=LR, max_norm=MAX_NORM))
         with with_mutant(LOADING_MUTANTS, broken):
             load(job, resumable(plan, root)[0])
         tensors = tensors_of(job)

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from tests.runtime.jobs import uniform
 from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools import mod_tracker
@@ -97,7 +98,7 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
     ):
         with fake:
             module = reference_module(plan.model)
-        job = parallelize(module, plan)  # meshes need real tensors
+        job = uniform(parallelize(module, plan))  # meshes need real tensors
         with (
             fake,
             warnings.catch_warnings(),

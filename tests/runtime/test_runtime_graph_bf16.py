@@ -20,6 +20,7 @@ from tests.runtime.graph_counted_collectives import predicted
 from tests.runtime.graph_equality import Run, batches, run_of, single_process
 from tests.runtime.graph_modules import data_of, module_of
 from tests.runtime.graph_plans import alone, by_rules, plan_with, sampled
+from tests.runtime.jobs import of_graph
 from tests.runtime.test_runtime_graph_plan_is_followed import MLP as EVEN
 from tests.runtime.test_runtime_graph_plan_is_followed import as_predicted, steps_of
 from tests.runtime.test_runtime_graphs import BY_HAND
@@ -50,7 +51,9 @@ def narrow(plan: Plan) -> Plan:
 def runs(report: Report, plans: list[Plan], seed: int) -> list[Run]:
     """The run of each plan."""
     return [
-        run_of(parallelize(graph_module(plan.graph, seed=seed), plan, max_norm=0.5), plan.graph, STEPS)
+        run_of(
+            of_graph(parallelize(graph_module(plan.graph, seed=seed), plan, max_norm=0.5)), plan.graph, STEPS
+        )
         for plan in plans
     ]
 
@@ -175,7 +178,7 @@ def modules_run(report: Report, name: str, plans: list[Plan]) -> list[tuple[floa
     data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
     found = []
     for plan in plans:
-        job = parallelize(module_of(name, 1).float(), plan, data, max_norm=1e9)
+        job = of_graph(parallelize(module_of(name, 1).float(), plan, data, max_norm=1e9))
         loss = job.backward(data).loss
         found.append((loss, job.gradients()))
     return found

@@ -14,7 +14,14 @@ import pytest
 import torch
 from tests.property.layout_instances import chain, op
 from tests.runtime.graph_memory_tracker import allocated_bytes
-from tests.runtime.graph_plans import by_rules, estimated, in_stages, plan_with, without_recomputation
+from tests.runtime.graph_plans import (
+    by_rules,
+    estimated,
+    in_stages,
+    plan_with,
+    with_blocks,
+    without_recomputation,
+)
 from tests.runtime.test_runtime_graph_plan_is_followed import steps_of
 from tests.runtime.test_runtime_memory import with_memory
 from tests.sampling import sample_of
@@ -59,20 +66,20 @@ def stored_as(word: Placement, graph: OpGraph, ranks: int = RANKS) -> Plan:
         plan_with(graph, (ranks,), by_rules(graph, (ranks,), lambda op: ("split b",)))
     )
     blocks = tuple(replace(b, stored=dict.fromkeys(b.stored, (word,))) for b in plan.operators.blocks)
-    return replace(plan, layout=replace(plan.operators, blocks=blocks))
+    return with_blocks(plan, blocks)
 
 
 def predicted_bytes(plan: Plan) -> float:
     """The predicted bytes of all tensors together, without the context and fragmentation."""
-    parts = estimated(plan).nbytes
+    parts = estimated(plan).memory
     return sum(nbytes for part, nbytes in parts.items() if part not in ("context", "fragmentation"))
 
 
 def at_once_bytes(plan: Plan) -> float:
     """The predicted bytes of the tensors that exist at the same moment."""
     price = estimated(plan)
-    context, more = (price.nbytes[part] for part in ("context", "fragmentation"))
-    return (price.at_once_bytes - context) / (1.0 + more / predicted_bytes(plan))
+    context, more = (price.memory[part] for part in ("context", "fragmentation"))
+    return (price.best.peak_memory.allocated - context) / (1.0 + more / predicted_bytes(plan))
 
 
 @pytest.mark.parametrize("word", [REPLICATE, REPLICATE_SHARD_STATES, shard(0)])
@@ -245,7 +252,7 @@ def test_a_share_of_a_weight_is_no_copy() -> None:
 def test_gathered_parameters_do_not_wait_for_their_gradients() -> None:
     """In stages with two micro-batches in flight; the mutant keeps the gathered parameters."""
     whole = deep(BATCH)
-    plan = in_stages(replace(stored_as(shard(0), deep(BATCH // 4)), graph=whole), (3,), 4)
+    plan = in_stages(replace(stored_as(shard(0), deep(BATCH // 4)), network=whole), (3,), 4)
     assert allocated_bytes(plan) < predicted_bytes(plan)
     with patch.object(interpreter, "rematerialize", lambda made: nullcontext()):
         assert allocated_bytes(plan) > 1.1 * predicted_bytes(plan)
@@ -291,14 +298,12 @@ def test_recomputation_gathers_parameters_again_as_predicted(team: WorkerPool) -
     plan = layers_again(64, ranks=2)
     head = replace(plan.operators.blocks[1], stored={"w_down": (REPLICATE,)})
     profile = replace(plan.job.profile, shard_overlap=0.0)
-    plan = replace(
-        plan,
-        job=replace(plan.job, profile=profile),
-        layout=replace(plan.operators, blocks=(plan.operators.blocks[0], head)),
+    plan = with_blocks(
+        replace(plan, job=replace(plan.job, profile=profile)), (plan.operators.blocks[0], head)
     )
     assert set(team.run(2, all_gathers, plan, False)) == {17}
     assert set(team.run(2, all_gathers, plan, True)) == {12}
-    again_s, stored_s = (estimated(each).seconds["gathers"] for each in (plan, without_recomputation(plan)))
+    again_s, stored_s = (estimated(each).breakdown["gathers"] for each in (plan, without_recomputation(plan)))
     assert again_s == pytest.approx(1.5 * stored_s, rel=1e-9) and stored_s > 0.0
 
 
@@ -329,4 +334,4 @@ def layers_again(batch: int, ranks: int = RANKS) -> Plan:
     )
     plan = stored_as(shard(0), graph, ranks)
     first, *others = plan.operators.blocks
-    return replace(plan, layout=replace(plan.operators, blocks=(replace(first, mode="recomputed"), *others)))
+    return with_blocks(plan, (replace(first, mode="recomputed"), *others))

@@ -20,7 +20,8 @@ from tests.runtime import graph_modules
 from tests.runtime.graph_counted_collectives import Times, predicted
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_modules import data_of, module_of
-from tests.runtime.graph_plans import by_rules, plan_with, sampled, without_recomputation
+from tests.runtime.graph_plans import by_rules, plan_with, sampled, with_blocks, without_recomputation
+from tests.runtime.jobs import of_graph
 from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
@@ -56,7 +57,7 @@ def steps_of(report: Report, plans: list[Plan], broken: str | None = None) -> li
 
 
 def _step_of(plan: Plan) -> Times:
-    return second_step(parallelize(graph_module(plan.graph, seed=0), plan), batches(plan.graph, 0))
+    return second_step(of_graph(parallelize(graph_module(plan.graph, seed=0), plan)), batches(plan.graph, 0))
 
 
 def second_step(job: GraphTrainingJob, batch: Any) -> Times:
@@ -100,7 +101,9 @@ def _modules_steps(report: Report, name: str, plans: list[Plan], early: bool) ->
     data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
     mutant: Any = patch.object(ShardedParameter, "receive", _receive_early) if early else nullcontext()
     with mutant, patch.object(interpreter, "rematerialize", lambda made: nullcontext()):
-        return [second_step(parallelize(module_of(name, 1).float(), plan, data), data) for plan in plans]
+        return [
+            second_step(of_graph(parallelize(module_of(name, 1).float(), plan, data)), data) for plan in plans
+        ]
 
 
 def _receive_early(param: ShardedParameter, gradient: Tensor, used: TensorSpec) -> None:
@@ -189,9 +192,9 @@ def test_parameters_of_a_block_share_one_collective(team: WorkerPool) -> None:
     has a lower limit for a message."""
     weights = {"w_up": 8 * 16 * 4, "w_down": 16 * 4 * 4}
     plain = plan_with(MLP, (2,), by_rules(MLP, (2,), lambda op: ("split b",)))
-    (block,) = plain.layout.blocks
+    (block,) = plain.operators.blocks
     split = replace(block, stored=dict.fromkeys(weights, (REPLICATE_SHARD_STATES,)))
-    plans = [plain, replace(plain, layout=replace(plain.layout, blocks=(split,)))]
+    plans = [plain, with_blocks(plain, (split,))]
     assert [predicted(plan) for plan in plans] == [
         Counter({("all_reduce", 768): 1}),
         Counter({("all_reduce", 768): 1, ("pass", 768): 1}),

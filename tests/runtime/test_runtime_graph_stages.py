@@ -23,6 +23,7 @@ from tests.runtime.graph_plans import (
     staged_by_rules,
 )
 from tests.runtime.graph_stages import STAGE_MUTANTS
+from tests.runtime.jobs import of_graph
 from tests.runtime.test_runtime_graph_bf16 import GRADIENT, LOSS, gradients_off, loss_off
 from tests.runtime.test_runtime_graph_captured import IN_FP32
 from tests.runtime.test_runtime_graph_captured import TOLERANCE as IN_FP64
@@ -34,7 +35,7 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode, graph_text, loss_weight
 from shardwise.plans import Plan, read_plan
-from shardwise.runtime import WorkerPool, check_graph_runnable, graph_module, parallelize
+from shardwise.runtime import WorkerPool, check_runnable, graph_module, parallelize
 from shardwise.runtime.profiling import NORM, OPTIMIZER, traced
 from shardwise.runtime.workers import Report
 from shardwise.sim import COMPUTE
@@ -69,7 +70,7 @@ def expected(graph: str, optimizer: str = "adamw") -> Run:
 def differ(team: WorkerPool, plans: Sequence[Plan], graph: str, broken: str | None = None) -> list[float]:
     """The largest difference of any rank, for each plan; all have the same number of devices."""
     for plan in plans:
-        check_graph_runnable(plan)
+        check_runnable(plan)
     cases = [(plan, expected(graph, plans[0].job.optimizer), 1, broken) for plan in plans]
     ranks = team.run(plans[0].devices, differences, cases)
     return [max(of) for of in zip(*ranks, strict=True)]
@@ -125,7 +126,7 @@ def test_a_broken_mechanism_is_caught(team: WorkerPool, mutant: str) -> None:
 
 def _local_sizes(report: Report, plan: Plan) -> tuple[dict[str, int], list[str]]:
     """Elements of this rank's parameters, and the passes of a step by its profile."""
-    job = parallelize(graph_module(plan.graph, seed=0), plan)
+    job = of_graph(parallelize(graph_module(plan.graph, seed=0), plan))
     with traced(distributed.get_rank()) as trace:
         job.step(batches(plan.graph, 0))
     passes = [
@@ -151,7 +152,9 @@ def test_a_rank_holds_its_stage_and_runs_the_predicted_passes(team: WorkerPool) 
 
 
 def _bf16_run(report: Report, plan: Plan) -> Run:
-    return run_of(parallelize(graph_module(plan.graph, seed=1), plan, max_norm=MAX_NORM), plan.graph, 1)
+    return run_of(
+        of_graph(parallelize(graph_module(plan.graph, seed=1), plan, max_norm=MAX_NORM)), plan.graph, 1
+    )
 
 
 @pytest.mark.parametrize(("ranks", "cuts"), [((1,), (2,)), ((2,), (1, 3))])
@@ -178,7 +181,7 @@ FEW = ("vgg", "readers")
 
 def worst(team: WorkerPool, name: str, plans: Sequence[Plan]) -> float:
     for plan in plans:
-        check_graph_runnable(plan)
+        check_runnable(plan)
     return max(
         max(of) for of in team.run(plans[0].devices, captured_differences, name, list(plans), plain(name), 1)
     )
@@ -202,8 +205,8 @@ def test_operators_that_need_the_whole_batch_are_refused_by_name() -> None:
     normed = chain(8, 6, 12, 5, norm="batch_norm")
     plan = staged_by_rules(normed, (1,), (2,), 2, whole)
     with pytest.raises(ConfigError, match="batch_norm operator norm computes across samples"):
-        check_graph_runnable(plan)
-    check_graph_runnable(staged_by_rules(normed, (1,), (2,), 1, whole))
+        check_runnable(plan)
+    check_runnable(staged_by_rules(normed, (1,), (2,), 1, whole))
 
 
 def test_a_batch_norm_of_the_whole_batch_trains_in_stages(team: WorkerPool) -> None:
@@ -227,9 +230,9 @@ def test_integers_do_not_cross_a_stage_boundary(team: WorkerPool) -> None:
 
 def test_a_parameter_of_two_stages_is_refused_by_name() -> None:
     graph = graph_of("transformer")
-    plan = plan_with(graph, (1,), alone(graph).layout)
+    plan = plan_with(graph, (1,), alone(graph).operators)
     with pytest.raises(ConfigError, match=r"embedding\.weight in several stages"):
-        check_graph_runnable(in_stages(plan, (1,), 1))
+        check_runnable(in_stages(plan, (1,), 1))
 
 
 def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

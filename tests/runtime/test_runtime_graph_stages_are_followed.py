@@ -16,7 +16,8 @@ from tests.reference.one_layout import layout
 from tests.reference.one_layout.rank import owned_shards
 from tests.runtime.graph_counted_collectives import Times, predicted_in_stages
 from tests.runtime.graph_equality import batches
-from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules, without_recomputation
+from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules, with_blocks, without_recomputation
+from tests.runtime.jobs import of_graph
 from tests.runtime.test_runtime_graph_plan_is_followed import as_predicted, second_step
 from tests.runtime.test_runtime_graph_stages import columns, data, whole
 
@@ -39,7 +40,7 @@ def steps_of(report: Report, plans: list[Plan], early: bool) -> list[Times]:
     mutant: Any = patch.object(_Passes, "_backward", _settled) if early else nullcontext()
     with mutant:
         return [
-            second_step(parallelize(graph_module(plan.graph, seed=0), plan), batches(plan.graph, 0))
+            second_step(of_graph(parallelize(graph_module(plan.graph, seed=0), plan)), batches(plan.graph, 0))
             for plan in plans
         ]
 
@@ -94,7 +95,7 @@ def stored_anyhow(plan: Plan, seed: int) -> Plan:
         forms = {name: storage_placements(shapes[name], plan.mesh.ranks).named for name in block.stored}
         sampled_forms = {name: among[random.integers(len(among))] for name, among in forms.items()}
         blocks.append(replace(block, stored=sampled_forms))
-    return replace(plan, layout=replace(plan.operators, blocks=tuple(blocks)))
+    return with_blocks(plan, blocks)
 
 
 def test_gradients_along_two_axes_are_reduced_as_often_as_predicted(team: WorkerPool) -> None:

@@ -27,7 +27,7 @@ from tests.runtime.graph_plans import (
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwise.app.cli.main import main
-from shardwise.cluster import load_cluster, mesh_of
+from shardwise.cluster import load_cluster
 from shardwise.graph import OpGraph, block_labels, operator_label
 from shardwise.plans import Plan, write_plan
 from shardwise.runtime import WorkerPool, graph_module, parallelize
@@ -285,7 +285,7 @@ def test_traces_are_refused_on_accelerators(tmp_path: Path, capsys: pytest.Captu
     plan = plan_with(CHAIN, (2,), by_rules(CHAIN, (2,), lambda op: ("split b",)))
     cluster = load_cluster("1x2xH100-SXM")
     path, trace = str(tmp_path / "p.yaml"), tmp_path / "t.json"
-    write_plan(path, estimated(replace(plan, cluster=cluster, mesh=mesh_of(cluster, (2,)))))
+    write_plan(path, estimated(replace(plan, cluster=cluster)))
     assert main(["train", path, "--trace", str(trace)]) == 2
     assert "--trace: is not supported on accelerators" in capsys.readouterr().err
     assert not trace.exists()

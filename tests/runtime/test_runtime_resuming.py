@@ -79,7 +79,7 @@ def test_the_command_to_resume_names_the_launcher(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv(TORCHRUN_VARIABLE, raising=False)
     (line,) = resume_lines(run, options)
     assert line.startswith("  to resume from the beginning: shardwise train p.yaml --data synthetic")
-    committed(tmp_path, 2, run.plan)  # type: ignore[arg-type]
+    committed(tmp_path, 2, run.plan)
     monkeypatch.setenv(TORCHRUN_VARIABLE, "x")
     (line,) = resume_lines(run, options)
     assert line.startswith(

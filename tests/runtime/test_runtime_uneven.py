@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime.equality import Difference, Trajectory, batches, single_process, whole_module
+from tests.runtime.jobs import uneven
 from tests.runtime.mutation import with_mutant
 from tests.runtime.plans import make_plan, tiny
 from tests.runtime.uneven_equality import divided_unevenly
@@ -126,7 +127,7 @@ def _precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, bo
 
 
 def _precision_of(plan: Plan) -> tuple[bool, bool, bool]:
-    job = parallelize(reference_module(plan.model), plan)
+    job = uneven(parallelize(reference_module(plan.model), plan))
 
     def is_more(shares: list[Any]) -> bool:
         return any(bool((share != share.bfloat16().float()).any()) for share in shares)
@@ -233,7 +234,7 @@ def test_stages_send_every_element_once(team: WorkerPool) -> None:
 
 
 def _recompute_kinds(report: Report, plan: Plan) -> list[str]:
-    job = parallelize(reference_module(plan.model), plan)
+    job = uneven(parallelize(reference_module(plan.model), plan))
     assert job.stage is not None
     return [layer.recompute for layer in job.stage.layers.values()]
 
@@ -296,9 +297,15 @@ def on_two_pools(plan: Plan) -> Plan:
         StagePart(ranks=stage.ranks, device_class=stage.device_class, tp=1, rows=1) for stage in (one, other)
     )
     stage = replace(one, devices=2, ranks=f"{one.ranks},{other.ranks}", dp=2, parts=parts)
-    layout = Layout(pipelines=(Pipeline(stages=(stage,)),))
-    recompute = plan.best.recompute[:1]
-    return changed(plan, layout=layout, microbatches=(8,), pipeline_s=(1.0,), recompute=recompute)
+    pipeline = Pipeline(stages=(stage,), micro_batch_size=1, microbatches=8, rows=8, makespan_s=1.0)
+    return changed(plan, layout=Layout(pipelines=(pipeline,)))
+
+
+def without_a_sequence(plan: Plan) -> Plan:
+    """Its last pipeline has one micro-batch fewer."""
+    *others, last = plan.best.layout.pipelines
+    last = replace(last, microbatches=last.microbatches - 1, rows=last.rows - last.micro_batch_size)
+    return changed(plan, layout=replace(plan.best.layout, pipelines=(*others, last)))
 
 
 PLAN = make_uneven("5 l4 + 3 l4")
@@ -311,7 +318,7 @@ PLAN = make_uneven("5 l4 + 3 l4")
         (make_uneven("5 l4 + 3 l4", optimizer="muon"), [], "job.optimizer: is not supported"),
         (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not supported by this runtime; found"),
         (make_uneven("8 tp3l4"), [], "best.layout: is not supported by this runtime; found tp 3"),
-        (changed(PLAN, microbatches=(5, 2)), [], "best.microbatches: is not supported"),
+        (without_a_sequence(PLAN), [], "best.microbatches: is not supported"),
         (on_two_pools(PLAN), [], "best.layout: is not supported by this runtime; found a stage on two pools"),
         (doubled(PLAN), [], "best.layout: is not supported by this runtime; found ranks used twice"),
         (PLAN, ["--resume"], "--resume: needs --checkpoint"),

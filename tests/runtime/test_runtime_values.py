@@ -18,6 +18,7 @@ from shardwise.errors import ConfigError
 from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, devices, parallelize, reference_module, state_dict
 from shardwise.runtime.gradients import local
+from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.initialization import initial_value, initialise
 from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.parallelize import divided
@@ -54,7 +55,9 @@ def filled(
 
     whole = reference_module(plan.model)
     initialise(whole, seed=SEED, layers=plan.model.layers)
-    expected = local_tensors(parallelize(whole, plan))
+    job = parallelize(whole, plan)
+    assert not isinstance(job, GraphTrainingJob)
+    expected = local_tensors(job)
     with torch.device("meta"):
         module = reference_module(plan.model)
     with patch.object(devices, "_placed", placed):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from tests.runtime.equality import LR, MAX_NORM, Difference, Gradients, Trajectory, difference, whole_module
+from tests.runtime.jobs import uneven
 from tests.runtime.mutation import with_mutant
 from tests.runtime.uneven_mutants import MUTANTS
 
@@ -21,7 +22,7 @@ def divided_unevenly(
     """On every rank: the difference of the run under `plan` from `expected`. `broken` names a mutant to
     run."""
     with with_mutant(MUTANTS, broken):
-        job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
+        job = uneven(parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM))
         return difference(job, expected, seed, _gradient_error, [own for own, _ in job.owned.parameters])
 
 

@@ -28,11 +28,11 @@ def make_uneven(
     `3 l1 tp2l3full` has 3 micro-batches, a stage of one layer, and one of three layers on two tensor ranks
     that recomputes them.
     """
-    pipelines, microbatches, recompute = [], [], []
+    pipelines = []
     first = 0
     for part in text.split("+"):
         share, *words = part.split()
-        stages, ways = [], []
+        stages = []
         for word in words:
             match = _STAGE.fullmatch(word)
             assert match is not None, word
@@ -41,25 +41,27 @@ def make_uneven(
                 Stage(
                     devices=tp * dp, ranks=f"{first}-{first + tp * dp - 1}", device_class="cpu", tp=tp, dp=dp,
                     layers=(layers,), share=int(share) * micro_batch_size / BATCH,
+                    recompute=match[4] or "none",
                 )
             )  # fmt: skip
-            ways.append(match[4] or "none")
             first += tp * dp
-        pipelines.append(Pipeline(stages=tuple(stages)))
-        microbatches.append(int(share))
-        recompute.append(tuple(ways))
+        pipelines.append(
+            Pipeline(
+                stages=tuple(stages), micro_batch_size=micro_batch_size, microbatches=int(share),
+                rows=int(share) * micro_batch_size, makespan_s=1.0,
+            )
+        )  # fmt: skip
     devices = devices or first
     nothing = PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=1.0)
     return Plan(
-        model=tiny(model),
+        network=tiny(model),
         cluster=load_cluster(f"1x{devices}xcpu"),
         job=Job(seq_len=SEQ_LEN, global_batch_size=BATCH, dtype=dtype, optimizer=optimizer),  # type: ignore[arg-type]
         best=Result(
-            layout=Layout(pipelines=tuple(pipelines)), micro_batch_size=micro_batch_size,
-            microbatches=tuple(microbatches), pipeline_s=(1.0,) * len(pipelines), recompute=tuple(recompute),
-            step_time_s=1.0, band_s=(0.5, 2.0), tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1,
-            peak_memory=nothing, breakdown={"busiest_stage": 1.0}, tightest_rank=0,
-            idle_devices=devices - first, pools=("cpu",), is_alike=False, evaluator="none",
+            fields=None, layout=Layout(pipelines=tuple(pipelines)), step_time_s=1.0, band_s=(0.5, 2.0),
+            tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1, peak_memory=nothing,
+            breakdown={"busiest_stage": 1.0}, memory={}, tightest_rank=0, pools=("cpu",), is_alike=False,
+            evaluator="none",
         ),
         certificate=Certificate(
             space="uneven", enumerated=0, rejected={}, cut_by_bound=0, simulated=0, best_s=1.0,
