@@ -130,7 +130,11 @@ def _layers(pipeline: PipelineRecord) -> int:
 
 def _stage_faults(stage: StageRecord, plan: PlanRecord, used: Counter[int]) -> Iterator[str]:
     """What does not add up in the devices of a stage; `used` counts its ranks."""
-    mesh = prod(plan.best.layout.mesh) if plan.kind == "graph" else stage.tp * stage.cp * stage.dp
+    mesh = stage.tp * stage.cp * stage.dp
+    if plan.kind == "graph":
+        if mesh != 1:
+            yield f"degrees of {mesh} devices beside a layout of operators"
+        mesh = prod(plan.best.layout.mesh)
     held = [(stage.ranks, stage.device_class, mesh)]
     if stage.parts:
         held = [(part.ranks, part.device_class, part.tp) for part in stage.parts]

@@ -23,12 +23,6 @@ class UncheckedKey:
     why: str
 
 
-REASON_QUESTION = "the question itself"
-REASON_EFFORT = "search effort"
-REASON_SUM = "only the sum of these counts is checked"
-REASON_TRACE = "the trace of events is not replayed"
-
-
 def unchecked(why: str, *keys: str) -> tuple[UncheckedKey, ...]:
     """Keys that are unchecked for one reason."""
     return tuple(UncheckedKey(key=key, why=why) for key in keys)

@@ -59,7 +59,7 @@ from shardwise_verify.records import (
 from shardwise_verify.rules import SCHEDULE_RULES, count, first_broken, is_candidate
 from shardwise_verify.space import SpaceDefinition, chains_of
 from shardwise_verify.strategy_rows import Column, StrategyRows, rows_of
-from shardwise_verify.targets import TargetLimits, target_limits_of
+from shardwise_verify.targets import TargetLimits, limits_of, target_limits_of
 
 
 class ProofTimeLimitError(Exception):
@@ -494,7 +494,7 @@ class Claim:
 def optimal_check(plan: PlanRecord, figures: Figures, budget_s: float) -> Check:
     """The claims of the plan's objective, proven within `budget_s` seconds, or open."""
     proof = plan.proof
-    space = space_of(figures, proof, target_limits_of(plan.target, figures.model, plan.job))
+    space = space_of(figures, proof, target_limits_of(limits_of(plan.target), figures.model, plan.job))
     all_of = count(figures, proof.space, proof.fixed, proof.axes)
     until_s = monotonic() + budget_s
     # Candidates that fit only by rounding are not part of the claim: the planner may reject them.

@@ -285,7 +285,8 @@ _GENERIC: Mapping[Any, Callable[[Any, Any, str], Any]] = {
 
 
 def keys_left(kind: Any, value: Any, key: str = "") -> Iterator[str]:
-    """The keys of a document that the record `kind` and the records in it do not have."""
+    """The keys of a document that the record `kind` and the records in it do not have, without the index of
+    items of a list."""
     if is_dataclass(kind) and isinstance(value, Mapping) and not hasattr(kind, "from_plain"):
         known = {name: type_ for name, type_, _ in _fields_of(kind)}  # type: ignore[arg-type]
         for name, item in value.items():
@@ -297,6 +298,6 @@ def keys_left(kind: Any, value: Any, key: str = "") -> Iterator[str]:
     of = [type_ for type_ in get_args(kind) if type_ not in (..., NoneType)]
     if get_origin(kind) is tuple and isinstance(value, list):
         for place, item in enumerate(value):
-            yield from keys_left(of[0 if len(of) == 1 else place], item, f"{key}[{place}]")
+            yield from keys_left(of[0 if len(of) == 1 else place], item, key)
     elif get_origin(kind) in (UnionType, Union) and len(of) == 1:
         yield from keys_left(of[0], value, key)

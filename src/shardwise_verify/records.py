@@ -553,6 +553,8 @@ class BestRecord:
     breakdown: Mapping[str, Signed]
     memory: Mapping[str, Signed]
     evaluator: str
+    pools: Anything = None
+    is_alike: Anything = None
 
     @property
     def memory_parts(self) -> Mapping[str, float]:
@@ -585,6 +587,11 @@ class CertificateRecord:
     lower_bound_s: Amount
     gap: Annotated[float, Bounds(-1.0, 1.0)] | None = None
     priced_as: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, values in self.axes.items():
+            if len(set(map(repr, values))) < len(values):
+                raise InputError("has a value twice", key=f"certificate.axes.{name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,12 +93,15 @@ NO_TARGET_LIMITS = TargetLimits()
 """No target: nothing is excluded."""
 
 
-def target_limits_of(target: str, model: LayersRecord, job: JobRecord) -> TargetLimits:
-    """The limits of `target` for the model and the job, by the level at which the search rejects."""
+def limits_of(target: str) -> tuple[LimitRecord, ...]:
+    """The combinations that `target` excludes; none where it is not known."""
     capabilities = capabilities_of(target)
-    if capabilities is None:
-        return NO_TARGET_LIMITS
-    own, sizes = _applicable(capabilities.limits, model, job), _sizes(model, job)
+    return () if capabilities is None else capabilities.limits
+
+
+def target_limits_of(limits: Sequence[LimitRecord], model: LayersRecord, job: JobRecord) -> TargetLimits:
+    """The limits that apply to the model and the job, by the level at which the search rejects."""
+    own, sizes = _applicable(limits, model, job), _sizes(model, job)
     fields = [_fields(limit) - set(sizes) for limit in own]
     grid = tuple(limit for limit, names in zip(own, fields, strict=True) if names <= GRID_FIELDS)
     orders = tuple(

@@ -17,7 +17,13 @@ from shardwise_verify.memory import ALLOCATED
 from shardwise_verify.problem import Figures
 from shardwise_verify.proof import runners_up_checks
 from shardwise_verify.reading import InputError
-from shardwise_verify.records import CertificateRecord, LayersRecord, PlanRecord, ScheduleRecord
+from shardwise_verify.records import (
+    CertificateRecord,
+    LayersRecord,
+    PlanRecord,
+    QuestionRecord,
+    ScheduleRecord,
+)
 from shardwise_verify.rules import (
     HOST_MEMORY,
     MEMORY,
@@ -35,6 +41,7 @@ from shardwise_verify.targets import (
     TARGET_REASON,
     TargetLimits,
     capabilities_of,
+    limits_of,
     target_check,
     target_limits_of,
 )
@@ -56,10 +63,24 @@ def uniform_checks(plan: PlanRecord, figures: Figures) -> Iterator[Check]:
     if capabilities is not None:
         yield target_check(plan, figures.model, capabilities)
     if plan.certificate is not None:
+        yield _question_check(plan.question, plan.certificate)
         yield _space_check(plan.certificate, figures)
-        limits = target_limits_of(plan.target, figures.model, plan.job)
+        limits = target_limits_of(limits_of(plan.target), figures.model, plan.job)
         yield from _reason_checks(plan.certificate, figures, limits)
         yield from outcome_checks(plan, plan.certificate)
+
+
+def _question_check(question: QuestionRecord, certificate: CertificateRecord) -> Check:
+    """Whether the certificate is about the space of the question, or a part of it: targets restrict it."""
+    expected = f"{question.space}, {dict(question.fixed)}, {dict(question.axes)}"
+    fixed = certificate.fixed
+    wider = [name for name, value in question.fixed.items() if fixed.get(name, certificate) != value]
+    for name, values in question.axes.items():
+        own = (fixed[name],) if name in fixed else certificate.axes.get(name, ())
+        wider += [name] if not own or any(value not in values for value in own) else []
+    ok = certificate.space == question.space and not wider
+    found = f"{certificate.space}, wider in {', '.join(wider)}" if wider else certificate.space
+    return Check(name="question", ok=ok, found=found, expected=f"at most {expected}")
 
 
 def _space_check(certificate: CertificateRecord, figures: Figures) -> Check:

@@ -132,6 +132,10 @@ def _not_judged(plan: PlanRecord) -> Iterator[UncheckedKey]:
         yield from unchecked("search effort", "certificate.search_s", "certificate.search_cpu_s")
 
 
+REASON_COSTS = "times and bytes of unlike stages: only their sums are checked"
+REASON_OPERATORS = "the sharding rules of operators are not applied"
+REASON_UNKNOWN = "this checker does not know the key"
+
 COSTS_OF_STAGES = (
     "best.layout.schedule", "best.layout.pipelines.makespan_s", "best.layout.pipelines.stages.recompute",
     "best.breakdown", "best.band_s", "best.mfu", "best.mfu_full_attention", "best.memory",
@@ -142,12 +146,12 @@ COSTS_OF_STAGES = (
 
 def _not_re_derived(plan: PlanRecord, document: Mapping[str, Any]) -> Iterator[UncheckedKey]:
     if plan.kind != "uniform":
-        yield from unchecked(
-            "times and bytes of unlike stages: only their sums are checked", *COSTS_OF_STAGES
-        )
+        yield from unchecked(REASON_COSTS, *COSTS_OF_STAGES)
+    pools = {"best.pools": plan.best.pools, "best.is_alike": plan.best.is_alike}
+    formed = (key for key, value in pools.items() if value is not None)
+    yield from unchecked("device pools are not formed", *formed)
     if plan.kind == "graph":
-        operators = "best.layout.pipelines.stages.operators"
-        yield from unchecked("the sharding rules of operators are not applied", operators)
+        yield from unchecked(REASON_OPERATORS, "best.layout.pipelines.stages.operators")
         if plan.epsilon is not None:
             yield from unchecked("no other search bounds graph layouts", "epsilon")
     if plan.kind == "uneven" and plan.certificate is not None:
@@ -162,9 +166,9 @@ def _not_re_derived(plan: PlanRecord, document: Mapping[str, Any]) -> Iterator[U
         yield from unchecked("text about links and events", "certificate.priced_as")
     if plan.for_trace is not None:
         yield from unchecked("the trace of events is not replayed", "for_trace")
-    named = ("question", "model", "job", "cluster", "idle", "mixed", "certificate.search")
-    unknown = [key for key in keys_left(PlanRecord, document) if not key.startswith(named)]
-    yield from unchecked("this checker does not know the key", *dict.fromkeys(unknown))
+    above = (*(f"{one.key}." for one in _not_judged(plan)), "mixed.")
+    unknown = [key for key in keys_left(PlanRecord, document) if not f"{key}.".startswith(above)]
+    yield from unchecked(REASON_UNKNOWN, *dict.fromkeys(unknown))
 
 
 # The hash

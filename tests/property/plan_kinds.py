@@ -70,6 +70,9 @@ def document_of(name: str, folder: Path) -> dict[str, Any]:
 
 Place = tuple[str | int, ...]
 
+ADDED = "another"
+"""A key that no plan file has."""
+
 
 def places(value: Any, path: Place = ()) -> Iterator[Place]:
     """The path of every value, lists and mappings included; for a long list, of its first two items."""
@@ -107,7 +110,7 @@ def other(place: Place) -> Callable[[Any], Any]:
             words = [word for word in WORDS.get(str(place[-1]), ()) if word != value]
             return words[0] if words else f"{value}x"
         if isinstance(value, dict):
-            return {**value, "another": 0}
+            return {**value, ADDED: 0}
         if isinstance(value, list):
             return [*value, value[-1]] if value else [0]
         return 1.0

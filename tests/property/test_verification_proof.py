@@ -9,11 +9,12 @@ from math import inf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.checker_records import figures_of
 from tests.property.search_instances import Instance, instance, uneven_pipelines
 
 from shardwise.strategy import Strategy
 from shardwise_verify.estimate import evaluate
-from shardwise_verify.problem import Figures, figures_of
+from shardwise_verify.problem import Figures
 from shardwise_verify.proof import PROVEN_GAP, ProofOutcome, Prover
 from shardwise_verify.rules import first_broken
 from shardwise_verify.space import SpaceDefinition

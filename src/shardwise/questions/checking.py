@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import shardwise_verify
 from shardwise.cost import Training
 from shardwise.errors import ConfigError
-from shardwise.plans import Plan, plan_document, read_plan
-from shardwise.search import RecordCostModel, estimate_of, predict_record, predicted_result
+from shardwise.plans import Plan, Result, plan_document, read_plan
+from shardwise.search import RecordCostModel, graph_result, predict_record, predicted_result
 from shardwise_verify import (
     PROOF_BUDGET_S,
     Check,
@@ -26,7 +26,8 @@ from shardwise_verify import (
     value_check,
 )
 
-EVALUATOR = "max-plus, pipeline by pipeline"
+UNEVEN_EVALUATOR = "max-plus, pipeline by pipeline"
+UNEVEN_SCHEDULE = "1f1b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +88,8 @@ def _graph_checks(plan: Plan) -> Iterator[Check]:
     """The prediction of the layout of an operator graph from the names in the file
     (docs/concepts/pareto-search.md)."""
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-    estimate = estimate_of(plan.graph, plan.cluster, training, plan.operators)
-    yield number_check("step time", plan.step_time_s, estimate.time_s)
-    yield parts_check("breakdown", plan.breakdown, estimate.seconds, estimate.time_s)
-    yield number_check("device bytes", plan.best.peak_memory.device, estimate.memory_bytes)
-    yield number_check("bytes at once", plan.best.peak_memory.allocated, estimate.at_once_bytes)
-    yield parts_check("memory", plan.memory, estimate.nbytes, estimate.memory_bytes)
+    predicted = graph_result(plan.graph, plan.cluster, training, plan.operators)
+    yield from _result_checks(plan.best, predicted)
 
 
 def _uneven_checks(plan: Plan) -> Iterator[Check]:
@@ -100,33 +97,42 @@ def _uneven_checks(plan: Plan) -> Iterator[Check]:
     search (docs/concepts/mixed-clusters.md)."""
     best = plan.best
     found = predict_record(plan.model, plan.cluster, plan.job, best)
-    faults = "; ".join(found.faults[:3]) or "devices, layers and micro-batches add up"
-    yield Check(
-        name="space", ok=not found.faults, found=faults, expected="a plan of the space of uneven plans"
-    )
+    expected = "a plan of the space of uneven plans"
+    faults = "; ".join(found.faults[:3]) or expected
+    yield Check(name="uneven layout", ok=not found.faults, found=faults, expected=expected)
     if found.faults:
         return
-    for place, (time_s, predicted_s) in enumerate(zip(best.pipeline_s, found.pipeline_s, strict=True)):
-        yield number_check(f"pipeline {place}", time_s, predicted_s)
-    yield number_check("device bytes", best.peak_memory.device, found.device_bytes)
-    yield fit_check("fits", found.device_bytes, found.usable_bytes)
-    yield from _figure_checks(plan)
+    yield number_check("predicted device bytes", best.peak_memory.device, found.device_bytes)
+    yield fit_check("predicted bytes fit", found.device_bytes, found.usable_bytes)
+    predicted = predicted_result(
+        RecordCostModel(plan.model, plan.cluster, plan.job), best, plan.job.global_batch_size
+    )
+    if predicted is not None:
+        layout = replace(predicted.layout, schedule=UNEVEN_SCHEDULE)
+        yield from _result_checks(best, replace(predicted, evaluator=UNEVEN_EVALUATOR, layout=layout))
 
 
-def _figure_checks(plan: Plan) -> Iterator[Check]:
-    """Checks of the figures that follow from stage times and bytes; none for a plan that does not fit."""
-    best, batch = plan.best, plan.job.global_batch_size
-    predicted = predicted_result(RecordCostModel(plan.model, plan.cluster, plan.job), best, batch)
-    if predicted is None:
-        return
-    for place, edge in enumerate(("low", "high")):
-        yield number_check(f"band {edge}", best.band_s[place], predicted.band_s[place])
-    for name in ("mfu", "mfu_full_attention", "tokens_per_s_per_device"):
-        yield number_check(name, getattr(best, name) or 0.0, getattr(predicted, name) or 0.0)
-    for name in ("allocated", "reserved", "capacity"):
-        yield number_check(
-            f"{name} bytes", getattr(best.peak_memory, name), getattr(predicted.peak_memory, name)
-        )
-    yield value_check("tightest rank", best.tightest_rank, predicted.tightest_rank)
-    yield value_check("evaluator", best.evaluator, EVALUATOR)
-    yield parts_check("breakdown", best.breakdown, predicted.breakdown, predicted.step_time_s)
+def _result_checks(found: Result, predicted: Result) -> Iterator[Check]:
+    """Every figure of a result, compared with its prediction."""
+    yield value_check("predicted layout", found.layout.with_times(predicted.pipeline_s), predicted.layout)
+    numbers = {
+        "predicted step time": (found.step_time_s, predicted.step_time_s),
+        "predicted band low": (found.band_s[0], predicted.band_s[0]),
+        "predicted band high": (found.band_s[1], predicted.band_s[1]),
+    }
+    for place, pair in enumerate(zip(found.pipeline_s, predicted.pipeline_s, strict=True)):
+        numbers[f"predicted pipeline {place}"] = pair
+    for name in ("allocated", "reserved", "device"):
+        own, other = (getattr(result.peak_memory, name) for result in (found, predicted))
+        numbers[f"predicted {name} bytes"] = own, other
+    for name, (own, other) in numbers.items():
+        yield number_check(name, own, other)
+    for name in ("tokens_per_s_per_device", "mfu", "mfu_full_attention"):
+        own, other = getattr(found, name), getattr(predicted, name)
+        is_number = own is not None and other is not None
+        yield (number_check if is_number else value_check)(f"predicted {name}", own, other)
+    yield parts_check("predicted breakdown", found.breakdown, predicted.breakdown, predicted.step_time_s)
+    yield parts_check("predicted memory", found.memory, predicted.memory, predicted.peak_memory.device)
+    yield value_check("predicted capacity", found.peak_memory.capacity, predicted.peak_memory.capacity)
+    yield value_check("tightest rank", found.tightest_rank, predicted.tightest_rank)
+    yield value_check("evaluator", found.evaluator, predicted.evaluator)
