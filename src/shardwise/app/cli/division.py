@@ -21,8 +21,8 @@ from shardwise.strategy import Job
 PIPELINES = 12
 """Most groups of identical pipelines that are shown."""
 
-Division = tuple[str, list[str]]
-"""How the work is divided: the degrees or their like, and the other choices."""
+Division = tuple[str, str, list[str]]
+"""How the work is divided: its label on a card, the degrees or their like, and the other choices."""
 
 
 def division(result: Result) -> Division:
@@ -33,7 +33,8 @@ def division(result: Result) -> Division:
 def _of_strategy(result: Result) -> Division:
     layers = sum(sum(stage.layers) for stage in result.layout.stages)
     batch = words.microbatches_text(result.micro_batch_size, result.microbatches[0])
-    return words.degrees_text(result.strategy), [batch, *words.choice_texts(result.strategy, layers)]
+    choices = words.choice_texts(result.strategy, layers)
+    return "strategy", words.degrees_text(result.strategy), [batch, *choices]
 
 
 def _of_pipelines(result: Result) -> Division:
@@ -42,7 +43,7 @@ def _of_pipelines(result: Result) -> Division:
     has_replicas = count > 1 or any(stage.parts for stage in result.layout.stages)
     sharded = ["ZeRO-1 over the replicas of a stage"] if has_replicas else []
     batch = words.microbatches_text(result.micro_batch_size, sum(result.microbatches))
-    return f"uneven: {many}", [batch, result.layout.schedule, *sharded]
+    return "plan", f"uneven: {many}", [batch, result.layout.schedule, *sharded]
 
 
 def _of_operators(result: Result) -> Division:
@@ -50,9 +51,9 @@ def _of_operators(result: Result) -> Division:
     mesh = "mesh " + "x".join(map(str, () if operators is None else operators.ranks))
     stages = len(result.layout.stages)
     if stages == 1:
-        return mesh, []
+        return "plan", mesh, []
     batch = words.microbatches_text(result.micro_batch_size, sum(result.microbatches))
-    return f"{stages} stages of {mesh}", [batch, result.layout.schedule]
+    return "plan", f"{stages} stages of {mesh}", [batch, result.layout.schedule]
 
 
 _DIVISIONS: Mapping[PlanKind, Callable[[Result], Division]] = {
@@ -64,7 +65,7 @@ _DIVISIONS: Mapping[PlanKind, Callable[[Result], Division]] = {
 
 def division_text(plan: Plan) -> str:
     """How a plan divides the work, in one line."""
-    head, details = division(plan.best)
+    _, head, details = division(plan.best)
     return " · ".join((head, *details[:3]))
 
 
@@ -78,8 +79,8 @@ def layout_lines(result: Result, network: Model | OpGraph, cluster: Cluster, job
 def plan_lines(result: Result) -> Iterator[Line]:
     """The division, and every group of identical pipelines: their number, micro-batches, and stages in
     order."""
-    head, details = division(result)
-    yield row("plan", (head, "value"))
+    label, head, details = division(result)
+    yield row(label, (head, "value"))
     for line in words.wrapped(details, " · ", WIDTH - LABEL):
         yield row("", (line, ""))
     total = sum(result.microbatches)

@@ -23,7 +23,7 @@ from shardwise.plans import (
 from shardwise.questions import Request
 from shardwise.search import Explanation, PlanComparison, PlanOverview, ResultDifference
 from shardwise.strategy import ANY, Job
-from shardwise.verification import PipelineCount, SpaceCount
+from shardwise_verify import PipelineCount, SpaceCount
 
 VERSION = 1
 
