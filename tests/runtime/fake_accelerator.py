@@ -33,8 +33,8 @@ from shardwise.plans import Plan
 from shardwise.runtime import fsdp, gradients, reference_module, uniform
 from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.devices import LOCAL_RANK
+from shardwise.runtime.distribute import divided
 from shardwise.runtime.gradients import local
-from shardwise.runtime.parallelize import divided
 from shardwise.runtime.private import TensorChunks
 from shardwise.runtime.uniform import UniformTrainingJob as Running
 from shardwise.strategy import MEGATRON_2024, Job, complete, parse_fields, target_of

@@ -74,9 +74,8 @@ def run_of(job: GraphTrainingJob, graph: OpGraph, steps: int) -> Run:
 
 def single_process(plan: Plan, *, seed: int, steps: int) -> Run:
     own = alone(plan.graph, optimizer=plan.job.optimizer, dtype=plan.job.dtype)
-    job = GraphTrainingJob.build(
-        graph_module(plan.graph, seed=seed), own, None, device_type="cpu", lr=LR, max_norm=MAX_NORM
-    )
+    source = GraphTrainingJob.source_of(graph_module(plan.graph, seed=seed), own)
+    job = GraphTrainingJob(source, own, device_type="cpu", lr=LR, max_norm=MAX_NORM)
     return run_of(job, plan.graph, steps)
 
 

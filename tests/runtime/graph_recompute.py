@@ -44,14 +44,9 @@ def stepped(job: GraphTrainingJob, graph: OpGraph, first: int, last: int) -> tup
 
 def whole_losses(plan: Plan) -> tuple[float, ...]:
     """Losses of an uninterrupted run on one process."""
-    job = GraphTrainingJob.build(
-        graph_module(plan.graph, seed=1),
-        alone(plan.graph, optimizer=plan.job.optimizer),
-        None,
-        device_type="cpu",
-        lr=LR,
-        max_norm=MAX_NORM,
-    )
+    own = alone(plan.graph, optimizer=plan.job.optimizer)
+    source = GraphTrainingJob.source_of(graph_module(plan.graph, seed=1), own)
+    job = GraphTrainingJob(source, own, device_type="cpu", lr=LR, max_norm=MAX_NORM)
     return stepped(job, plan.graph, 0, BEFORE + AFTER)
 
 

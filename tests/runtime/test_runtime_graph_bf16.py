@@ -112,10 +112,9 @@ def noting(kernel: Any, seen: set[torch.dtype]) -> Any:
 
 
 def alone_in_bf16(graph: OpGraph, lr: float) -> GraphTrainingJob:
-    module = graph_module(graph, seed=1)
-    return GraphTrainingJob.build(
-        module, alone(graph, dtype="bf16"), None, device_type="cpu", lr=lr, max_norm=1e9
-    )
+    plan = alone(graph, dtype="bf16")
+    source = GraphTrainingJob.source_of(graph_module(graph, seed=1), plan)
+    return GraphTrainingJob(source, plan, device_type="cpu", lr=lr, max_norm=1e9)
 
 
 @contextmanager

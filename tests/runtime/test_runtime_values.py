@@ -29,12 +29,12 @@ from shardwise.runtime import (
     uneven,
     uniform,
 )
+from shardwise.runtime.distribute import divided
 from shardwise.runtime.gradients import local
 from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.graphs.parameters import ShardedParameter
 from shardwise.runtime.initialization import initialise
 from shardwise.runtime.job import TrainingJob
-from shardwise.runtime.parallelize import divided
 from shardwise.runtime.regions import Region
 from shardwise.runtime.uneven import UnevenTrainingJob
 from shardwise.runtime.uniform import UniformTrainingJob

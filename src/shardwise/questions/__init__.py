@@ -22,19 +22,18 @@ from shardwise.questions.arguments import (
     seconds,
     text,
 )
+from shardwise.questions.checking import CheckedPlan, checked_plan, checked_record
 from shardwise.questions.explaining import PlanExplanation, explained, what_if, why_not
 from shardwise.questions.frontiers import (
-    Frontier,
+    FrontierAnswer,
     FrontierArguments,
-    FrontierQuery,
     FrontierSource,
     GraphSource,
     StrategySource,
-    found_frontier,
     frontier_of,
     point_document,
 )
-from shardwise.questions.planning import SearchArguments, evaluated, plan_question, planned
+from shardwise.questions.planning import SearchArguments, evaluated, planned
 from shardwise.questions.request import DTYPES, OPTIMIZERS, OWN_TARGET, JobArguments, Request, request_of
 from shardwise.questions.spaces import counted_space, counted_uneven, require_candidates, space_choice
 from shardwise.questions.sweeps import Sweep, row_of, swept
@@ -46,9 +45,9 @@ __all__ = [
     "MIXED_POOL_STAGES",
     "OPTIMIZERS",
     "OWN_TARGET",
-    "Frontier",
+    "CheckedPlan",
+    "FrontierAnswer",
     "FrontierArguments",
-    "FrontierQuery",
     "FrontierSource",
     "GivenEvents",
     "GraphSource",
@@ -60,6 +59,8 @@ __all__ = [
     "SearchArguments",
     "StrategySource",
     "Sweep",
+    "checked_plan",
+    "checked_record",
     "cluster_for",
     "counted_space",
     "counted_uneven",
@@ -67,13 +68,11 @@ __all__ = [
     "explained",
     "fields",
     "flag",
-    "found_frontier",
     "frontier_of",
     "not_run",
     "on_nodes",
     "optional_text",
     "plan_on",
-    "plan_question",
     "planned",
     "point_document",
     "replanned",

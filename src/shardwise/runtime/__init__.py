@@ -13,12 +13,12 @@ from shardwise.launch import check_runnable
 from shardwise.runtime.adaptive import Advice
 from shardwise.runtime.checkpoint import AsyncCheckpoint, export, load, resumable
 from shardwise.runtime.collectives import all_gather_json
+from shardwise.runtime.distribute import network_of, parallelize
 from shardwise.runtime.graph_capture.capture import capture
 from shardwise.runtime.graphs import check_computable, graph_module
 from shardwise.runtime.migration import migrate
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.network import TrainedNetwork
-from shardwise.runtime.parallelize import network_of, parallelize
 from shardwise.runtime.profiling import gather_spans
 from shardwise.runtime.rendezvous import Rendezvous
 from shardwise.runtime.timing import timed_steps

@@ -34,8 +34,8 @@ from shardwise.inputs import Fields, read_mapping
 from shardwise.plans import Plan, plan_hash, write_file
 from shardwise.runtime.collectives import all_gather_json
 from shardwise.runtime.data import DataIdentity
+from shardwise.runtime.distribute import network_of
 from shardwise.runtime.job import TrainingJob
-from shardwise.runtime.parallelize import network_of
 from shardwise.runtime.private import ChunkLoadPlanner, ChunkSavePlanner
 from shardwise.runtime.state_dict import MODEL, StateDict, state_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from torch import nn
 
@@ -20,29 +20,26 @@ class TrainingJob(ABC):
     `device_type`. Gradients are clipped to the norm `max_norm`.
     """
 
-    def __init__(self, plan: Plan, *, device_type: str, max_norm: float) -> None:
+    @staticmethod
+    @abstractmethod
+    def source_of(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> Any:
+        """What the constructor takes of `module`, the whole network of `plan`. ConfigError if it is another.
+
+        `inputs` are the arguments of the module's forward pass for the whole batch, for modules from which
+        the plan's graph was captured.
+        """
+
+    @abstractmethod
+    def __init__(self, source: Any, plan: Plan, *, device_type: str, lr: float, max_norm: float) -> None:
+        """Distributes `source` over the running processes, one for each device of the plan's cluster.
+
+        Parameters on the meta device get memory on the ranks that hold them, but no values (see `fill`).
+        """
         self.plan = plan
         self.device_type = device_type
         self.max_norm = max_norm
-
-    @classmethod
-    @abstractmethod
-    def build(
-        cls,
-        module: nn.Module,
-        plan: Plan,
-        inputs: Sequence[Any] | Mapping[str, Any] | None = None,
-        *,
-        device_type: str,
-        lr: float,
-        max_norm: float,
-    ) -> Self:
-        """The job of `module`, the whole network, with a process for each device of the plan's cluster.
-
-        Parameters on the meta device get memory on the ranks that hold them, but no values (see `fill`).
-        `inputs` are the arguments of the module's forward pass for the whole batch, for modules from which
-        the plan's graph was captured. ConfigError if the module is not the plan's network.
-        """
 
     def step(self, batch: Any) -> StepResult:
         """One optimizer step on `batch`, which is whole and the same on every rank. ConfigError if it has not

@@ -16,9 +16,9 @@ from torch.distributed import Work
 
 from shardwise.cluster import Cluster
 from shardwise.plans import Plan
+from shardwise.runtime.distribute import divided, network_of
 from shardwise.runtime.gradients import local
 from shardwise.runtime.job import TrainingJob
-from shardwise.runtime.parallelize import divided, network_of
 from shardwise.runtime.private import destroy_groups, forget_meshes, process_groups
 from shardwise.runtime.regions import (
     LocalRegion,

@@ -23,8 +23,8 @@ from shardwise.runtime.checkpoint import (
 )
 from shardwise.runtime.data import ORDER_VERSION, SYNTHETIC, DataIdentity
 from shardwise.runtime.devices import check_local_devices, is_on_host, synchronize_device
+from shardwise.runtime.distribute import divided, network_of
 from shardwise.runtime.job import TrainingJob
-from shardwise.runtime.parallelize import divided, network_of
 from shardwise.runtime.profiling import StepTrace, traced
 from shardwise.runtime.timing import Stopwatch, thread_busy_s, unknown_busy_s
 from shardwise.runtime.workers import RankLost, RankTask, WorkerPool

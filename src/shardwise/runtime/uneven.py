@@ -1,6 +1,6 @@
 """Training jobs of uneven plans: pipelines that differ in stages, layers, tensor-parallel degree and share.
 
-`UnevenTrainingJob.build` makes the stage of each rank from its `UnevenCoordinates`; `step` does one step.
+`UnevenTrainingJob` makes the stage of each rank from its `UnevenCoordinates`; `step` does one step.
 
 `OptimizerShards` reduces gradients and shards optimizer states (ZeRO-1). Pipelines with different layers per
 stage or tensor-parallel degrees hold different regions of a weight. So weights are divided wherever any
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -439,57 +439,34 @@ class UnevenTrainingJob(TrainingJob):
     """
 
     def __init__(
-        self,
-        *,
-        plan: Plan,
-        coordinates: UnevenCoordinates | None,
-        stage: ModelStage | None,
-        engine: GradientAccumulation | PipelineRunner | None,
-        owned: OptimizerShards,
-        optimizer: torch.optim.Optimizer | None,
-        max_norm: float,
-        names: Mapping[nn.Parameter, str],
-        device_type: str,
+        self, source: ModelStage, plan: Plan, *, device_type: str, lr: float, max_norm: float
     ) -> None:
-        super().__init__(plan, device_type=device_type, max_norm=max_norm)
-        self.coordinates = coordinates
-        self.stage = stage
-        self.owned = owned
-        self.optimizer = optimizer
-        self.names = names
-        self._engine = engine
+        super().__init__(source, plan, device_type=device_type, lr=lr, max_norm=max_norm)
+        self.coordinates = own_coordinates(plan)
+        self.stage: ModelStage | None = None
+        self._engine: GradientAccumulation | PipelineRunner | None = None
+        mesh, named = tensor_mesh(plan, device_type), []
+        names = [name for name, _ in source.named_parameters()]
+        if self.coordinates is not None:
+            self.stage = stage_of(source, plan, self.coordinates, mesh, device_type)
+            self._engine = engine_of(self.stage, plan, self.coordinates, mesh)
+            # The output projection of tied embeddings has the embedding's name.
+            own = self.stage.named_parameters()
+            named = [(name if name in names else TABLE, parameter) for name, parameter in own]
+        self.names = {parameter: name for name, parameter in named}
+        self.owned = OptimizerShards(named, names, tensor_ranks_by_rank(plan))
+        if self.stage is not None and plan.job.dtype != "fp32":
+            to_compute_dtype(self.stage, COMPUTE[plan.job.dtype])
+        self.optimizer: torch.optim.Optimizer | None = None
+        if self.owned.parameters:
+            self.optimizer = optimizer_of_parameters(plan.job.optimizer, self.owned.parameters, lr=lr)
 
-    @classmethod
-    def build(
-        cls,
-        module: nn.Module,
-        plan: Plan,
-        inputs: Sequence[Any] | Mapping[str, Any] | None = None,
-        *,
-        device_type: str,
-        lr: float,
-        max_norm: float,
-    ) -> Self:
-        """As in `TrainingJob`; `module` is a reference module."""
-        whole = checked_stage(module, plan.model)
-        names = [name for name, _ in whole.named_parameters()]
-        coordinates = own_coordinates(plan)
-        mesh = tensor_mesh(plan, device_type)
-        stage = None if coordinates is None else stage_of(whole, plan, coordinates, mesh, device_type)
-        engine = None if coordinates is None or stage is None else engine_of(stage, plan, coordinates, mesh)
-        own = () if stage is None else stage.named_parameters()
-        # The output projection of tied embeddings has the embedding's name.
-        named = [(name if name in names else TABLE, parameter) for name, parameter in own]
-        owned = OptimizerShards(named, names, tensor_ranks_by_rank(plan))
-        if stage is not None and plan.job.dtype != "fp32":
-            to_compute_dtype(stage, COMPUTE[plan.job.dtype])
-        optimizer = None
-        if owned.parameters:
-            optimizer = optimizer_of_parameters(plan.job.optimizer, owned.parameters, lr=lr)
-        return cls(
-            plan=plan, coordinates=coordinates, stage=stage, engine=engine, owned=owned, optimizer=optimizer,
-            max_norm=max_norm, names={parameter: name for name, parameter in named}, device_type=device_type,
-        )  # fmt: skip
+    @staticmethod
+    def source_of(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> ModelStage:
+        """`module`, which is a reference module."""
+        return checked_stage(module, plan.model)
 
     @property
     def executed(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Training jobs of uniform plans: `UniformTrainingJob.build` shards a module, `step` does one step.
+"""Training jobs of uniform plans: `UniformTrainingJob` shards a module, `step` does one step.
 
 A module is split into pipeline stages (`stages_of`), then sharded over tensor-, context-, expert- and
 data-parallel ranks. `engine_of` builds what runs the plan's schedule, `tie_of` reduces tied embeddings.
@@ -7,7 +7,7 @@ data-parallel ranks. `engine_of` builds what runs the plan's schedule, `tie_of` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -221,63 +221,29 @@ class UniformTrainingJob(TrainingJob):
     """A job of a model under one strategy. A rank has the stages at its pipeline coordinate."""
 
     def __init__(
-        self,
-        *,
-        plan: Plan,
-        place: RankCoordinates,
-        mesh: DeviceMesh,
-        stages: tuple[tuple[int, ModelStage], ...],
-        engine: GradientAccumulation | PipelineRunner,
-        tie: TiedWeights | None,
-        optimizer: torch.optim.Optimizer,
-        max_norm: float,
-        host: OptimizerOffload | None,
+        self, source: ModelStage, plan: Plan, *, device_type: str, lr: float, max_norm: float
     ) -> None:
-        """`optimizer` has the parameters of `host` if there is optimizer offload."""
-        super().__init__(plan, device_type=mesh.device_type, max_norm=max_norm)
-        self.place = place
-        self.stages = stages
-        self.optimizer = optimizer
-        self._engine = engine
-        self._tie = tie
-        self.host = host
-
-    @classmethod
-    def build(
-        cls,
-        module: nn.Module,
-        plan: Plan,
-        inputs: Sequence[Any] | Mapping[str, Any] | None = None,
-        *,
-        device_type: str,
-        lr: float,
-        max_norm: float,
-    ) -> Self:
-        """As in `TrainingJob`; `module` is a reference module."""
-        whole = checked_stage(module, plan.model)
+        super().__init__(source, plan, device_type=device_type, lr=lr, max_norm=max_norm)
         strategy = plan.best.strategy
-        place = coordinates_of(strategy, distributed.get_rank())
+        self.place = coordinates_of(strategy, distributed.get_rank())
         mesh = device_mesh(strategy, device_type)
-        stages = stages_of(whole, plan, place, mesh)
-        parameters = [parameter for _, stage in stages for parameter in stage.parameters()]
-        host = None
+        self.stages = stages_of(source, plan, self.place, mesh)
+        self.host: OptimizerOffload | None = None
         if strategy.offload in OFFLOADS_STATES:
-            host = OptimizerOffload(
-                [stage for _, stage in stages], device_type=device_type, dtype=COMPUTE[plan.job.dtype],
-                keeps_shards=strategy.param_shard > 1,
+            self.host = OptimizerOffload(
+                [stage for _, stage in self.stages], device_type=device_type,
+                dtype=COMPUTE[plan.job.dtype], keeps_shards=strategy.param_shard > 1,
             )  # fmt: skip
-            parameters = [host.parameters[parameter] for parameter in parameters]
-        return cls(
-            plan=plan,
-            place=place,
-            mesh=mesh,
-            stages=stages,
-            engine=engine_of(stages, plan, place, mesh),
-            tie=tie_of(stages, plan),
-            optimizer=optimizer_of(plan.job.optimizer, parameters, lr=lr),
-            max_norm=max_norm,
-            host=host,
-        )
+        self._engine = engine_of(self.stages, plan, self.place, mesh)
+        self._tie = tie_of(self.stages, plan)
+        self.optimizer = optimizer_of(plan.job.optimizer, map(self.owned, self.parameters), lr=lr)
+
+    @staticmethod
+    def source_of(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> ModelStage:
+        """`module`, which is a reference module."""
+        return checked_stage(module, plan.model)
 
     @property
     def executed(self) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from dataclasses import asdict
 
 from shardwise import api
 from shardwise.app.cli import words
-from shardwise.app.cli.card import plan_lines, priced_as_lines
+from shardwise.app.cli.card import priced_as_lines
+from shardwise.app.cli.division import plan_lines
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import check_output_path
 from shardwise.cluster import (

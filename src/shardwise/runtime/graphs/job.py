@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -17,10 +17,10 @@ from shardwise.runtime.devices import COMPUTE, placed
 from shardwise.runtime.gradients import StepResult
 from shardwise.runtime.graphs.interpreter import GraphStage, Interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
-from shardwise.runtime.graphs.modules import GraphModule, captured, first_readers, is_weight
+from shardwise.runtime.graphs.modules import Captured, GraphModule, captured, first_readers, is_weight
 from shardwise.runtime.graphs.parameters import ShardedParameter, publish, shard_parameters, square_sum
 from shardwise.runtime.graphs.placements import ProcessMesh
-from shardwise.runtime.graphs.program import GraphProgram, Settings, program_of
+from shardwise.runtime.graphs.program import GraphProgram, program_of
 from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.optimizer import optimizer_of_parameters
 from shardwise.runtime.private import TensorChunks
@@ -32,35 +32,22 @@ from shardwise.schedule import generate, lower
 class GraphTrainingJob(TrainingJob):
     """A job of an operator graph.
 
-    `values` are the whole parameters by their names in the graph, the same on every rank. Weight decay
-    applies to the names in `matrices`. `data` turns a batch into the inputs of the graph. A bf16 job computes
-    with copies of the parameters; gradients have the dtype of the parameters. With stages, `store` holds the
-    parameters of this rank's stage only.
+    A bf16 job computes with copies of the parameters; gradients have the dtype of the parameters. With
+    stages, `store` holds the parameters of this rank's stage only.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        values: Mapping[str, Tensor],
-        *,
-        matrices: frozenset[str],
-        settings: Mapping[int, Settings],
-        data: Callable[[Any], Mapping[str, Tensor]],
-        device_type: str,
-        lr: float,
-        max_norm: float,
-    ) -> None:
-        super().__init__(plan, device_type=device_type, max_norm=max_norm)
-        self._data = data
+    def __init__(self, source: Captured, plan: Plan, *, device_type: str, lr: float, max_norm: float) -> None:
+        super().__init__(source, plan, device_type=device_type, lr=lr, max_norm=max_norm)
+        self._data = source.data
         self._dtype = None if plan.job.dtype == "fp32" else COMPUTE[plan.job.dtype]
         self.grid = ProcessMesh(plan.mesh.ranks, meshes=plan.stages)
         of_one = scaled(plan.graph, plan.graph.batch // plan.microbatches)
-        program = program_of(of_one, plan.operators, self.grid, settings)
+        program = program_of(of_one, plan.operators, self.grid, source.settings)
         self._stages: list[GraphProgram] = [program.part(first, end) for first, end in _spans(plan)]
         own = self._stages[self.grid.mesh]
-        here = {name: placed(values[name], device_type) for name in own.parameters}
+        here = {name: placed(source.values[name], device_type) for name in own.parameters}
         self.store: dict[str, ShardedParameter] = shard_parameters(self.grid, own, here, self._dtype)
-        self._dtypes = {name: values[name].dtype for name in program.parameters}
+        self._dtypes = {name: source.values[name].dtype for name in program.parameters}
         self._stage = GraphStage(
             Interpreter(own, self.grid, self.store, self._placed),
             weight=loss_weight(plan.graph, plan.microbatches),
@@ -71,46 +58,34 @@ class GraphTrainingJob(TrainingJob):
         schedule = plan.operators.schedule if isinstance(plan.operators, StagedLayout) else "1f1b"
         table = generate(schedule, pp=plan.stages, microbatches=plan.microbatches, vpp=1)
         self._row = lower(table, unshard=False).ranks[self.grid.mesh]
-        owned = [(param.owned, param.name in matrices) for param in self.store.values()]
+        owned = [(param.owned, param.name in source.matrices) for param in self.store.values()]
         self.optimizer = optimizer_of_parameters(plan.job.optimizer, owned, lr=lr)
 
-    @classmethod
-    def build(
-        cls,
-        module: nn.Module,
-        plan: Plan,
-        inputs: Sequence[Any] | Mapping[str, Any] | None = None,
-        *,
-        device_type: str,
-        lr: float,
-        max_norm: float,
-    ) -> Self:
-        """As in `TrainingJob`; a `graph_module` needs no `inputs`. ConfigError also where this runtime does
-        not run one of the operators."""
-        settings: Mapping[int, Settings] = {}
-        data: Callable[[Any], Mapping[str, Tensor]] = _by_name
-        if isinstance(module, GraphModule):
-            if module.graph != plan.graph:
+    @staticmethod
+    def source_of(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> Captured:
+        """`module` as the plan's graph has it; a `graph_module` needs no `inputs`. ConfigError also where
+        this runtime does not run one of the operators."""
+        _check_kinds(plan.graph)
+        if not isinstance(module, GraphModule):
+            if inputs is None:
                 raise ConfigError(
-                    "is not the plan's graph", key="module", found=module.graph.name, allowed=plan.graph.name
-                )
-            check_kinds(plan.graph)
-            readers = first_readers(plan.graph)
-            matrices = frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot))
-            values: Mapping[str, Tensor] = {name: each.detach() for name, each in module.named_parameters()}
-        elif inputs is None:
+                    "is needed to capture the module", key="inputs", found="nothing",
+                    allowed="the arguments of its forward for the whole batch",
+                )  # fmt: skip
+            return captured(module, inputs, plan.graph)
+        if module.graph != plan.graph:
             raise ConfigError(
-                "is needed to capture the module", key="inputs", found="nothing",
-                allowed="the arguments of its forward for the whole batch",
-            )  # fmt: skip
-        else:
-            check_kinds(plan.graph)
-            own = captured(module, inputs, plan.graph)
-            values, matrices, settings, data = own.values, own.matrices, own.settings, own.data
-        return cls(
-            plan, values, matrices=matrices, settings=settings, data=data,
-            device_type=device_type, lr=lr, max_norm=max_norm,
-        )  # fmt: skip
+                "is not the plan's graph", key="module", found=module.graph.name, allowed=plan.graph.name
+            )
+        readers = first_readers(plan.graph)
+        return Captured(
+            settings={},
+            values={name: parameter.detach() for name, parameter in module.named_parameters()},
+            matrices=frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot)),
+            data=_by_name,
+        )
 
     def backward(self, batch: Any) -> StepResult:
         """As in `TrainingJob`; `batch` has the arguments of the module's forward, or the graph's inputs by
@@ -266,7 +241,7 @@ def _state_part(param: ShardedParameter, kind: str, own: Tensor) -> StateDict:
     return {state_name(kind, param.name): chunks}
 
 
-def check_kinds(graph: OpGraph) -> None:
+def _check_kinds(graph: OpGraph) -> None:
     """ConfigError with the name of the first operator whose kind this runtime does not run."""
     for block in graph.blocks:
         for op in block.operators:

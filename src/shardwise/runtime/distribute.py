@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from shardwise.errors import ConfigError
 from shardwise.launch import check_runnable
-from shardwise.plans import Plan, PlanKind, read_plan
+from shardwise.plans import Plan, read_plan
 from shardwise.runtime.devices import backends, keep_freed_memory, select_device
 from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.job import TrainingJob
@@ -21,7 +21,7 @@ from shardwise.runtime.uniform import UniformTrainingJob
 
 PlanFile = str | os.PathLike[str]
 
-JOBS: Mapping[PlanKind, tuple[type[TrainingJob], type[TrainedNetwork]]] = {
+JOBS: Mapping[str, tuple[type[TrainingJob], type[TrainedNetwork]]] = {
     "uniform": (UniformTrainingJob, TrainedModel),
     "uneven": (UnevenTrainingJob, TrainedModel),
     "graph": (GraphTrainingJob, TrainedGraph),
@@ -77,10 +77,11 @@ def divided(
     no rank holds the whole network; fill the job afterwards."""
     keep_freed_memory()
     check_runnable(plan)
+    job_class, _ = JOBS[plan.kind]
+    source = job_class.source_of(module, plan, inputs)
     _check_processes(plan.cluster.devices)
     device_type = select_device(plan.cluster, distributed.get_rank())
-    job_class, _ = JOBS[plan.kind]
-    return job_class.build(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
+    return job_class(source, plan, device_type=device_type, lr=lr, max_norm=max_norm)
 
 
 def _check_processes(devices: int) -> None:
