@@ -301,8 +301,8 @@ def replan(
 
     `events` is the path of a trace, or text such as `lost n3; slow n5 0.5`. Times are seconds or text, as
     `6h`: training continues for `horizon` under these conditions; a patch takes `regroup`, a migration
-    `restart`, in addition to what moves; half of `checkpoint_interval` is lost after a failure. With `savable`
-    only plans that a plan file holds are considered, so that the answer has a `plan`.
+    `restart`, in addition to what moves; half of `checkpoint_interval` is lost after a failure. With
+    `savable` only plans that a plan file holds are considered, so that the answer has a `plan`.
 
     Raises ConfigError for events or a cluster that do not match the plan, Infeasible where nothing runs.
     """

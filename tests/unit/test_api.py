@@ -391,8 +391,7 @@ def test_an_evaluated_plan_is_checked_without_a_claim_of_optimality() -> None:
 
 
 def test_a_plan_is_decided_anew_after_events(tmp_path: Path) -> None:
-    job = {"seq_len": 1024, "global_batch_size": 64}
-    plan = sw.plan("gpt2-xl", cluster="4x2xA100-80G", **job)
+    plan = sw.plan("gpt2-xl", cluster="4x2xA100-80G", seq_len=1024, global_batch_size=64)
     same = sw.replan(plan, cluster="4x2xA100-80G", events="slow n1 1.0")
     assert same.decision == "keep" and same.step_time_s == pytest.approx(plan.step_time_s, rel=1e-9)
     lost = sw.replan(plan, cluster=load_cluster("4x2xA100-80G"), events="lost n1", savable=True)

@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from shardwise import search
 from shardwise.cluster import (
@@ -149,7 +150,7 @@ def cluster_for(plan: Plan, given: object, inter_node: str | None) -> Cluster:
 # Decisions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Replanned:
     """The decision of `replan` for a `running` plan on `cluster`. `outcome` has all figures of the decision:
     the new arrangement, the bytes that move over each link, the steps over the horizon, and the option that
@@ -190,7 +191,7 @@ class Replanned:
         """Seconds after which training is ahead of keeping the plan; None: never."""
         return self.outcome.pays_after_s
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """The plan that is decided. Raises ConfigError where no plan file holds it, since micro-batches are
         re-routed; `savable=True` decides without these."""
