@@ -21,8 +21,8 @@ API_PAGE = ROOT / "docs" / "reference" / "api.md"
 PLANNING = """\
 [Plan from Python](../how-to/python-api.md) shows how they go together. Times are seconds, sizes bytes, rates
 per second. Planning needs no PyTorch; `graph_module`, `parallelize` and `reference_module` train under a plan
-and need it (`pip install 'shardwise[torch]'`, [Running a plan](../how-to/train.md)). Names of the package that
-this page does not have may change."""
+and need it (`pip install 'shardwise[torch]'`, [Running a plan](../how-to/train.md)). Names of the package
+that this page does not have may change."""
 RESULTS = (FrontierAnswer, PlanExplanation, PlanComparison, CheckedPlan, Replanned, Sweep)
 REMAKE = "This page is made from the code by `python -m tests.documented`."
 
