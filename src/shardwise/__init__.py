@@ -6,11 +6,10 @@ PyTorch.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shardwise.api import evaluate, frontier, load, plan, save
+    from shardwise.api import evaluate, frontier, load, plan, save, sweep
     from shardwise.errors import ConfigError, Infeasible, InternalError
     from shardwise.plans import Plan
-    from shardwise.runtime import graph_module, reference_module
-    from shardwise.runtime.parallelize import parallelize
+    from shardwise.runtime import graph_module, parallelize, reference_module
 
 __all__ = [
     "ConfigError",
@@ -25,6 +24,7 @@ __all__ = [
     "plan",
     "reference_module",
     "save",
+    "sweep",
 ]
 
 _MODULES = {
