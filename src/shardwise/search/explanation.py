@@ -687,8 +687,8 @@ def _more(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
 
 
 def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) -> Question:
-    """The question that a plan answers, on the devices that it uses. The certificate of a uniform strategy has
-    the restrictions of its target too."""
+    """The question that a plan answers, on the devices that it uses. The certificate of a uniform strategy
+    has the restrictions of its target too."""
     has_restrictions = plan.certificate is not None and plan.certificate.space != UNEVEN_SPACE
     restrictions = plan.certificate if plan.certificate is not None and has_restrictions else plan.question
     return Question(
