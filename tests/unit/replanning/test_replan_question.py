@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from shardwise.verification import count_space
 from tests.unit.replanning.conftest import HOUR_S
 
 from shardwise.cluster import Conditions, NodeView, events_from_text, load_cluster
