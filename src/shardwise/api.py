@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError, naming_arguments
@@ -19,24 +19,19 @@ from shardwise.inputs import nearest, short_repr
 from shardwise.model import Model
 from shardwise.plans import Plan, Value, read_plan, write_plan
 from shardwise.questions import (
-    CheckedPlan,
     FrontierAnswer,
     FrontierArguments,
     JobArguments,
     PlanExplanation,
     Progress,
-    Replanned,
     SearchArguments,
     Sweep,
-    checked_plan,
-    checked_record,
     evaluated,
     explained,
     flag,
     frontier_of,
     optional_text,
     planned,
-    replanned,
     row_of,
     seconds,
     swept,
@@ -44,8 +39,10 @@ from shardwise.questions import (
 )
 from shardwise.questions import what_if as changed
 from shardwise.questions import why_not as alternative
-from shardwise.replanning import Costs
 from shardwise.search import PlanComparison
+
+if TYPE_CHECKING:
+    from shardwise.questions import CheckedPlan, Replanned
 
 ModelSource = str | os.PathLike[str] | Model | Mapping[str, Any]
 """A model: its name in the catalogue, the path of a config.json, its folder or a YAML file, an id of the
@@ -306,6 +303,9 @@ def replan(
 
     Raises ConfigError for events or a cluster that do not match the plan, Infeasible where nothing runs.
     """
+    from shardwise.questions import replanned
+    from shardwise.replanning import Costs
+
     with naming_arguments():
         found = _plan("plan", plan)
         costs = Costs(
@@ -333,6 +333,8 @@ def check(plan: Plan | Path, *, proof_budget: float | str = "10min") -> CheckedP
     `proof_budget`: limit of the proof of optimality, in seconds or as text; the check is open where it takes
     longer. Raises ConfigError for a file that is no plan or was altered.
     """
+    from shardwise.questions import checked_plan, checked_record
+
     with naming_arguments():
         limit_s = seconds("--proof-budget", proof_budget, low=1e-3, high=30 * DAY_S)
         if isinstance(plan, Plan):

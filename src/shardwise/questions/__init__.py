@@ -1,17 +1,11 @@
 """From arguments to answers: what a question is about, its space and target, and the plan or frontier that
-answers it. The Python interface and the command line ask through this package."""
+answers it. The Python interface and the command line ask through this package.
 
-from shardwise.questions.after_events import (
-    GivenEvents,
-    Replanned,
-    cluster_for,
-    on_nodes,
-    plan_on,
-    replanned,
-    trace_for,
-    trace_hash,
-    trace_source,
-)
+Decisions after events and checks are imported when they are first used: planning needs neither.
+"""
+
+from typing import TYPE_CHECKING
+
 from shardwise.questions.arguments import (
     MAX_COUNT,
     MIXED_POOL_STAGES,
@@ -22,7 +16,6 @@ from shardwise.questions.arguments import (
     seconds,
     text,
 )
-from shardwise.questions.checking import CheckedPlan, checked_plan, checked_record
 from shardwise.questions.explaining import PlanExplanation, explained, what_if, why_not
 from shardwise.questions.frontiers import (
     FrontierAnswer,
@@ -38,6 +31,20 @@ from shardwise.questions.request import DTYPES, OPTIMIZERS, OWN_TARGET, JobArgum
 from shardwise.questions.spaces import counted_space, counted_uneven, require_candidates, space_choice
 from shardwise.questions.sweeps import Sweep, row_of, swept
 from shardwise.questions.targets import not_run, requested_target, require_job
+
+if TYPE_CHECKING:
+    from shardwise.questions.after_events import (
+        GivenEvents,
+        Replanned,
+        cluster_for,
+        on_nodes,
+        plan_on,
+        replanned,
+        trace_for,
+        trace_hash,
+        trace_source,
+    )
+    from shardwise.questions.checking import CheckedPlan, checked_plan, checked_record
 
 __all__ = [
     "DTYPES",
@@ -91,3 +98,27 @@ __all__ = [
     "what_if",
     "why_not",
 ]
+
+_LATE = {
+    "after_events": (
+        "GivenEvents",
+        "Replanned",
+        "cluster_for",
+        "on_nodes",
+        "plan_on",
+        "replanned",
+        "trace_for",
+        "trace_hash",
+        "trace_source",
+    ),
+    "checking": ("CheckedPlan", "checked_plan", "checked_record"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _LATE.items():
+        if name in names:
+            from importlib import import_module
+
+            return getattr(import_module(f"shardwise.questions.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
