@@ -23,16 +23,14 @@ from shardwise.replanning import (
     Decision,
     Planner,
     Prices,
-    Situation,
     allowed_space_of,
     arrangement_of,
     mixed_planner_of,
     planner_of,
-    question_after,
-    situation_of,
 )
-from shardwise.replanning.allowed_space import NO_STRATEGIES, BestStrategies
+from shardwise.replanning.allowed_space import NO_STRATEGIES, BestStrategies, question_after
 from shardwise.replanning.arrangement import with_dp
+from shardwise.replanning.situation import Situation, situation_of
 from shardwise.search import Question, default_job, plan, plan_for
 from shardwise.strategy import Strategy, complete, target_of
 from shardwise_verify import count_space

@@ -10,10 +10,10 @@ from itertools import accumulate
 from shardwise.app.cli import words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.replanning import cluster_for, described, trace_for, unreachable_lines
+from shardwise.app.cli.replanning import described, unreachable_lines
 from shardwise.app.cli.request import JobOptions, check_output_path, choice, load_request
 from shardwise.app.plot import ReplayPlot, TokenCurve, check_plot_file, write_replay_plot
-from shardwise.cluster import Cluster, EventTrace
+from shardwise.cluster import Cluster, EventTrace, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_text
 from shardwise.model import Model
@@ -34,9 +34,11 @@ from shardwise.replanning import (
     allowed_space_of,
     arrangement_of,
     best_interval_s,
+    cluster_for,
     mixed_planner_of,
     planner_of,
     replay,
+    trace_for,
 )
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
@@ -135,7 +137,7 @@ def _subject(options: JobOptions) -> _Subject:
                 raise ConfigError("applies to models; a plan file has its own", key=key, found=str(value))
         plan = read_plan(options.model)
         plan.require_kind("uniform", "uneven", key="PLAN")
-        cluster = cluster_for(plan, options.cluster, options.inter_node)
+        cluster = cluster_for(plan, load_cluster(options.cluster, inter_node=options.inter_node))
         return _Subject(
             model=plan.model,
             cluster=cluster,
