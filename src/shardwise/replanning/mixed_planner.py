@@ -19,7 +19,6 @@ from shardwise.replanning.planner import (
     ALTERNATIVES,
     KEEP,
     MIGRATE,
-    MIN_GAIN,
     PATCH,
     RESTARTS,
     Decision,
@@ -34,6 +33,7 @@ from shardwise.replanning.uneven import (
     UnevenStepTimes,
     is_nominal,
 )
+from shardwise.ties import is_less, least_first
 
 AnyArrangement = Arrangement | UnevenArrangement
 
@@ -266,12 +266,12 @@ def patches(
         with_best_shares = (
             steps.with_best_shares(steps.part(running, places, there), situation) if places else None
         )
-        if with_best_shares is not None and with_best_shares.result.step_time_s < least_s * (1.0 - MIN_GAIN):
+        if with_best_shares is not None and is_less(with_best_shares.result.step_time_s, least_s):
             least_s = with_best_shares.result.step_time_s
             yield with_best_shares
     for places in (whole, sorted(whole + broken)) if broken else (whole,):
         found = steps.with_best_layers(steps.part(running, places, there), situation) if places else None
-        if found is not None and found.result.step_time_s < least_s * (1.0 - MIN_GAIN):
+        if found is not None and is_less(found.result.step_time_s, least_s):
             least_s = found.result.step_time_s
             yield found
 
@@ -294,10 +294,10 @@ def _best_decision(
     ]
     best = every[0]
     for decision in every[1:]:
-        if decision.steps > best.steps * (1.0 + MIN_GAIN):
+        if is_less(best.steps, decision.steps):
             best = decision
-    fastest = sorted(choices, key=lambda one: one.step_s)[:ALTERNATIVES]
-    return replace(best, alternatives=tuple(one.arrangement for one in fastest))
+    fastest = least_first([one.step_s for one in choices])[:ALTERNATIVES]
+    return replace(best, alternatives=tuple(choices[place].arrangement for place in fastest))
 
 
 def _nothing(situation: Situation) -> str:
