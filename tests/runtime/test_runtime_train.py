@@ -149,7 +149,7 @@ def test_a_trace_shows_the_actions_of_the_plan_in_its_order(team: WorkerPool, te
     for rank, spans in enumerate(team.run(2, train, plan, options)):
         assert {span.rank for span in spans} == {rank}
         computed = [span.name for span in spans if span.track == COMPUTE]
-        row = plan.schedule.ranks[rank if plan.best.strategy.pp > 1 else 0]
+        row = plan.schedules[0].ranks[rank if plan.best.strategy.pp > 1 else 0]
         assert computed == [*map(str, row), "optimizer"]
         talked = {span.name for span in spans if span.track == COMMUNICATION}
         assert talked >= ({"send", "recv"} if plan.best.strategy.pp > 1 else {"all_reduce"})

@@ -17,7 +17,7 @@ from shardwise.model.load import (
     load_model,
     model_from_config,
 )
-from shardwise.model.model import MTP_PREFIX, Experts, Model
+from shardwise.model.model import MTP_PREFIX, Experts, Layer, Model
 from shardwise.model.shape import (
     Decoder,
     GroupedQueryAttentionShape,
@@ -33,6 +33,7 @@ __all__ = [
     "Experts",
     "GroupedQueryAttentionShape",
     "LatentAttentionShape",
+    "Layer",
     "LayerShape",
     "Mlp",
     "Model",

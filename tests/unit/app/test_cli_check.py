@@ -59,7 +59,7 @@ def test_json_has_the_same(run: Run, saved: Path) -> None:
 
 
 def test_a_plan_that_claims_too_much_exits_4(run: Run, saved: Path) -> None:
-    mfu = read_plan(str(saved)).best.mfu
+    mfu = read_plan(str(saved)).best.mfu or 0.0
     ran = run("check", str(rewritten(saved, mfu=1.1 * mfu)))
     assert ran.code == 4
     wrong = [line for line in ran.out.splitlines() if line.startswith("wrong")]

@@ -161,7 +161,7 @@ def test_a_plan_whose_schedule_is_not_its_strategys_is_refused(
         schedule, durations = generated(*arguments)
         return generate("gpipe", pp=schedule.pp, microbatches=schedule.microbatches, vpp=1), durations
 
-    monkeypatch.setattr("shardwise.search.step_durations", other)
+    monkeypatch.setattr("shardwise.search.plan_timeline.step_durations", other)
     ran = run("simulate", path)
     assert ran.code == 2
     assert ran.err == f"shardwise: error: {path}: schedule: is not the schedule of the strategy\n"

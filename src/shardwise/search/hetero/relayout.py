@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.cluster import Cluster
 from shardwise.model import Model
-from shardwise.plans import Layout, Pipeline, UnevenResult
+from shardwise.plans import Layout, Pipeline, Result
 from shardwise.search.hetero.lower_bounds import Order, StageTable
 from shardwise.search.hetero.pipeline_search import StagePlacement, best_pipeline_in_order, pipeline_s
 from shardwise.search.hetero.placement import NodeLookup, faults_of_spread
@@ -47,7 +47,7 @@ class _Relayout:
     is_alike: bool
 
 
-def relayout(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> UnevenResult | None:
+def relayout(model: Model, cluster: Cluster, job: Job, result: Result) -> Result | None:
     """The fastest plan with the same stages on the same devices; its times are still those of `result` and
     must be predicted.
 
@@ -215,29 +215,17 @@ def _prefer_current_layers(
     return replace(best, stages=tuple(stages))
 
 
-def _result(result: UnevenResult, chains: Sequence[_FixedPipeline], best: _Relayout) -> UnevenResult:
+def _result(result: Result, chains: Sequence[_FixedPipeline], best: _Relayout) -> Result:
     total = sum(best.shares)
-    pipelines, recompute = [], []
+    pipelines = []
     for pipeline, chain, stages, share in zip(
         result.layout.pipelines, chains, best.stages, best.shares, strict=True
     ):
-        pipelines.append(
-            Pipeline(
-                stages=tuple(
-                    replace(stage, layers=(layers,), share=share / total)
-                    for stage, (_, layers) in zip(pipeline.stages, stages, strict=True)
-                )
-            )
-        )
-        ways = []
-        for index, (pool, layers) in enumerate(stages):
+        own = []
+        for index, (stage, (pool, layers)) in enumerate(zip(pipeline.stages, stages, strict=True)):
             at = chain.kinds[pool], len(stages) - index, int(index == 0), layers
-            ways.append(RECOMPUTES[int(best.options.stages[pool].recompute[at])])
-        recompute.append(tuple(ways))
-    return replace(
-        result,
-        layout=Layout(pipelines=tuple(pipelines)),
-        recompute=tuple(recompute),
-        microbatches=best.shares,
-        is_alike=best.is_alike,
-    )
+            recompute = RECOMPUTES[int(best.options.stages[pool].recompute[at])]
+            own.append(replace(stage, layers=(layers,), share=share / total, recompute=recompute))
+        rows = share * pipeline.micro_batch_size
+        pipelines.append(replace(pipeline, stages=tuple(own), microbatches=share, rows=rows))
+    return replace(result, layout=Layout(pipelines=tuple(pipelines)), is_alike=best.is_alike)
