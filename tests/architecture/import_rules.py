@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.architecture.sources import Module
+from tests.architecture.sources import CHECKER, Module
 
 LAYERS: Mapping[str, int] = {
     "app": 7,
@@ -18,7 +18,6 @@ LAYERS: Mapping[str, int] = {
     "accuracy": 5,
     "replanning": 5,
     "search": 4,
-    "verification": 4,
     "sim": 3,
     "launch": 3,
     "targets": 3,
@@ -52,25 +51,14 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "runtime": frozenset({"numpy", "torch", "safetensors"}),
     "measure": frozenset({"numpy", "torch"}),
     "targets": frozenset({"torch", "megatron"}),
+    CHECKER: frozenset({"numpy", "yaml"}),
 }
 """Third-party packages per package or base module; every other package has numpy only."""
 
 EQUATIONS_STDLIB = frozenset({"__future__", "collections", "typing", "dataclasses"})
 
-CHECKER_PACKAGES = frozenset({"model", "cluster", "plans", "strategy", "schedule"})
-"""Packages whose records the independent checker may read."""
-
-CHECKER_READERS = frozenset({"read_plan"})
-"""Functions that read records from a file: the only ones that the checker may call."""
-
-CHECKER_NAMES = frozenset(
-    {
-        "AXES", "CP_KINDS", "FIELDS", "OFFLOADS", "RECOMPUTES", "SCHEDULES", "Strategy", "Job", "Optimizer",
-        "Profile", "Limit", "target_of",
-    }
-)  # fmt: skip
-"""The names of `strategy` that the checker may read: records of a strategy, a job and its software, and their
-allowed values."""
+CHECKER_USERS = frozenset({"app", "questions", "api"})
+"""Packages that may import the independent checker; it imports nothing of `shardwise`."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,7 @@ def public_names(modules: list[Module]) -> dict[str, frozenset[str]]:
             else ()
         )
         for module in modules
-        if module.name == f"shardwise.{module.package}"
+        if module.name in (f"shardwise.{module.package}", CHECKER)
         for statement in [next(filter(_assigns_all, module.tree.body), None)]
     }
 
@@ -126,6 +114,10 @@ def _problems(module: Module, found: Import, public: Mapping[str, frozenset[str]
     top = found.target.split(".")[0]
     if found.target.startswith("."):
         yield "relative import"
+    elif module.package == CHECKER and top == "shardwise":
+        yield f"the checker imports {found.target}"
+    elif top == CHECKER:
+        yield from _checker_problems(module, found, public)
     elif top == "shardwise" and module.package not in TOP:
         yield from _package_problems(module, found, public)
     elif top != "shardwise" and top not in sys.stdlib_module_names:
@@ -169,8 +161,6 @@ def _name_problems(
     for name in names:
         if name not in public.get(target, frozenset()):
             yield f"{name} is not a public name of {target}"
-    if module.package == "verification" and target not in BASE:
-        yield from _checker_problems(target, names)
 
 
 def _attributes_of(module: Module, name: str) -> set[str]:
@@ -182,15 +172,16 @@ def _attributes_of(module: Module, name: str) -> set[str]:
     }
 
 
-def _checker_problems(target: str, names: Iterable[str]) -> Iterator[str]:
-    """The independent checker may import records and allowed values; a function would be shared code."""
-    if target not in CHECKER_PACKAGES:
-        yield f"the checker imports {target}"
-    for name in names:
-        if name in CHECKER_READERS:
-            continue
-        if (name not in CHECKER_NAMES) if target == "strategy" else not name[0].isupper():
-            yield f"the checker imports {name}, which is no record"
+def _checker_problems(module: Module, found: Import, public: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """Other packages use the public names of the checker; its own modules import each other."""
+    if module.package == CHECKER:
+        return
+    if module.package not in CHECKER_USERS:
+        yield f"{module.package} imports the checker"
+    if found.target != CHECKER:
+        yield f"reaches past the checker's __init__ into {found.target}"
+    for name in sorted({*found.names, *_attributes_of(module, CHECKER)} - public.get(CHECKER, frozenset())):
+        yield f"{name} is not a public name of the checker"
 
 
 def unused_exports(modules: list[Module], public: Mapping[str, frozenset[str]], documented: str) -> list[str]:
@@ -201,6 +192,8 @@ def unused_exports(modules: list[Module], public: Mapping[str, frozenset[str]], 
             if found.target == "shardwise":
                 for package in found.names:
                     used.setdefault(package, set()).update(_attributes_of(module, package))
+            elif found.target == CHECKER and module.package != CHECKER:
+                used.setdefault(CHECKER, set()).update(found.names, _attributes_of(module, CHECKER))
             elif found.target != f"shardwise.{module.package}":
                 used.setdefault(found.target.removeprefix("shardwise."), set()).update(found.names)
     return [

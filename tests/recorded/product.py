@@ -18,7 +18,6 @@ from tests.recorded.files import PLANS, frozen
 from tests.reference.one_layout import estimate_layout, estimate_pipeline
 
 from shardwise import search
-from shardwise.app.cli.checking import verdict_on
 from shardwise.cluster import Cluster, cluster_from_record, mesh_of
 from shardwise.cost import Training
 from shardwise.errors import Infeasible
@@ -34,6 +33,7 @@ from shardwise.graph import (
 from shardwise.inputs import Fields
 from shardwise.model import Model, model_from_config
 from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage, StagePart, read_plan
+from shardwise.questions import checked_plan
 from shardwise.strategy import PROFILES, Job, Profile, Strategy, parse_fields, profile_from_record
 from shardwise.strategy.target import Target, target_from_record
 
@@ -283,5 +283,4 @@ def plan_content(name: str) -> dict[str, Any]:
 
 def faults_of(path: Path) -> list[str]:
     """The checks that fail for a plan file; checks that stay open are not failures."""
-    verdict = verdict_on(str(path), PROOF_BUDGET_S)
-    return [check.name for check in verdict.checks if not check.ok and not check.is_open]
+    return [check.name for check in checked_plan(str(path), PROOF_BUDGET_S).failed]

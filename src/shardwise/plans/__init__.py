@@ -18,7 +18,7 @@ from shardwise.plans.goodput import (
     usd_per_billion_tokens,
     usd_per_step,
 )
-from shardwise.plans.plan import Plan, PlanKind, PlanQuestion, RunnerUp, plan_of, schedule_of
+from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp, plan_of, schedule_of
 from shardwise.plans.plan_file import is_plan_file, read_plan, write_plan
 from shardwise.plans.record import (
     DECISION,
@@ -26,6 +26,7 @@ from shardwise.plans.record import (
     OBJECTIVES,
     PROVEN_GAP,
     TRACE_POLICIES,
+    UNEVEN_SPACE,
     Answer,
     Certificate,
     FrontierPoint,
@@ -34,6 +35,7 @@ from shardwise.plans.record import (
     MixedFigures,
     PeakMemory,
     Pipeline,
+    PlanKind,
     Result,
     SearchedPart,
     Stage,
@@ -53,6 +55,7 @@ __all__ = [
     "PROVEN_GAP",
     "SCHEMA",
     "TRACE_POLICIES",
+    "UNEVEN_SPACE",
     "Answer",
     "Certificate",
     "FrontierPoint",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shardwise.cluster import Cluster, Mesh, mesh_of
 from shardwise.errors import ConfigError, InternalError
@@ -23,6 +23,7 @@ from shardwise.plans.record import (
     Certificate,
     Idle,
     MixedFigures,
+    PlanKind,
     Result,
     TraceChoice,
     Value,
@@ -33,9 +34,6 @@ from shardwise.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from shardwise.api import Explanation, PlanComparison
-
-PlanKind = Literal["uniform", "uneven", "graph"]
-"""A plan of one strategy, a plan whose stages or pipelines differ, or a plan of an operator graph."""
 
 KIND_TEXTS: Mapping[PlanKind, str] = {
     "uniform": "a plan of one strategy",
@@ -112,9 +110,7 @@ class Plan:
     @property
     def kind(self) -> PlanKind:
         """What the stages of the plan have in common."""
-        if isinstance(self.network, OpGraph):
-            return "graph"
-        return "uniform" if self.best.is_uniform else "uneven"
+        return self.best.kind
 
     def require_kind(self, *kinds: PlanKind, key: str = "plan") -> None:
         """Raises ConfigError that names `key` unless the plan is of one of `kinds`."""

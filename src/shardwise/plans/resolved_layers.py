@@ -20,7 +20,7 @@ PART_TYPES = {
     "experts": "experts",
     "shared": "experts",
 }
-"""The type of a layer's part by the first word of its operators' names."""
+"""The type of a layer's part by the first word of its operators' names; of others, the word itself."""
 
 
 def layers_document(model: Model) -> dict[str, object]:
@@ -44,12 +44,13 @@ def layers_document(model: Model) -> dict[str, object]:
 
 
 def _kind(layer: Layer) -> dict[str, object]:
-    parts = groupby(layer.operators, lambda operator: PART_TYPES[operator.name.partition(".")[0]])
+    words = ((operator.name.partition(".")[0], operator) for operator in layer.operators)
+    parts = groupby(words, lambda pair: PART_TYPES.get(pair[0], pair[0]))
     return {
         "name": layer.name,
         "tensor_syncs": layer.tensor_syncs,
         "experts": None if layer.experts is None else asdict(layer.experts),
-        "parts": [{"type": name, "operators": _operators(list(operators))} for name, operators in parts],
+        "parts": [{"type": name, "operators": _operators([operator for _, operator in own])} for name, own in parts],
     }
 
 

@@ -10,6 +10,7 @@ from shardwise.questions.arguments import (
     text,
     workers,
 )
+from shardwise.questions.checking import CheckedPlan, checked_plan
 from shardwise.questions.frontiers import (
     Frontier,
     FrontierArguments,
@@ -32,6 +33,7 @@ __all__ = [
     "MIXED_POOL_STAGES",
     "OPTIMIZERS",
     "OWN_TARGET",
+    "CheckedPlan",
     "Frontier",
     "FrontierArguments",
     "FrontierQuery",
@@ -43,6 +45,7 @@ __all__ = [
     "SearchArguments",
     "StrategySource",
     "budget_s",
+    "checked_plan",
     "counted_space",
     "counted_uneven",
     "evaluated",

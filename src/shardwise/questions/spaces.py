@@ -14,7 +14,7 @@ from shardwise.inputs import nearest, short_repr
 from shardwise.plans import Value
 from shardwise.questions.arguments import text
 from shardwise.questions.request import Request
-from shardwise.verification import PipelineCount, PoolSize, SpaceCount, count_pipelines, count_space
+from shardwise_verify import PipelineCount, PoolSize, SpaceCount, count_pipelines, count_space
 
 Axes = Mapping[str, tuple[Value, ...]]
 Fixed = Mapping[str, Value]

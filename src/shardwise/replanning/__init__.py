@@ -3,7 +3,7 @@
 from shardwise.replanning.allowed_space import (
     ANY_SPACE,
     AllowedSpace,
-    allowed_space,
+    allowed_by,
     allowed_space_of,
     question_after,
 )
@@ -46,7 +46,7 @@ __all__ = [
     "Situation",
     "TracePick",
     "TracePicks",
-    "allowed_space",
+    "allowed_by",
     "allowed_space_of",
     "arrangement_of",
     "best_interval_s",

@@ -140,7 +140,7 @@ def _best_of(
     )
 
 
-def allowed_space(question: PlanQuestion, model: Model, job: Job) -> AllowedSpace:
+def allowed_by(question: PlanQuestion, model: Model, job: Job) -> AllowedSpace:
     """What a question about a model and a job allows."""
     return AllowedSpace(
         space=question.space,
@@ -155,7 +155,7 @@ def allowed_space(question: PlanQuestion, model: Model, job: Job) -> AllowedSpac
 def allowed_space_of(plan: Plan) -> AllowedSpace:
     """What the question of a plan allows on any nodes. Mixed-pool stages are not replanned, so the limit of
     their rows does not matter."""
-    return allowed_space(plan.question, plan.model, plan.job).on_any_nodes()
+    return allowed_by(plan.question, plan.model, plan.job).on_any_nodes()
 
 
 def question_after(question: PlanQuestion, strategy: Strategy | None) -> PlanQuestion:

@@ -16,7 +16,7 @@ from shardwise.plans import plan_document, plan_of
 from shardwise.search.bnb import incumbent
 from shardwise.search.bnb.incumbent import TIE_TOLERANCE, Fastest, Goal, Smallest, Tradeoff
 from shardwise.strategy import Strategy, StrategyTable, complete
-from shardwise.verification.memory import PARTS, Memory
+from shardwise_verify.memory import PARTS, Memory
 
 ROUTED: dict[str, Any] = {
     "layers": 4, "hidden": 2048, "ffn": 8192, "heads": 32, "kv_heads": 2, "vocab": 32000, "seq_len": 2048,

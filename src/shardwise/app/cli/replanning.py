@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 
 from shardwise import search
 from shardwise.app.cli import words
-from shardwise.app.cli.card import plan_lines, priced_as_lines
+from shardwise.app.cli.card import priced_as_lines
+from shardwise.app.cli.division import plan_lines
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import check_output_path
 from shardwise.cluster import (

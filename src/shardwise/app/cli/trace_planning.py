@@ -35,7 +35,7 @@ from shardwise.replanning import (
     Prices,
     TracePick,
     TracePicks,
-    allowed_space,
+    allowed_by,
     best_interval_s,
     mixed_planner_of,
     picks_for_trace,
@@ -87,7 +87,7 @@ def planned(
         stage_dp=plan_options.stage_dp,
         events=trace_source(given.given),
     )
-    allowed = allowed_space(question, request.model, request.job)
+    allowed = allowed_by(question, request.model, request.job)
     costs = Costs(checkpoint_interval_s=interval_s)
     planner = mixed_planner_of(planner_of(prices, costs, allowed_space=allowed))
     picks = picks_for_trace(planner, trace, allowed)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.app.cli import words
 from shardwise.app.cli.adapting import advisor_for
+from shardwise.app.cli.division import division_text
 from shardwise.app.cli.launched import (
     COMMAND_VARIABLE,
     TORCHRUN_VARIABLE,
@@ -29,7 +30,6 @@ from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.training_run import (
     TrainArguments,
     TrainingRun,
-    plan_label,
     resumed_log_bytes,
     step_reporter,
 )
@@ -282,11 +282,10 @@ def _summary(run: TrainingRun) -> Output:
     under_last = [record for record in records if not changes or record.step > changes[-1]]
     typical_s = median(record.step_time_s for record in under_last[len(under_last) // 4 :])
     amount = f"   {words.counted(last.step, 'step')} of {network.per_step:,} {network.unit}"
-    label, text = plan_label(run.last_plan())
     return Output(
         lines=[
             row("trained", (f"{run.plan.name} on {run.plan.cluster.name}", "value"), (amount, "")),
-            row(label, (text, "")),
+            row("plan", (division_text(run.last_plan()), "")),
             *_changed(run, changes),
             row("loss", (f"{first.loss:.4f} to {last.loss:.4f}", "value")),
             row("step time", (words.seconds(typical_s), "time"),

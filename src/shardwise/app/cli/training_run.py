@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from shardwise.runtime import RankLost, StepRecord, TrainedNetwork
 
 
-def plan_label(plan: Plan) -> tuple[str, str]:
-    """Label and short text of how a plan divides the work."""
-    if plan.best.is_uniform:
-        return "strategy", words.degrees_text(plan.strategy)
-    return "plan", " · ".join(words.division(plan))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainArguments:
     """The options of `train`, parsed; `path` is the plan file."""

@@ -12,13 +12,12 @@ from functools import reduce
 
 import numpy as np
 
-from shardwise.ties import first_largest
-from shardwise.verification.layers import Amounts
-from shardwise.verification.problem import Figures
-from shardwise.verification.schedules import in_flight, pending_weights
-from shardwise.verification.sharding import Sharding, Shardings
-from shardwise.verification.strategy_rows import Column, Family
-from shardwise.verification.times import offloads_activations, offloads_optimizer, saved_bytes
+from shardwise_verify.layers import Amounts
+from shardwise_verify.problem import Figures
+from shardwise_verify.schedules import in_flight, pending_weights
+from shardwise_verify.sharding import Sharding, Shardings
+from shardwise_verify.strategy_rows import Column, Family, first_largest
+from shardwise_verify.times import offloads_activations, offloads_optimizer, saved_bytes
 
 ALLOCATED = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "temporaries", "buffers",

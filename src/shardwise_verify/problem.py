@@ -10,12 +10,26 @@ from math import gcd
 
 import numpy as np
 
-from shardwise.cluster import AttentionCurve, Backend, Cluster, Device, Efficiency
-from shardwise.errors import ConfigError
-from shardwise.model import MTP_PREFIX, Experts, Model
-from shardwise.operators import Attention, Extent, Operator
-from shardwise.strategy import Job, Profile
-from shardwise.verification.strategy_rows import Column
+from shardwise_verify.reading import InputError
+from shardwise_verify.records import (
+    AttentionFigures,
+    AttentionOperator,
+    ClusterRecord,
+    DeviceRecord,
+    EfficiencyRecord,
+    ExtentRecord,
+    JobRecord,
+    LayerOperator,
+    LayersRecord,
+    LibraryRecord,
+    PartRecord,
+    RoutingRecord,
+    SoftwareRecord,
+)
+from shardwise_verify.strategy_rows import Column
+
+MTP_PREFIX = "mtp."
+"""Prefix of the names of operators of multi-token-prediction modules, which are part of the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +87,12 @@ class DegreeLimits:
 class Figures:
     """One model on one cluster for one job, in SI units; `device` is the slowest class in use."""
 
-    model: Model
-    cluster: Cluster
-    job: Job
+    model: LayersRecord
+    cluster: ClusterRecord
+    job: JobRecord
     limits: DegreeLimits
-    device: Device
-    efficiency: Efficiency
+    device: DeviceRecord
+    efficiency: EfficiencyRecord
     recipe: PrecisionRecipe
     state_bytes: int
     update_flop: int
@@ -90,17 +104,17 @@ class Figures:
     host_link_bytes_per_s: float
 
     @property
-    def profile(self) -> Profile:
+    def profile(self) -> SoftwareRecord:
         """The software profile of the job."""
         return self.job.profile
 
     @property
-    def backend(self) -> Backend:
+    def backend(self) -> LibraryRecord:
         """The collective library of the devices."""
         return self.device.backend
 
     @property
-    def fused(self) -> AttentionCurve | None:
+    def fused(self) -> AttentionFigures | None:
         """The first attention kernel of the profile that the device has; None: unfused attention, whose
         scores go through memory."""
         has = self.efficiency.attention
@@ -120,8 +134,8 @@ class Figures:
         return communication_s - hidden + (self.efficiency.overlap_slowdown - 1) * hidden
 
 
-def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
-    """The figures of a problem. Raises ConfigError for a dtype that is unknown or that a class of the
+def figures_of(model: LayersRecord, cluster: ClusterRecord, job: JobRecord) -> Figures:
+    """The figures of a problem. Raises InputError for a dtype that is unknown or that a class of the
     cluster lacks."""
     recipe = _recipe(job.dtype, cluster)
     if not job.profile.applies_dropout:
@@ -157,35 +171,38 @@ def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
     )
 
 
-def _without_dropout(model: Model) -> Model:
+def _without_dropout(model: LayersRecord) -> LayersRecord:
     """The model without dropout operators, for software that does not apply dropout."""
 
-    def other_operators(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    def other_operators(operators: tuple[LayerOperator, ...]) -> tuple[LayerOperator, ...]:
         return tuple(each for each in operators if not each.name.endswith(".dropout"))
 
-    layers = tuple(replace(layer, operators=other_operators(layer.operators)) for layer in model.kinds)
+    layers = tuple(
+        replace(layer, parts=(PartRecord(operators=other_operators(layer.operators)),))
+        for layer in model.kinds
+    )
     return replace(
         model, kinds=layers, embedding=other_operators(model.embedding), head=other_operators(model.head)
     )
 
 
-def _recipe(dtype: str, cluster: Cluster) -> PrecisionRecipe:
+def _recipe(dtype: str, cluster: ClusterRecord) -> PrecisionRecipe:
     if dtype not in RECIPES:
-        raise ConfigError("unknown dtype", key="job.dtype", found=repr(dtype), allowed=", ".join(RECIPES))
+        raise InputError("unknown dtype", key="job.dtype", found=repr(dtype), allowed=", ".join(RECIPES))
     recipe = RECIPES[dtype]
     for name, device in cluster.classes.items():
         if not {recipe.matmul, recipe.other} <= set(device.peak_flop_per_s):
-            raise ConfigError(f"{name} has no such peak", key="job.dtype", found=repr(dtype))
+            raise InputError(f"{name} has no such peak", key="job.dtype", found=repr(dtype))
     return recipe
 
 
-def degree_limits_of(model: Model) -> DegreeLimits:
+def degree_limits_of(model: LayersRecord) -> DegreeLimits:
     """The sizes that degrees must divide, over all operators of all kinds of layers."""
     operators = [operator for kind in model.kinds for operator in kind.operators]
-    attention = [operator for operator in operators if isinstance(operator, Attention)]
+    attention = [operator for operator in operators if isinstance(operator, AttentionOperator)]
     extents = list(_weight_extents(operators))
     return DegreeLimits(
-        layers=len(model.pattern),
+        layers=len(model.layer_kinds),
         heads=gcd(*(operator.heads.size for operator in attention)),
         kv_heads=gcd(*(operator.kv_heads.size for operator in attention)),
         experts=gcd(*(kind.experts.experts for kind in model.kinds if kind.experts is not None)),
@@ -194,23 +211,23 @@ def degree_limits_of(model: Model) -> DegreeLimits:
     )
 
 
-def _weight_extents(operators: Iterable[Operator]) -> Iterator[Extent]:
+def _weight_extents(operators: Iterable[LayerOperator]) -> Iterator[ExtentRecord]:
     for operator in operators:
         for weight in operator.weights:
             yield from weight.shape
 
 
-def parameters(model: Model) -> int:
+def parameters(model: LayersRecord) -> int:
     """Trained elements, all experts included."""
     return sum(weight.parameters for operator, _ in _operators(model) for weight in operator.weights)
 
 
-def active_parameters(model: Model) -> int:
+def active_parameters(model: LayersRecord) -> int:
     """Elements that one token uses: of the experts, those that it is routed to."""
     return sum(active_elements(operator, experts) for operator, experts in _operators(model))
 
 
-def active_elements(operator: Operator, experts: Experts | None) -> int:
+def active_elements(operator: LayerOperator, experts: RoutingRecord | None) -> int:
     """Elements of the operator's weights that one token uses."""
     total = 0
     for weight in operator.weights:
@@ -221,10 +238,10 @@ def active_elements(operator: Operator, experts: Experts | None) -> int:
     return total
 
 
-def _operators(model: Model) -> Iterator[tuple[Operator, Experts | None]]:
+def _operators(model: LayersRecord) -> Iterator[tuple[LayerOperator, RoutingRecord | None]]:
     for operator in model.embedding:
         yield operator, None
-    for kind in model.pattern:
+    for kind in model.layer_kinds:
         for operator in model.kinds[kind].operators:
             yield operator, model.kinds[kind].experts
     for operator in model.head:

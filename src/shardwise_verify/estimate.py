@@ -15,11 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.model import Experts
-from shardwise.operators import Attention, Lookup, Operator
-from shardwise.strategy import Strategy
-from shardwise.ties import first_largest
-from shardwise.verification.collectives import (
+from shardwise_verify.collectives import (
     Fabric,
     Groups,
     all_gather_s,
@@ -29,7 +25,7 @@ from shardwise.verification.collectives import (
     hop_tier,
     send_s,
 )
-from shardwise.verification.layers import (
+from shardwise_verify.layers import (
     AMOUNTS,
     PHASES,
     LocalSizes,
@@ -38,10 +34,16 @@ from shardwise.verification.layers import (
     keys_of_query,
     tied_head_elements,
 )
-from shardwise.verification.memory import Memory, memory_of
-from shardwise.verification.problem import Figures, active_elements
-from shardwise.verification.schedules import Table, makespan_s, table_of
-from shardwise.verification.sharding import (
+from shardwise_verify.memory import Memory, memory_of
+from shardwise_verify.problem import Figures, active_elements
+from shardwise_verify.records import (
+    AttentionOperator,
+    LayerOperator,
+    LookupOperator,
+    RoutingRecord,
+)
+from shardwise_verify.schedules import Table, makespan_s, table_of
+from shardwise_verify.sharding import (
     Reduced,
     Shardings,
     gathering_s,
@@ -49,23 +51,24 @@ from shardwise.verification.sharding import (
     shardings_of,
     traffic_amounts,
 )
-from shardwise.verification.stages import (
+from shardwise_verify.stages import (
     amounts_of_stages,
     kinds_of_stages,
     layers_of_stages,
     on_ranks,
     with_tied_copy,
 )
-from shardwise.verification.strategy_rows import (
+from shardwise_verify.strategy_rows import (
     Column,
     Family,
     StrategyRows,
     distinct,
     families,
+    first_largest,
     rows_of,
     strides,
 )
-from shardwise.verification.times import (
+from shardwise_verify.times import (
     OptimizerStep,
     StageSeconds,
     optimizer_step,
@@ -115,8 +118,8 @@ def family_costs(
     shardings = _shardings_of(figures, rows, groups)
     if blocks is None:
         blocks = sharded_blocks_of(figures, rows)
-    layers = layers_of_stages(len(model.pattern), family)
-    kinds = kinds_of_stages(model.pattern, len(model.kinds), layers)
+    layers = layers_of_stages(len(model.layer_kinds), family)
+    kinds = kinds_of_stages(model.layer_kinds, len(model.kinds), layers)
     stages = amounts_of_stages(blocks, kinds, STAGE_NAMES)
     copy = blocks[-2]["dense"] if model.tied_embeddings else 0.0
     dense = with_tied_copy(family, stages, "dense", copy)
@@ -262,7 +265,7 @@ class StrategyEstimate:
     tightest_rank: int
 
 
-def estimate_strategy(figures: Figures, strategy: Strategy, table: Table | None = None) -> StrategyEstimate:
+def estimate_strategy(figures: Figures, strategy: object, table: Table | None = None) -> StrategyEstimate:
     """The estimate of the strategy on `table` (default: its schedule's own). Raises DeadlockError where
     the table deadlocks."""
     ((_, family),) = families(rows_of([strategy]), figures.job.global_batch_size)
@@ -363,7 +366,7 @@ def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> f
     attention = 0.0
     for operator, experts in _trained(figures):
         elements += active_elements(operator, experts)
-        if isinstance(operator, Attention):
+        if isinstance(operator, AttentionOperator):
             causal = operator.causal and not full_attention
             width = min(operator.window or figures.job.seq_len, figures.job.seq_len)
             keys = (
@@ -373,15 +376,15 @@ def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> f
     return 6 * elements + 3 * attention
 
 
-def _trained(figures: Figures) -> Iterator[tuple[Operator, Experts | None]]:
+def _trained(figures: Figures) -> Iterator[tuple[LayerOperator, RoutingRecord | None]]:
     """Every operator that multiplies: of all layers and the head, and of the embedding all but lookup
     tables."""
     model = figures.model
-    for kind in model.pattern:
+    for kind in model.layer_kinds:
         for operator in model.kinds[kind].operators:
             yield operator, model.kinds[kind].experts
     for operator in model.head:
         yield operator, model.head_experts
     for operator in model.embedding:
-        if not isinstance(operator, Lookup):
+        if not isinstance(operator, LookupOperator):
             yield operator, None

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.strategy import OFFLOADS, RECOMPUTES
-from shardwise.verification.memory import (
+from shardwise_verify.memory import (
     boundary_buffers,
     frees_gradients,
     host_bytes,
@@ -33,7 +32,7 @@ from shardwise.verification.memory import (
     single_backward_parts,
     temporary_bytes,
 )
-from shardwise.verification.nodes import (
+from shardwise_verify.nodes import (
     EMBEDDING,
     FULL,
     HEAD,
@@ -42,9 +41,10 @@ from shardwise.verification.nodes import (
     ProofNodes,
     layer_bounds_of,
 )
-from shardwise.verification.sharding import Reduced, Shardings, gathering_s, reduction_s
-from shardwise.verification.strategy_rows import Column
-from shardwise.verification.times import copies_s, norm_s, optimizer_s
+from shardwise_verify.records import OFFLOADS, RECOMPUTES
+from shardwise_verify.sharding import Reduced, Shardings, gathering_s, reduction_s
+from shardwise_verify.strategy_rows import Column
+from shardwise_verify.times import copies_s, norm_s, optimizer_s
 
 SELECTIVE = RECOMPUTES.index("selective")
 

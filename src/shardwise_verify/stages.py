@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from shardwise.cluster import Cluster
-from shardwise.plans import Layout, Pipeline, Stage
-from shardwise.verification.layers import Amounts
-from shardwise.verification.strategy_rows import Column, Family, strides
+from shardwise_verify.layers import Amounts
+from shardwise_verify.records import ClusterRecord, LayoutRecord, PipelineRecord, StageRecord
+from shardwise_verify.strategy_rows import Column, Family, strides
 
 
 def layers_of_stages(layers: int, family: Family) -> tuple[Column, ...]:
@@ -74,9 +73,11 @@ def with_tied_copy(
     return values
 
 
-def layout_of(family: Family, layers: int, cluster: Cluster, batch: int, makespan_s: float) -> Layout:
-    """The layout of the single strategy of `family` for this number of layers, and a `batch` of sequences that
-    takes `makespan_s`."""
+def layout_of(
+    family: Family, layers: int, cluster: ClusterRecord, batch: int, makespan_s: float
+) -> LayoutRecord:
+    """The layout of the single strategy of `family` for this number of layers, and for a `batch` of sequences
+    that takes `makespan_s`."""
     rows = family.rows
     counts = [int(count[0]) for count in layers_of_stages(layers, family)]
     stride = {axis: int(values[0]) for axis, values in strides(rows).items()}
@@ -90,26 +91,27 @@ def layout_of(family: Family, layers: int, cluster: Cluster, batch: int, makespa
             for z in range(degrees["dp"])
         )
         stages.append(
-            Stage(
+            StageRecord(
                 devices=len(ranks),
                 ranks=ranges(ranks),
                 device_class=device_class(cluster, ranks[0]),
                 tp=degrees["tp"],
                 cp=degrees["cp"],
                 dp=degrees["dp"],
-                layers=tuple(counts[stage] for stage in family.stages_of(rank)),
+                layers=sum(counts[stage] for stage in family.stages_of(rank)),
+                chunks=tuple(counts[stage] for stage in family.stages_of(rank)),
                 share=1.0,
-                recompute=str(rows.recompute[0]),
+                recompute=rows.recompute[0].item(),
             )
         )
-    pipeline = Pipeline(
+    pipeline = PipelineRecord(
         stages=tuple(stages),
         micro_batch_size=int(rows.micro_batch_size[0]),
         microbatches=family.microbatches,
         rows=batch,
         makespan_s=makespan_s,
     )
-    return Layout(schedule=family.schedule, pipelines=(pipeline,))
+    return LayoutRecord(schedule=rows.schedule[0].item(), pipelines=(pipeline,))
 
 
 def ranges(ranks: list[int]) -> str:
@@ -123,10 +125,10 @@ def ranges(ranks: list[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
 
 
-def device_class(cluster: Cluster, rank: int) -> str:
+def device_class(cluster: ClusterRecord, rank: int) -> str:
     """The class of the device at global rank `rank`. Raises ValueError for a rank outside the cluster."""
     for node in cluster.nodes:
-        if rank < node.devices:
+        if rank < node.count * node.devices:
             return node.device_class
-        rank -= node.devices
+        rank -= node.count * node.devices
     raise ValueError("the cluster has fewer devices")

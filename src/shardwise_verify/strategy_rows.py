@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.strategy import AXES, FIELDS, Strategy
+from shardwise_verify.records import AXES, FIELDS
 
 Column = Any
 """One number per row, shape (rows,); a plain number stands for the same value in every row."""
@@ -56,8 +56,8 @@ class StrategyRows:
         return global_batch_size // (self.dp * self.micro_batch_size)
 
 
-def rows_of(strategies: Sequence[Strategy]) -> StrategyRows:
-    """The strategies as columns, in order."""
+def rows_of(strategies: Sequence[object]) -> StrategyRows:
+    """The strategies, records with FIELDS, as columns, in order."""
     return StrategyRows(
         **{name: np.array([getattr(strategy, name) for strategy in strategies]) for name in FIELDS}
     )
@@ -76,6 +76,17 @@ def strides(rows: StrategyRows) -> dict[str, Column]:
             found[axis][at] = stride
             stride = stride * getattr(rows, axis)[at]
     return found
+
+
+TIE = 1e-9
+"""Relative difference up to which values equal the largest."""
+
+
+def first_largest(values: Any) -> Any:
+    """Index, along the first axis, of the first value that equals the largest."""
+    array = np.asarray(values, dtype=np.float64)
+    largest = array.max(axis=0)
+    return ((array == largest) | (array >= largest - TIE * np.abs(largest))).argmax(axis=0)
 
 
 def distinct(columns: Sequence[Column]) -> tuple[Index, Index]:

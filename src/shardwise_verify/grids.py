@@ -14,16 +14,17 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from shardwise.strategy import CP_KINDS, FIELDS
-from shardwise.verification.collectives import Fabric, Groups, Sizes, fabric_of, groups_of
-from shardwise.verification.estimate import rank_hops_s
-from shardwise.verification.layers import AMOUNTS, block_amounts, block_shapes
-from shardwise.verification.problem import Figures
-from shardwise.verification.rules import ATTENTION_RULES, BATCH_RULES, EXPERT_RULES, Rule
-from shardwise.verification.sharding import Shardings, shardings_of, traffic_amounts
-from shardwise.verification.space import GRID_FIELDS, ORDER_FIELDS, SpaceDefinition, chains_of, divisors
-from shardwise.verification.strategy_rows import Column, Family, StrategyRows, distinct
-from shardwise.verification.times import tied_s
+from shardwise_verify.collectives import Fabric, Groups, Sizes, fabric_of, groups_of
+from shardwise_verify.estimate import rank_hops_s
+from shardwise_verify.layers import AMOUNTS, block_amounts, block_shapes
+from shardwise_verify.problem import Figures
+from shardwise_verify.records import CP_KINDS, FIELDS
+from shardwise_verify.rules import ATTENTION_RULES, BATCH_RULES, EXPERT_RULES, Rule
+from shardwise_verify.sharding import Shardings, shardings_of, traffic_amounts
+from shardwise_verify.space import SpaceDefinition, chains_of, divisors
+from shardwise_verify.strategy_rows import Column, Family, StrategyRows, distinct
+from shardwise_verify.targets import GRID_FIELDS, ORDER_FIELDS
+from shardwise_verify.times import tied_s
 
 GRID_RULES: Mapping[str, Rule] = {**ATTENTION_RULES, **EXPERT_RULES, **BATCH_RULES}
 """The rules that need no schedule."""

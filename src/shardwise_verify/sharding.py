@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.verification.collectives import (
+from shardwise_verify.collectives import (
     Fabric,
     Groups,
     Sizes,
@@ -18,9 +18,9 @@ from shardwise.verification.collectives import (
     outer,
     reduce_scatter_s,
 )
-from shardwise.verification.layers import PHASES, Amounts
-from shardwise.verification.problem import Figures
-from shardwise.verification.strategy_rows import Column
+from shardwise_verify.layers import PHASES, Amounts
+from shardwise_verify.problem import Figures
+from shardwise_verify.strategy_rows import Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

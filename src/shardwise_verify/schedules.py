@@ -9,6 +9,7 @@ stay the same; only the steady state grows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,8 +17,9 @@ from itertools import count
 
 import numpy as np
 
-from shardwise.verification.strategy_rows import NO_ROWS, Column, Family
-from shardwise.verification.times import StageSeconds
+from shardwise_verify.reading import InputError
+from shardwise_verify.strategy_rows import NO_ROWS, Column, Family
+from shardwise_verify.times import StageSeconds
 
 TableAction = tuple[int, str, int]
 """Stage, kind (F, B, I, W), micro-batch."""
@@ -33,6 +35,40 @@ def table_of(family: Family) -> Table:
         return tuple(tuple(_interleaved(pp, vpp, m, rank)) for rank in range(pp))
     word = WORDS[family.schedule]
     return tuple(tuple(_actions_of_word(word(pp, m, rank), pp, rank)) for rank in range(pp))
+
+
+MAX_ACTIONS = 1 << 22
+"""Actions of the largest table that is read."""
+
+_ACTION = re.compile(r"([0-9]{1,7})([FBIW])([0-9]{1,7})")
+_RUN = re.compile(r"(\[(?:[0-9]{1,7}[FBIW][0-9]{1,7} ?)+\]|[0-9]{1,7}[FBIW][0-9]{1,7})(?:\*([0-9]{1,7}))?")
+
+
+def table_in(lines: Sequence[str]) -> Table:
+    """The table whose ranks are these lines, such as `0F0 [0F1 0B0]*3 0B3`; every repetition takes the next
+    micro-batch. Raises InputError for other text and for too many actions."""
+    found, remaining = [], MAX_ACTIONS
+    for rank, line in enumerate(lines):
+        row: list[TableAction] = []
+        place = 0 if line != "-" else len(line) + 1
+        while place <= len(line):
+            run = _RUN.match(line, place)
+            if run is None or line[run.end() : run.end() + 1] not in ("", " "):
+                raise InputError(
+                    "has no action", key=f"schedule.ranks[{rank}]", found=line[place : place + 40]
+                )
+            pattern, times = _ACTION.findall(run[1]), int(run[2] or 1)
+            remaining -= times * len(pattern)
+            if remaining < 0:
+                raise InputError("has too many actions", key="schedule.ranks", allowed=str(MAX_ACTIONS))
+            row += [
+                (int(stage), kind, int(number) + more)
+                for more in range(times)
+                for stage, kind, number in pattern
+            ]
+            place = run.end() + 1
+        found.append(tuple(row))
+    return tuple(found)
 
 
 def _actions_of_word(word: str, pp: int, rank: int) -> Iterator[TableAction]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.cluster import Backend, Cluster, Efficiency
-from shardwise.verification.strategy_rows import Column, StrategyRows, strides
+from shardwise_verify.records import ClusterRecord, EfficiencyRecord, LibraryRecord
+from shardwise_verify.strategy_rows import Column, StrategyRows, strides
 
 Sizes = tuple[Column, ...]
 """For each tier, innermost first: the number of groups of the tier below that a group of ranks spans."""
@@ -39,7 +39,7 @@ class Groups:
     hop_senders: Sizes
 
 
-def groups_of(rows: StrategyRows, cluster: Cluster) -> Groups:
+def groups_of(rows: StrategyRows, cluster: ClusterRecord) -> Groups:
     """The groups of the rows on the tiers of the cluster."""
     spans = [tier.span for tier in cluster.tiers]
     stride = strides(rows)
@@ -81,7 +81,7 @@ def _borders(spans: list[int], stride: Column, pp: Column) -> dict[str, Sizes]:
     return {"hop_every": tuple(every), "hop_steps": tuple(steps)}
 
 
-def _hop_senders(cluster: Cluster, stride: Column, pp: Column) -> Sizes:
+def _hop_senders(cluster: ClusterRecord, stride: Column, pp: Column) -> Sizes:
     """`hop_senders`: the ranks of a stage are neighbours; all of them send, or as many as a group has."""
     found, below = [], 1
     for tier in cluster.tiers:
@@ -181,7 +181,7 @@ class TierCost:
 Fabric = tuple[TierCost, ...]
 
 
-def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
+def fabric_of(cluster: ClusterRecord, efficiency: EfficiencyRecord) -> Fabric:
     """The tiers, innermost first, with the bandwidths of the efficiency curves."""
     found = []
     inside = 1
@@ -250,9 +250,9 @@ def all_gather_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
     return crossed.pairwise_s + crossed.start_s
 
 
-def reduce_scatter_s(fabric: Fabric, backend: Backend, nbytes: Column, group: Sizes) -> Column:
+def reduce_scatter_s(fabric: Fabric, backend: LibraryRecord, nbytes: Column, group: Sizes) -> Column:
     """Reduce-scatter of an input of `nbytes` per rank; backends without it use an all-reduce."""
-    if backend.substitute("reduce_scatter") == "all_reduce":
+    if backend.instead.get("reduce_scatter") == "all_reduce":
         return all_reduce_s(fabric, nbytes, group)
     return all_gather_s(fabric, nbytes, group)
 

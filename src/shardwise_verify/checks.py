@@ -3,11 +3,9 @@ TOLERANCE)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-
-from shardwise.cluster import Cluster
 
 TOLERANCE = 1e-9
 """Relative difference up to which the planner and the checker may disagree."""
@@ -23,12 +21,6 @@ class UncheckedKey:
 
     key: str
     why: str
-
-
-REASON_QUESTION = "the question itself"
-REASON_EFFORT = "search effort"
-REASON_SUM = "only the sum of these counts is checked"
-REASON_TRACE = "the trace of events is not replayed"
 
 
 def unchecked(why: str, *keys: str) -> tuple[UncheckedKey, ...]:
@@ -82,25 +74,9 @@ def value_check(name: str, found: object, expected: object) -> Check:
     return Check(name=name, ok=found == expected, found=str(found), expected=str(expected))
 
 
-def priced_as_check(cluster: Cluster, stated: Sequence[str], *, is_for_trace: bool) -> Iterator[Check]:
-    """The lines that state where an estimate is not for the input as given. Lines about the cluster come
-    first; a plan for a trace also has lines about its events, which no plan file holds."""
-    own = cluster.priced_as
-    if own or stated:
-        allowed = "; ".join(own) or "no line about the cluster"
-        yield Check(
-            name="priced as",
-            ok=tuple(stated[: len(own)]) == own and (is_for_trace or len(stated) == len(own)),
-            found="; ".join(stated),
-            expected=f"{allowed}; then lines about the events, which are not checked"
-            if is_for_trace
-            else allowed,
-        )
-
-
-def open_if_priced_as(check: Check, priced_as: Sequence[str]) -> Check:
+def open_if_approximated(check: Check, *, is_approximated: bool) -> Check:
     """The check of a proof, left open where something else was estimated than was given."""
-    if not priced_as or not (check.ok or check.is_open):
+    if not is_approximated or not (check.ok or check.is_open):
         return check
     found = f"as estimated: {check.found}"
     return replace(check, ok=False, is_open=True, found=found, expected="a proof for the input as given")

@@ -17,43 +17,35 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.errors import ConfigError
-from shardwise.strategy import CP_KINDS, FIELDS, Job, Strategy
-from shardwise.verification.problem import DegreeLimits, Figures
-from shardwise.verification.space import (
-    ALIASES,
-    NO_TARGET_LIMITS,
-    TARGET_REASON,
-    SpaceDefinition,
-    TargetLimits,
-    chains_of,
-    count_space,
-    divisors,
-)
-from shardwise.verification.strategy_rows import Column, StrategyRows
+from shardwise_verify.problem import DegreeLimits, Figures
+from shardwise_verify.reading import InputError
+from shardwise_verify.records import AXES, CP_KINDS, FIELDS, JobRecord
+from shardwise_verify.space import ALIASES, SpaceDefinition, chains_of, count_space, divisors
+from shardwise_verify.strategy_rows import Column, StrategyRows
+from shardwise_verify.targets import NO_TARGET_LIMITS, TARGET_REASON, TargetLimits
 
-Rule = Callable[[Any, DegreeLimits, Job], Column]
+Rule = Callable[[Any, DegreeLimits, JobRecord], Column]
 
 MEMORY, HOST_MEMORY = "memory", "host_memory"
 
 
-def _heads_cp(grid: Any, limits: DegreeLimits, job: Job) -> Column:
+def _heads_cp(grid: Any, limits: DegreeLimits, job: JobRecord) -> Column:
     kv_heads = np.maximum(limits.kv_heads // grid.tp, 1)
     splits = ((limits.heads // grid.tp) % grid.cp == 0) & (kv_heads % grid.cp == 0)
     return (grid.cp_kind == "all_to_all") & (splits == False)  # noqa: E712
 
 
-def _microbatches(grid: Any, job: Job) -> Column:
+def _microbatches(grid: Any, job: JobRecord) -> Column:
     return job.global_batch_size // (grid.dp * grid.micro_batch_size)
 
 
-def _interleaved(grid: Any, limits: DegreeLimits, job: Job) -> Column:
+def _interleaved(grid: Any, limits: DegreeLimits, job: JobRecord) -> Column:
     m = _microbatches(grid, job)
     broken = (m < 1) | (grid.vpp < 2) | (grid.pp < 2) | (m % grid.pp != 0)
     return (grid.schedule == "interleaved_1f1b") & broken
 
 
-def _v_shaped(grid: Any, limits: DegreeLimits, job: Job) -> Column:
+def _v_shaped(grid: Any, limits: DegreeLimits, job: JobRecord) -> Column:
     broken = (grid.vpp != 2) | (grid.pp < 2) | (_microbatches(grid, job) < 2 * grid.pp)
     return ((grid.schedule == "zb_v") | (grid.schedule == "dualpipe_v")) & broken
 
@@ -103,14 +95,14 @@ def first_broken(rows: StrategyRows, figures: Figures) -> Column:
     return np.select(broken, list(RULES), default="")
 
 
-def first_broken_of(grid: Any, rules: Mapping[str, Rule], limits: DegreeLimits, job: Job) -> str:
+def first_broken_of(grid: Any, rules: Mapping[str, Rule], limits: DegreeLimits, job: JobRecord) -> str:
     """The first of `rules` that one grid breaks; empty if none."""
     return next((code for code, rule in rules.items() if rule(grid, limits, job)), "")
 
 
 def is_candidate(
     figures: Figures,
-    strategy: Strategy,
+    strategy: object,
     space: str,
     fixed: Mapping[str, object],
     axes: Mapping[str, Collection[object]] | None = None,
@@ -125,12 +117,12 @@ def is_candidate(
         return False
     if any(values[name] not in allowed for name, allowed in (axes or {}).items()):
         return False
-    if any(strategy_degree < 1 for strategy_degree in (strategy.tp, strategy.cp, strategy.pp, strategy.dp)):
+    if any(values[name] < 1 for name in AXES):
         return False
     aliases = {name: value for name, value in fixed.items() if name in ALIASES}
     try:
         return count(figures, space, {**values, **aliases}) == 1
-    except ConfigError:
+    except InputError:
         return False
 
 
@@ -140,7 +132,7 @@ def count(
     fixed: Mapping[str, object],
     axes: Mapping[str, Collection[object]] | None = None,
 ) -> int:
-    """The number of candidates of the space. Raises ConfigError for an unknown space."""
+    """The number of candidates of the space. Raises InputError for an unknown space."""
     experts = figures.model.experts
     return count_space(
         model_layers=figures.limits.layers,
@@ -193,7 +185,7 @@ def rejected_counts(
     return {code: number for code, number in found.items() if code and number}
 
 
-def _grids(rows: SpaceDefinition, grid: Any, limits: DegreeLimits, job: Job) -> Counter[str]:
+def _grids(rows: SpaceDefinition, grid: Any, limits: DegreeLimits, job: JobRecord) -> Counter[str]:
     """Grids with these degrees, each with its axis orders, counted by the first broken rule on grids or
     the target limit."""
     target_limits = rows.target_limits
@@ -244,7 +236,7 @@ def _expert_grids(rows: SpaceDefinition, grid: Any) -> Iterable[Any]:
 
 
 def _schedules(
-    rows: SpaceDefinition, grid: Any, limits: DegreeLimits, job: Job, layer_choices: dict[int, int]
+    rows: SpaceDefinition, grid: Any, limits: DegreeLimits, job: JobRecord, layer_choices: dict[int, int]
 ) -> Counter[str]:
     """Rows 6 to 9 of the space: micro-batch sizes and schedules, times the choices of stage layers, by
     broken rule."""

@@ -23,14 +23,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from shardwise.plans import Certificate, Plan, RunnerUp
-from shardwise.strategy import FIELDS, OFFLOADS, RECOMPUTES, Strategy
-from shardwise.verification.checks import TOLERANCE, Check, fits, same
-from shardwise.verification.collectives import fabric_of
-from shardwise.verification.estimate import evaluate
-from shardwise.verification.grids import GridCosts, breaks_grid_rule, grid_costs_of, grids_of, shard_pairs_of
-from shardwise.verification.lower_bounds import memory_lower_bound, time_lower_bound, work_lower_bound
-from shardwise.verification.nodes import (
+from shardwise_verify.checks import TOLERANCE, Check, fits, same
+from shardwise_verify.collectives import fabric_of
+from shardwise_verify.estimate import evaluate
+from shardwise_verify.grids import GridCosts, breaks_grid_rule, grid_costs_of, grids_of, shard_pairs_of
+from shardwise_verify.lower_bounds import memory_lower_bound, time_lower_bound, work_lower_bound
+from shardwise_verify.nodes import (
     FULL,
     PipelineContext,
     ProofNodes,
@@ -48,16 +46,20 @@ from shardwise.verification.nodes import (
     splits_of,
     widths,
 )
-from shardwise.verification.problem import Figures
-from shardwise.verification.rules import SCHEDULE_RULES, count, first_broken, is_candidate
-from shardwise.verification.space import (
-    SpaceDefinition,
-    TargetLimits,
-    chains_of,
-    plan_limits_of,
-    target_limits_of,
+from shardwise_verify.problem import Figures
+from shardwise_verify.records import (
+    FIELDS,
+    OFFLOADS,
+    RECOMPUTES,
+    CertificateRecord,
+    PlanRecord,
+    RunnerUpRecord,
+    StrategyRecord,
 )
-from shardwise.verification.strategy_rows import Column, StrategyRows, rows_of
+from shardwise_verify.rules import SCHEDULE_RULES, count, first_broken, is_candidate
+from shardwise_verify.space import SpaceDefinition, chains_of
+from shardwise_verify.strategy_rows import Column, StrategyRows, rows_of
+from shardwise_verify.targets import TargetLimits, limits_of, target_limits_of
 
 
 class ProofTimeLimitError(Exception):
@@ -91,7 +93,7 @@ KIND_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
 """Fields that distinguish the kinds of runners-up."""
 
 
-def runners_up_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
+def runners_up_checks(plan: PlanRecord, figures: Figures) -> Iterator[Check]:
     """Each runner-up by itself, then their order and kinds."""
     for number, runner_up in enumerate(plan.runners_up, start=1):
         yield _runner_up_check(f"runner-up {number}", runner_up, plan, figures)
@@ -100,7 +102,7 @@ def runners_up_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
         yield _kinds_check(plan)
 
 
-def _runner_up_check(name: str, runner_up: RunnerUp, plan: Plan, figures: Figures) -> Check:
+def _runner_up_check(name: str, runner_up: RunnerUpRecord, plan: PlanRecord, figures: Figures) -> Check:
     claimed = _text(runner_up.step_time_s, runner_up.device_bytes)
 
     def verdict(ok: bool, expected: str) -> Check:
@@ -125,7 +127,7 @@ def _text(seconds: float, nbytes: float) -> str:
     return f"{seconds!r} s, {nbytes!r} B"
 
 
-def _order_check(plan: Plan) -> Check:
+def _order_check(plan: PlanRecord) -> Check:
     times = [plan.best.step_time_s, *(runner_up.step_time_s for runner_up in plan.runners_up)]
     is_sorted = all(b >= a * (1 - TOLERANCE) for a, b in pairwise(times))
     return Check(
@@ -136,8 +138,8 @@ def _order_check(plan: Plan) -> Check:
     )
 
 
-def _kinds_check(plan: Plan) -> Check:
-    strategies = [plan.best.strategy, *(runner_up.strategy for runner_up in plan.runners_up)]
+def _kinds_check(plan: PlanRecord) -> Check:
+    strategies = [plan.strategy, *(runner_up.strategy for runner_up in plan.runners_up)]
     kinds = {kind_of(strategy) for strategy in strategies}
     return Check(
         name="runners-up kinds",
@@ -147,7 +149,7 @@ def _kinds_check(plan: Plan) -> Check:
     )
 
 
-def kind_of(strategy: Strategy) -> StrategyKind:
+def kind_of(strategy: StrategyRecord) -> StrategyKind:
     """The values of KIND_FIELDS: the kind of a strategy."""
     return tuple(getattr(strategy, name) for name in KIND_FIELDS)
 
@@ -489,10 +491,10 @@ class Claim:
     kind_cutoffs_s: Mapping[StrategyKind, float] = field(default_factory=dict)
 
 
-def optimal_check(plan: Plan, figures: Figures, budget_s: float) -> Check:
+def optimal_check(plan: PlanRecord, figures: Figures, budget_s: float) -> Check:
     """The claims of the plan's objective, proven within `budget_s` seconds, or open."""
     proof = plan.proof
-    space = space_of(figures, proof, target_limits_of(plan_limits_of(plan), plan.model, plan.job))
+    space = space_of(figures, proof, target_limits_of(limits_of(plan.target), figures.model, plan.job))
     all_of = count(figures, proof.space, proof.fixed, proof.axes)
     until_s = monotonic() + budget_s
     # Candidates that fit only by rounding are not part of the claim: the planner may reject them.
@@ -535,7 +537,7 @@ def _open_check(found: str, expected: str) -> Check:
     return Check(name="optimal", ok=False, is_open=True, found=found, expected=expected)
 
 
-def space_of(figures: Figures, proof: Certificate, target_limits: TargetLimits) -> SpaceDefinition:
+def space_of(figures: Figures, proof: CertificateRecord, target_limits: TargetLimits) -> SpaceDefinition:
     """The space of the certificate, with the limits of the target."""
     return SpaceDefinition(
         layers=figures.limits.layers,
@@ -549,21 +551,21 @@ def space_of(figures: Figures, proof: Certificate, target_limits: TargetLimits) 
     )
 
 
-def claims_of(plan: Plan, figures: Figures) -> list[Claim]:
+def claims_of(plan: PlanRecord, figures: Figures) -> list[Claim]:
     """The claims to prove; after a search that ended early only its lower bound."""
     proof, usable = plan.proof, figures.usable_bytes * (1 - TOLERANCE)
-    is_whole = proof.unexplored == 0 and proof.gap <= PROVEN_GAP
+    is_whole = proof.unexplored == 0 and proof.lower_bound_s >= proof.best_s * (1 - PROVEN_GAP)
     if not is_whole:
         bound_s = proof.lower_bound_s
         return [_time_claim(bound_s, usable, f"no step time below {bound_s!r} s")]
-    results = [(plan.best.strategy, plan.best.step_time_s)]
+    results = [(plan.strategy, plan.best.step_time_s)]
     results += [(one.strategy, one.step_time_s) for one in plan.runners_up]
     own = evaluate(figures, rows_of([strategy for strategy, _ in results]))
     # The stated and the recomputed times differ by rounding; no candidate may be below either.
     times_s = [min(stated, float(found)) for (_, stated), found in zip(results, own.step_time_s, strict=True)]
     best_s = times_s[0]
-    if plan.objective == "memory":
-        nbytes = min(plan.best.peak_memory.device, float(own.device_bytes[0]))
+    if plan.question.objective == "memory":
+        nbytes = min(plan.best.peak_memory_bytes.device, float(own.device_bytes[0]))
         return [
             Claim(cutoff_s=inf, usable_bytes=nbytes * (1 - PROVEN_GAP), text=f"minimum memory {nbytes!r} B"),
             _time_claim(
@@ -573,7 +575,7 @@ def claims_of(plan: Plan, figures: Figures) -> list[Claim]:
             ),
         ]
     # A plan file has only the part of the cluster that the plan uses.
-    here = "" if plan.objective == "time" else " on these devices"
+    here = "" if plan.question.objective == "time" else " on these devices"
     claim = _time_claim(max(times_s), usable, f"minimum step time {best_s!r} s{here}")
     if not plan.runners_up:
         return [claim]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.verification.collectives import Fabric, Groups, all_reduce_s, hop_senders, hop_tier, send_s
-from shardwise.verification.layers import Amounts
-from shardwise.verification.problem import Figures
-from shardwise.verification.sharding import Shardings
-from shardwise.verification.strategy_rows import Column, Family, StrategyRows
+from shardwise_verify.collectives import Fabric, Groups, all_reduce_s, hop_senders, hop_tier, send_s
+from shardwise_verify.layers import Amounts
+from shardwise_verify.problem import Figures
+from shardwise_verify.sharding import Shardings
+from shardwise_verify.strategy_rows import Column, Family, StrategyRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ def tied_s(
     """Seconds of the reductions of replicated weights over tensor ranks and of tied weights between the
     ends."""
     *kinds, embedding, _ = blocks
-    count = Counter(figures.model.pattern)
+    count = Counter(figures.model.layer_kinds)
     replicated = sum(count[kind] * block["replicated"] for kind, block in enumerate(kinds)) / family.pp
     nbytes = figures.recipe.gradient_bytes * replicated
     found = np.where(family.rows.sequence_parallel, all_reduce_s(fabric, nbytes, groups.tensor), 0.0)

@@ -15,13 +15,13 @@ from functools import cached_property
 
 import numpy as np
 
-from shardwise.strategy import FIELDS, OFFLOADS, RECOMPUTES
-from shardwise.verification.collectives import Fabric
-from shardwise.verification.grids import GridCosts, ShardPairs
-from shardwise.verification.problem import Figures
-from shardwise.verification.schedules import in_flight_of, pending_weights_of, warmup_cooldown_of
-from shardwise.verification.space import SpaceDefinition
-from shardwise.verification.strategy_rows import Column, StrategyRows
+from shardwise_verify.collectives import Fabric
+from shardwise_verify.grids import GridCosts, ShardPairs
+from shardwise_verify.problem import Figures
+from shardwise_verify.records import FIELDS, OFFLOADS, RECOMPUTES
+from shardwise_verify.schedules import in_flight_of, pending_weights_of, warmup_cooldown_of
+from shardwise_verify.space import SpaceDefinition
+from shardwise_verify.strategy_rows import Column, StrategyRows
 
 FULL = RECOMPUTES.index("full")
 
@@ -247,7 +247,7 @@ class PipelineContext:
     @cached_property
     def up_to(self) -> Column:
         """[kind, n]: number of layers of each kind among the first n layers."""
-        pattern = np.array(self.figures.model.pattern)
+        pattern = np.array(self.figures.model.layer_kinds)
         each = np.arange(len(self.figures.model.kinds))[:, None] == pattern[None, :]
         return np.pad(each.cumsum(axis=1), ((0, 0), (1, 0)))
 

@@ -2,9 +2,7 @@
 never row by row.
 
 `count_space` counts the candidates of a declared space; `SpaceDefinition` has the rows of the table.
-`TargetLimits` are the limits of a target's capability file (docs/reference/formats.md), evaluated
-independently of the planner. `count_pipelines` counts the pipelines of uneven plans by combinatorics, without
-listing them.
+`count_pipelines` counts the pipelines of uneven plans by combinatorics, without listing them.
 """
 
 from __future__ import annotations
@@ -15,178 +13,26 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations, permutations, product
 from math import comb, factorial, isqrt, lcm, prod
-from typing import Any
 
 import numpy as np
 
-from shardwise.errors import ConfigError
-from shardwise.model import Model
-from shardwise.plans import Plan
-from shardwise.strategy import (
+from shardwise_verify.reading import InputError
+from shardwise_verify.records import (
     AXES,
     CP_KINDS,
     FIELDS,
     OFFLOADS,
     RECOMPUTES,
     SCHEDULES,
-    Job,
-    Limit,
-    Strategy,
-    target_of,
+    Value,
 )
-from shardwise.verification.checks import Check
-
-TARGET_REASON = "target"
-"""The reason code of candidates that are legal but not supported by the target."""
-
-GRID_FIELDS = frozenset(("tp", "cp", "dp", "pp", "etp", "ep", "cp_kind", "sequence_parallel"))
-ORDER_FIELDS = (GRID_FIELDS | {"axis_order"}) - {"cp_kind", "sequence_parallel"}
-SHARD_FIELDS = ("param_shard", "grad_shard", "optim_shard")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetLimits:
-    """The limits of a target for one model that the search evaluates: on a `grid`, on the `orders` of its
-    axes, and on `shards`."""
-
-    grid: tuple[Limit, ...] = ()
-    orders: tuple[Limit, ...] = ()
-    shards: tuple[Limit, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
-
-    def excludes_grid(self, values: Any) -> bool:
-        """Whether a limit excludes a grid, by its degrees, cp_kind and sequence_parallel."""
-        return self._excludes_any(self.grid, values)
-
-    def excludes_order(self, values: Any) -> bool:
-        """Whether a limit excludes an axis order, by the degrees and axis_order."""
-        return self._excludes_any(self.orders, values)
-
-    def excludes_shards(self, ranks: int, chain: Sequence[int]) -> bool:
-        """Whether a limit excludes the sharding degrees of parameters, gradients and optimizer states over
-        dp * cp `ranks`."""
-        named = dict(zip(SHARD_FIELDS, chain, strict=True))
-        return self._excludes_any(self.shards, {**named, "dp": ranks, "cp": 1})
-
-    def _excludes_any(self, limits: tuple[Limit, ...], values: Any) -> bool:
-        names = {**self.sizes, **(values if isinstance(values, Mapping) else vars(values))}
-        return any(_excludes(limit, names) for limit in limits)
-
-
-NO_TARGET_LIMITS = TargetLimits()
-"""No target: nothing is excluded."""
-
-
-def target_limits_of(limits: Sequence[Limit], model: Model, job: Job) -> TargetLimits:
-    """The limits that apply to the model and the job, by the level at which the search rejects."""
-    own, sizes = _applicable(limits, model, job), _sizes(model, job)
-    fields = [_fields(limit) - set(sizes) for limit in own]
-    grid = tuple(limit for limit, names in zip(own, fields, strict=True) if names <= GRID_FIELDS)
-    orders = tuple(
-        limit for limit, names in zip(own, fields, strict=True) if limit not in grid and names <= ORDER_FIELDS
-    )
-    shards = tuple(limit for limit in own if _is_of_shards(limit))
-    return TargetLimits(grid=grid, orders=orders, shards=shards, sizes=sizes)
-
-
-def plan_limits_of(plan: Plan) -> tuple[Limit, ...]:
-    """The limits of the target of a plan; none without a target."""
-    return () if plan.target is None else target_of(plan.target).limits
-
-
-def target_check(plan: Plan) -> Check:
-    """Whether the target of a plan supports its strategy, and whether the axes of the certificate are
-    within the target's."""
-    name = str(plan.target)
-    target = target_of(name)
-    values = {**_sizes(plan.model, plan.job), **_values(plan.best.strategy)}
-    excluded = [
-        f"{limit.field} {values[limit.field]}: {limit.allowed}"
-        for limit in _applicable(target.limits, plan.model, plan.job)
-        if _excludes(limit, values)
-    ]
-    fixed, axes = plan.proof.fixed, plan.proof.axes
-    for field_, allowed in target.axes.items():
-        best = getattr(plan.best.strategy, field_)
-        found = axes.get(field_, (fixed.get(field_, best),))
-        excluded += [f"{field_} {value}" for value in found if value not in allowed]
-    return Check(
-        name="target", ok=not excluded, found="; ".join(excluded) or f"a plan for {name}",
-        expected=f"a strategy that {name} supports",
-    )  # fmt: skip
-
-
-def _applicable(limits: Sequence[Limit], model: Model, job: Job) -> list[Limit]:
-    """The limits for such models and optimizers."""
-    kind = "dense" if all(layer.experts is None for layer in model.kinds) else "experts"
-    return [
-        limit
-        for limit in limits
-        if limit.models in ("all", kind) and (not limit.optimizers or job.optimizer in limit.optimizers)
-    ]
-
-
-def _sizes(model: Model, job: Job) -> dict[str, int]:
-    experts = [layer.experts.experts for layer in model.kinds if layer.experts is not None]
-    return {
-        "layers": len(model.pattern), "heads": model.heads, "kv_heads": model.kv_heads, "vocab": model.vocab,
-        "hidden": model.hidden, "experts": experts[0] if experts else 1, "seq_len": job.seq_len,
-        "global_batch_size": job.global_batch_size,
-    }  # fmt: skip
-
-
-def _values(strategy: Strategy) -> dict[str, Any]:
-    return {name: getattr(strategy, name) for name in FIELDS}
-
-
-def _fields(limit: Limit) -> set[str]:
-    return {name for condition in limit.where for name in condition.fields}
-
-
-def _is_of_shards(limit: Limit) -> bool:
-    """Whether a limit reads only sharding degrees, numbers, and the product dp * cp."""
-    for condition in limit.where:
-        if condition.other_than or condition.not_dividing or condition.not_multiple_of:
-            return False
-        for factors in filter(None, (condition.left, condition.below)):
-            if not set(factors.fields) <= set(SHARD_FIELDS) and sorted(factors.fields) != ["cp", "dp"]:
-                return False
-    return True
-
-
-def _excludes(limit: Limit, values: Mapping[str, Any]) -> bool:
-    """Whether all conditions of the limit hold for these values of fields and sizes."""
-    for condition in limit.where:
-        names = condition.left.fields
-        if condition.values:
-            if values[names[0]] not in condition.values:
-                return False
-            continue
-        left = condition.left.times * prod(values[name] for name in names)
-        rights = {
-            key: product.times * prod(values[name] for name in product.fields)
-            for key in ("below", "other_than", "not_dividing", "not_multiple_of")
-            if (product := getattr(condition, key)) is not None
-        }
-        satisfied = (
-            (condition.above is None or left > condition.above)
-            and left < rights.get("below", left + 1)
-            and ("other_than" not in rights or left != rights["other_than"])
-            and ("not_dividing" not in rights or rights["not_dividing"] % left != 0)
-            and ("not_multiple_of" not in rights or left % rights["not_multiple_of"] != 0)
-        )
-        if not satisfied:
-            return False
-    return True
-
+from shardwise_verify.targets import NO_TARGET_LIMITS, TargetLimits
 
 SPACES = ("core", "default")
 PIPELINE_FIELDS = ("schedule", "vpp")
 LAYER_FIELDS = ("first_stage_layers", "last_stage_layers", "recompute", "recompute_layers")
 WORDS = (*CP_KINDS, *SCHEDULES, *RECOMPUTES, *OFFLOADS)
 ALIASES = ("zero_stage", "dp_replicate", "dp_shard")
-
-Value = int | bool | str
 
 NOTES: Mapping[str, str] = {
     "tp": "tp * cp * pp * dp = devices",
@@ -247,7 +93,7 @@ def count_space(
 
     `experts` is None for a dense model. `fixed` restricts the space to candidates with these values of
     strategy fields or of the aliases `zero_stage`, `dp_replicate`, `dp_shard` (docs/reference/space.md);
-    `axes` restricts fields to one of several values. Raises ConfigError for an unknown space, an unknown
+    `axes` restricts fields to one of several values. Raises InputError for an unknown space, an unknown
     field, or a size below 1.
     """
     axes = {} if axes is None else axes
@@ -258,7 +104,7 @@ def count_space(
         "global_batch_size": global_batch_size,
     }.items():
         if size < 1:
-            raise ConfigError("size out of range", key=name, found=str(size), allowed="1 or more")
+            raise InputError("size out of range", key=name, found=str(size), allowed="1 or more")
     rows = SpaceDefinition(
         layers=model_layers,
         is_moe=experts is not None,
@@ -275,15 +121,15 @@ def count_space(
 
 def _require_known(space: str, fixed: Mapping[str, object], axes: Mapping[str, object]) -> None:
     if space not in SPACES:
-        raise ConfigError("unknown space", key="space", found=space, allowed=", ".join(SPACES))
+        raise InputError("unknown space", key="space", found=space, allowed=", ".join(SPACES))
     for name in fixed:
         if name not in FIELDS and name not in ALIASES:
-            raise ConfigError(
+            raise InputError(
                 "unknown strategy field", key="fixed", found=name, allowed=", ".join(FIELDS + ALIASES)
             )
     for name in axes:
         if name not in FIELDS:
-            raise ConfigError("unknown strategy field", key="axes", found=name, allowed=", ".join(FIELDS))
+            raise InputError("unknown strategy field", key="axes", found=name, allowed=", ".join(FIELDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

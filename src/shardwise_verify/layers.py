@@ -13,20 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.model import Experts, Model
-from shardwise.operators import (
-    Attention,
-    Extent,
-    GroupedMatmul,
-    Lookup,
-    Loss,
-    Matmul,
-    Operator,
-    Pointwise,
-    Saved,
-    Weight,
-)
-from shardwise.verification.collectives import (
+from shardwise_verify.collectives import (
     Fabric,
     Groups,
     Sizes,
@@ -35,8 +22,22 @@ from shardwise.verification.collectives import (
     all_to_all_s,
     reduce_scatter_s,
 )
-from shardwise.verification.problem import Figures
-from shardwise.verification.strategy_rows import Column, StrategyRows
+from shardwise_verify.problem import Figures
+from shardwise_verify.records import (
+    AttentionOperator,
+    ExtentRecord,
+    GroupedMatmulOperator,
+    LayerOperator,
+    LayersRecord,
+    LookupOperator,
+    LossOperator,
+    MatmulOperator,
+    PointwiseOperator,
+    RoutingRecord,
+    SavedRecord,
+    WeightRecord,
+)
+from shardwise_verify.strategy_rows import Column, StrategyRows
 
 SAVED_BYTES = {"fp32": 4, "mask": 1}
 
@@ -47,7 +48,7 @@ class LocalSizes:
 
     figures: Figures
     rows: StrategyRows
-    experts: Experts | None
+    experts: RoutingRecord | None
 
     @property
     def tokens(self) -> Column:
@@ -64,7 +65,7 @@ class LocalSizes:
             return self.tokens * self.experts.top_k * load * self.rows.etp / self.rows.tp
         return self.tokens
 
-    def width(self, extent: Extent) -> Column:
+    def width(self, extent: ExtentRecord) -> Column:
         """Elements of a rank along an extent; may be a fraction."""
         if extent.role == "whole":
             return extent.size
@@ -78,17 +79,17 @@ class LocalSizes:
         """Bytes of a hidden state of these rows."""
         return self.count(name) * self.figures.model.hidden * self.figures.recipe.activation_bytes
 
-    def weight_elements(self, weight: Weight) -> Column:
+    def weight_elements(self, weight: WeightRecord) -> Column:
         """Elements of a weight on a rank."""
         elements: Column = 1
         for extent in weight.shape:
             elements = elements * self.width(extent)
         return elements * weight.experts / self.rows.ep if weight.experts else elements
 
-    def saved_bytes(self, saved: Saved, operator: Operator) -> Column:
+    def saved_bytes(self, saved: SavedRecord, operator: LayerOperator) -> Column:
         """Bytes on a rank, per micro-batch, of a saved activation of an operator."""
         rows = saved.rows
-        if self.figures.profile.keeps_gathered_inputs and isinstance(operator, Matmul):
+        if self.figures.profile.keeps_gathered_inputs and isinstance(operator, MatmulOperator):
             rows = operator.rows
         recipe = self.figures.recipe
         each = {"compute": recipe.activation_bytes, "operand": recipe.operand_bytes, **SAVED_BYTES}[
@@ -106,38 +107,38 @@ class KernelSeconds:
     weight: Column
 
 
-def operator_seconds(operator: Operator, sizes: LocalSizes) -> KernelSeconds:
+def operator_seconds(operator: LayerOperator, sizes: LocalSizes) -> KernelSeconds:
     """Seconds of the operator on every row."""
     zero = 0.0 * sizes.tokens
     rows = sizes.count(operator.rows)
     each = sizes.figures.recipe.activation_bytes
     match operator:
-        case Matmul():
+        case MatmulOperator():
             k, n = sizes.width(operator.k), sizes.width(operator.n)
             return KernelSeconds(
                 _matmul_s(sizes, rows, n, k) + _cast_s(sizes, rows * k),
                 _matmul_s(sizes, rows, k, n) + _cast_s(sizes, rows * n),
                 _matmul_s(sizes, k, n, rows),
             )
-        case GroupedMatmul():
+        case GroupedMatmulOperator():
             return _grouped_matmul_seconds(operator, sizes)
-        case Attention():
+        case AttentionOperator():
             return _attention_seconds(operator, sizes)
-        case Pointwise():
+        case PointwiseOperator():
             forward = sum((sizes.width(extent) for extent in operator.forward), start=zero)
             backward = sum((sizes.width(extent) for extent in operator.backward), start=zero)
             nbytes = rows * (each * sizes.figures.profile.pointwise_passes)
             return KernelSeconds(
                 _memory_bound_s(sizes, nbytes * forward), _memory_bound_s(sizes, nbytes * backward), zero
             )
-        case Lookup():
+        case LookupOperator():
             elements = rows * sizes.width(operator.width)
             return KernelSeconds(
                 _memory_bound_s(sizes, 2 * elements * each),
                 zero,
                 _memory_bound_s(sizes, elements * (each + 8)),
             )
-        case Loss():
+        case LossOperator():
             logits = 4 * rows * sizes.width(operator.classes)
             return KernelSeconds(_memory_bound_s(sizes, 3 * logits), _memory_bound_s(sizes, 2 * logits), zero)
 
@@ -176,7 +177,7 @@ def _cast_s(sizes: LocalSizes, elements: Column) -> Column:
     return _memory_bound_s(sizes, each * elements) if each else 0.0 * elements
 
 
-def _grouped_matmul_seconds(operator: GroupedMatmul, sizes: LocalSizes) -> KernelSeconds:
+def _grouped_matmul_seconds(operator: GroupedMatmulOperator, sizes: LocalSizes) -> KernelSeconds:
     figures, curve = sizes.figures, sizes.figures.efficiency.matmul
     grouped = figures.efficiency.grouped_matmul
     rows, k, n = sizes.count(operator.rows), sizes.width(operator.k), sizes.width(operator.n)
@@ -203,7 +204,7 @@ def keys_of_query(seq_len: int, window: int | None, *, causal: bool) -> float:
     return seq_len / 2 if causal else float(seq_len)
 
 
-def _attention_seconds(operator: Attention, sizes: LocalSizes) -> KernelSeconds:
+def _attention_seconds(operator: AttentionOperator, sizes: LocalSizes) -> KernelSeconds:
     figures, curve = sizes.figures, sizes.figures.fused
     if curve is None:
         return _unfused_seconds(operator, sizes)
@@ -220,7 +221,7 @@ def _attention_seconds(operator: Attention, sizes: LocalSizes) -> KernelSeconds:
     return KernelSeconds(forward, backward, 0.0 * forward)
 
 
-def _unfused_seconds(operator: Attention, sizes: LocalSizes) -> KernelSeconds:
+def _unfused_seconds(operator: AttentionOperator, sizes: LocalSizes) -> KernelSeconds:
     """Two batched matmuls forward and four backward over all keys, and the softmax between them."""
     figures, each = sizes.figures, sizes.figures.recipe.activation_bytes
     keys = float(figures.job.seq_len)
@@ -237,7 +238,7 @@ def _unfused_seconds(operator: Attention, sizes: LocalSizes) -> KernelSeconds:
     return KernelSeconds(forward, 2 * products + _memory_bound_s(sizes, 5.5 * scores), 0.0 * forward)
 
 
-def score_bytes(operator: Attention, sizes: LocalSizes) -> Column:
+def score_bytes(operator: AttentionOperator, sizes: LocalSizes) -> Column:
     """Saved activations of unfused attention: 5 bytes per score."""
     return 5 * sizes.count(operator.rows) * sizes.width(operator.heads) * sizes.figures.job.seq_len
 
@@ -271,13 +272,13 @@ A block also has `largest_bytes`, `logits_bytes` and `replicated`, which are not
 class BlockShape:
     """The operators of a block; by phase, the number of collectives over the tensor ranks."""
 
-    operators: tuple[Operator, ...]
-    experts: Experts | None
+    operators: tuple[LayerOperator, ...]
+    experts: RoutingRecord | None
     tensor_syncs: Mapping[str, int]
     is_layer: bool
 
 
-def block_shapes(model: Model) -> tuple[BlockShape, ...]:
+def block_shapes(model: LayersRecord) -> tuple[BlockShape, ...]:
     """The kinds of layers, then the embedding, then the head."""
     kinds = [
         BlockShape(
@@ -387,21 +388,22 @@ def _left_out(sizes: LocalSizes, shape: BlockShape) -> int:
     products = [
         number
         for number, operator in enumerate(shape.operators)
-        if isinstance(operator, Matmul | GroupedMatmul)
+        if isinstance(operator, MatmulOperator | GroupedMatmulOperator)
     ]
     if not sizes.figures.profile.recompute_stops_early or not products:
         return len(shape.operators)
     return products[-1]
 
 
-def _host_s(sizes: LocalSizes, operators: Sequence[Operator], phase: str) -> float:
+def _host_s(sizes: LocalSizes, operators: Sequence[LayerOperator], phase: str) -> float:
     """Seconds in which the host starts all kernels of a phase."""
     profile = sizes.figures.profile
     if phase == "weight":
         return profile.dispatch_s * sum(
-            isinstance(operator, Matmul | GroupedMatmul | Lookup) for operator in operators
+            isinstance(operator, MatmulOperator | GroupedMatmulOperator | LookupOperator)
+            for operator in operators
         )
-    has_experts = any(isinstance(operator, GroupedMatmul) for operator in operators)
+    has_experts = any(isinstance(operator, GroupedMatmulOperator) for operator in operators)
     return profile.dispatch_s * len(operators) + (profile.expert_dispatch_s if has_experts else 0.0)
 
 
@@ -448,7 +450,7 @@ def _context_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockSh
     each = sizes.figures.recipe.activation_bytes
     ring_s = a2a_s = 0.0 * sizes.tokens
     for operator in shape.operators:
-        if isinstance(operator, Attention):
+        if isinstance(operator, AttentionOperator):
             dims = operator.qk_dim + operator.v_dim
             kv, q = sizes.width(operator.kv_heads) * dims, sizes.width(operator.heads) * dims
             ring_s = ring_s + all_gather_s(fabric, sizes.tokens * kv * each * sizes.rows.cp, groups.context)
@@ -459,7 +461,9 @@ def _context_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockSh
 
 def _routing_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockShape) -> Column:
     experts, rows = shape.experts, sizes.rows
-    if experts is None or not any(isinstance(operator, GroupedMatmul) for operator in shape.operators):
+    if experts is None or not any(
+        isinstance(operator, GroupedMatmulOperator) for operator in shape.operators
+    ):
         return 0.0 * sizes.tokens
     routed = sizes.hidden_bytes("routed")
     parts = np.prod(np.array(np.broadcast_arrays(*groups.expert[1:], 1)), axis=0)
@@ -492,15 +496,19 @@ def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
                 dense = dense + elements
                 if all(extent.role == "whole" for extent in weight.shape):
                     replicated += weight.parameters
-        if isinstance(operator, Matmul | GroupedMatmul) and operator.weights and shape.is_layer:
+        if (
+            isinstance(operator, MatmulOperator | GroupedMatmulOperator)
+            and operator.weights
+            and shape.is_layer
+        ):
             elements = sizes.count(operator.rows) * sizes.width(operator.n)
             outputs = outputs + elements * sizes.figures.recipe.activation_bytes
-        if isinstance(operator, Attention) and sizes.figures.fused is None:
+        if isinstance(operator, AttentionOperator) and sizes.figures.fused is None:
             scores = score_bytes(operator, sizes)
             all_saved, largest = all_saved + scores, np.maximum(largest, scores)
         for saved in operator.saved:
             nbytes = sizes.saved_bytes(saved, operator)
-            if isinstance(operator, Loss):
+            if isinstance(operator, LossOperator):
                 logits = logits + nbytes
                 continue
             all_saved = all_saved + nbytes
@@ -519,10 +527,10 @@ def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
     }
 
 
-def tied_head_elements(head: tuple[Operator, ...]) -> int:
+def tied_head_elements(head: tuple[LayerOperator, ...]) -> int:
     """Elements that the matmuls of the head multiply with and that are another block's weights."""
     return sum(
         operator.k.size * operator.n.size
         for operator in head
-        if isinstance(operator, Matmul) and not operator.weights
+        if isinstance(operator, MatmulOperator) and not operator.weights
     )

@@ -1,0 +1,138 @@
+"""Checks of a saved plan: the verdict of the independent checker, and what the planner computes again.
+
+`shardwise_verify` checks plans of every kind from their document; a file of version 1 becomes one of version
+2 first. What it does not re-derive of uneven plans and operator graphs, `computed_again` predicts again with
+code of the planner, so these checks stand apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import shardwise_verify
+from shardwise.cost import Training
+from shardwise.errors import ConfigError
+from shardwise.plans import Plan, Result, plan_document, read_plan
+from shardwise.search import RecordCostModel, graph_result, predict_record, predicted_result
+from shardwise_verify import (
+    PROOF_BUDGET_S,
+    Check,
+    InputError,
+    Verdict,
+    fit_check,
+    number_check,
+    parts_check,
+    value_check,
+)
+
+UNEVEN_EVALUATOR = "max-plus, pipeline by pipeline"
+UNEVEN_SCHEDULE = "1f1b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedPlan:
+    """The independent verdict on a plan file, and the checks by which the planner computes it again."""
+
+    verdict: Verdict
+    computed_again: tuple[Check, ...]
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """All checks of both."""
+        return (*self.verdict.checks, *self.computed_again)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that do not hold."""
+        return tuple(check for check in self.checks if not check.ok and not check.is_open)
+
+
+def checked_plan(path: str, proof_budget_s: float = PROOF_BUDGET_S) -> CheckedPlan:
+    """The verdict of the checker and of the planner on the plan file at `path`. Raises ConfigError for a file
+    that is no plan or was altered."""
+    plan = read_plan(path)
+    try:
+        verdict = _verdict(path, plan, proof_budget_s)
+    except InputError as error:
+        raise ConfigError(
+            error.message, file=path, key=error.key or None, found=error.found or None,
+            allowed=error.allowed or None,
+        ) from None  # fmt: skip
+    return CheckedPlan(verdict=verdict, computed_again=tuple(computed_again(plan)))
+
+
+def _verdict(path: str, plan: Plan, proof_budget_s: float) -> Verdict:
+    """The verdict of the checker on the document of version 2; a file of version 1 keeps its own hash."""
+    document: Mapping[str, object] = shardwise_verify.read_document(path)
+    stated, version = shardwise_verify.checked_hash(document)
+    if version == shardwise_verify.VERSION:
+        return shardwise_verify.check_document(document, proof_budget_s=proof_budget_s)
+    verdict = shardwise_verify.check_document(plan_document(plan), proof_budget_s=proof_budget_s)
+    first = value_check("hash of version 1", stated, stated)
+    return replace(verdict, plan_hash=stated, checks=(first, *verdict.checks))
+
+
+# What the planner computes again
+
+
+def computed_again(plan: Plan) -> Iterator[Check]:
+    """Checks by the planner's own prediction; none for a uniform plan, which the checker re-derives."""
+    if plan.kind == "graph":
+        yield from _graph_checks(plan)
+    elif plan.kind == "uneven":
+        yield from _uneven_checks(plan)
+
+
+def _graph_checks(plan: Plan) -> Iterator[Check]:
+    """The prediction of the layout of an operator graph from the names in the file
+    (docs/concepts/pareto-search.md)."""
+    training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
+    predicted = graph_result(plan.graph, plan.cluster, training, plan.operators)
+    yield from _result_checks(plan.best, predicted)
+
+
+def _uneven_checks(plan: Plan) -> Iterator[Check]:
+    """The prediction of an uneven plan stage by stage; only the costs of single stages share code with the
+    search (docs/concepts/mixed-clusters.md)."""
+    best = plan.best
+    found = predict_record(plan.model, plan.cluster, plan.job, best)
+    expected = "a plan of the space of uneven plans"
+    faults = "; ".join(found.faults[:3]) or expected
+    yield Check(name="uneven layout", ok=not found.faults, found=faults, expected=expected)
+    if found.faults:
+        return
+    yield number_check("predicted device bytes", best.peak_memory.device, found.device_bytes)
+    yield fit_check("predicted bytes fit", found.device_bytes, found.usable_bytes)
+    predicted = predicted_result(
+        RecordCostModel(plan.model, plan.cluster, plan.job), best, plan.job.global_batch_size
+    )
+    if predicted is not None:
+        layout = replace(predicted.layout, schedule=UNEVEN_SCHEDULE)
+        yield from _result_checks(best, replace(predicted, evaluator=UNEVEN_EVALUATOR, layout=layout))
+
+
+def _result_checks(found: Result, predicted: Result) -> Iterator[Check]:
+    """Every figure of a result, compared with its prediction."""
+    yield value_check("predicted layout", found.layout.with_times(predicted.pipeline_s), predicted.layout)
+    numbers = {
+        "predicted step time": (found.step_time_s, predicted.step_time_s),
+        "predicted band low": (found.band_s[0], predicted.band_s[0]),
+        "predicted band high": (found.band_s[1], predicted.band_s[1]),
+    }
+    for place, pair in enumerate(zip(found.pipeline_s, predicted.pipeline_s, strict=True)):
+        numbers[f"predicted pipeline {place}"] = pair
+    for name in ("allocated", "reserved", "device"):
+        own, other = (getattr(result.peak_memory, name) for result in (found, predicted))
+        numbers[f"predicted {name} bytes"] = own, other
+    for name, (own, other) in numbers.items():
+        yield number_check(name, own, other)
+    for name in ("tokens_per_s_per_device", "mfu", "mfu_full_attention"):
+        own, other = getattr(found, name), getattr(predicted, name)
+        is_number = own is not None and other is not None
+        yield (number_check if is_number else value_check)(f"predicted {name}", own, other)
+    yield parts_check("predicted breakdown", found.breakdown, predicted.breakdown, predicted.step_time_s)
+    yield parts_check("predicted memory", found.memory, predicted.memory, predicted.peak_memory.device)
+    yield value_check("predicted capacity", found.peak_memory.capacity, predicted.peak_memory.capacity)
+    yield value_check("tightest rank", found.tightest_rank, predicted.tightest_rank)
+    yield value_check("evaluator", found.evaluator, predicted.evaluator)
