@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from shardwise.api import evaluate, frontier, load, plan, save
     from shardwise.errors import ConfigError, Infeasible, InternalError
     from shardwise.plans import Plan
-    from shardwise.runtime import graph_module, reference_module
-    from shardwise.runtime.parallelize import parallelize
+    from shardwise.runtime import graph_module, parallelize, reference_module
 
 __all__ = [
     "ConfigError",
