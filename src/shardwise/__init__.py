@@ -6,7 +6,7 @@ PyTorch.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shardwise.api import evaluate, frontier, load, plan, save
+    from shardwise.api import evaluate, frontier, load, plan, save, sweep
     from shardwise.errors import ConfigError, Infeasible, InternalError
     from shardwise.plans import Plan
     from shardwise.runtime import graph_module, parallelize, reference_module
@@ -24,6 +24,7 @@ __all__ = [
     "plan",
     "reference_module",
     "save",
+    "sweep",
 ]
 
 _MODULES = {

@@ -67,11 +67,13 @@ class Infeasible(ShardwiseError):
     question with which a plan fits, cheapest first. `point` is the nearest answer as plain values, or None.
     """
 
+    # `reasons` has a default so that the error can be pickled: other attributes are restored afterwards.
+
     def __init__(
         self,
         message: str,
         *,
-        reasons: Mapping[str, int],
+        reasons: Mapping[str, int] | tuple[()] = (),
         relaxations: Sequence[str] = (),
         point: Mapping[str, object] | None = None,
     ) -> None:

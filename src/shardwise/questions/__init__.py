@@ -5,12 +5,11 @@ from shardwise.questions.arguments import (
     MAX_COUNT,
     MIXED_POOL_STAGES,
     Progress,
-    budget_s,
     fields,
     text,
-    workers,
 )
 from shardwise.questions.checking import CheckedPlan, checked_plan
+from shardwise.questions.explaining import PlanExplanation, explained, what_if, why_not
 from shardwise.questions.frontiers import (
     Frontier,
     FrontierArguments,
@@ -25,6 +24,7 @@ from shardwise.questions.frontiers import (
 from shardwise.questions.planning import SearchArguments, evaluated, plan_question, planned
 from shardwise.questions.request import DTYPES, OPTIMIZERS, OWN_TARGET, JobArguments, Request, request_of
 from shardwise.questions.spaces import counted_space, counted_uneven, require_candidates, space_choice
+from shardwise.questions.sweeps import Sweep, row_of, swept
 from shardwise.questions.targets import not_run, requested_target, require_job
 
 __all__ = [
@@ -40,15 +40,17 @@ __all__ = [
     "FrontierSource",
     "GraphSource",
     "JobArguments",
+    "PlanExplanation",
     "Progress",
     "Request",
     "SearchArguments",
     "StrategySource",
-    "budget_s",
+    "Sweep",
     "checked_plan",
     "counted_space",
     "counted_uneven",
     "evaluated",
+    "explained",
     "fields",
     "found_frontier",
     "frontier_of",
@@ -60,7 +62,10 @@ __all__ = [
     "requested_target",
     "require_candidates",
     "require_job",
+    "row_of",
     "space_choice",
+    "swept",
     "text",
-    "workers",
+    "what_if",
+    "why_not",
 ]

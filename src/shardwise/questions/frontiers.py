@@ -187,9 +187,9 @@ class Frontier(Generic[LayoutT]):
     on demand.
 
     `curves` are the frontiers on the parts of the cluster. `pick` is the point that the mode chooses, None
-    for `profile`. `references` are common layouts on the devices of the pick, or of the last curve with points.
-    `limit_bytes` is infinite without a limit. No layout is better than every point by more than a factor
-    1 + `epsilon`.
+    for `profile`. `references` are common layouts on the devices of the pick, or of the last curve with
+    points. `limit_bytes` is infinite without a limit. No layout is better than every point by more than a
+    factor 1 + `epsilon`.
     """
 
     source: FrontierSource[LayoutT]

@@ -55,7 +55,9 @@ def test_what_version_1_had_elsewhere_is_kept() -> None:
         assert (plan.target or "any") == was.get("target", "any")
         if plan.kind == "uniform":
             assert plan.objective == was["objective"]
-            assert plan.question.fixed == was["certificate"]["fixed"]
+            # The certificate of a plan for a trace covers one strategy, which nobody asked for.
+            fixed = {} if plan.for_trace is not None else was["certificate"]["fixed"]
+            assert plan.question.fixed == fixed
             assert plan.best.microbatches == (was["schedule"]["microbatches"],)
         if plan.kind == "uneven":
             assert list(plan.best.microbatches) == best["microbatches"]
