@@ -121,6 +121,7 @@ class Planner:
     ) -> None:
         self.steps, self.shapes, self.transitions = steps, shapes, transitions
         self.allowed_space, self._can_run = allowed_space, can_run
+        self._allowed: dict[Strategy, bool] = {}
 
     # What `MixedPlanner` needs to know of a uniform arrangement.
 
@@ -225,7 +226,10 @@ class Planner:
         costs = self.transitions.costs
 
         def is_allowed(new: Arrangement) -> bool:
-            return self.allowed_space.allows(new, situation) and self._can_run(new)
+            strategy, space = new.strategy, self.allowed_space
+            if strategy not in self._allowed:
+                self._allowed[strategy] = space.allows_strategy(strategy)
+            return self._allowed[strategy] and space.allows(new, situation) and self._can_run(new)
 
         return _DecisionBuilder(self.steps, change, costs, is_allowed, running, situation, horizon_s, has_all)
 
