@@ -29,6 +29,7 @@ from shardwise_verify.rules import (
     MEMORY,
     RULES,
     count,
+    fault_of,
     first_broken,
     is_candidate,
     rejected_counts,
@@ -110,16 +111,18 @@ def _reason_checks(
 
 
 def _strategy_check(plan: PlanRecord, figures: Figures) -> Check:
-    """Whether the strategy is legal and a candidate of the space; of the default one without a
-    certificate."""
+    """Whether the strategy is legal, and a candidate of the space of the certificate if there is one."""
     strategy, proof = plan.strategy, plan.certificate
-    space, fixed, axes = ("default", {}, {}) if proof is None else (proof.space, proof.fixed, proof.axes)
-    found, expected = "a legal candidate", f"a legal candidate of the space {space!r}"
-    if not is_candidate(figures, strategy, space, fixed, axes):
+    legal = "a legal strategy" if proof is None else f"a legal candidate of the space {proof.space!r}"
+    found = legal
+    if proof is None:
+        fault = fault_of(figures, strategy)
+        found = f"illegal: {fault}" if fault else legal
+    elif not is_candidate(figures, strategy, proof.space, proof.fixed, proof.axes):
         found = "not a candidate of the space"
-    elif broken := str(first_broken(rows_of([strategy]), figures)[0]):
+    if found == legal and (broken := str(first_broken(rows_of([strategy]), figures)[0])):
         found = f"breaks {broken}"
-    return Check(name="strategy", ok=found == "a legal candidate", found=found, expected=expected)
+    return Check(name="strategy", ok=found == legal, found=found, expected=legal)
 
 
 def _layout_check(plan: PlanRecord, model: LayersRecord, family: Family) -> Check:
