@@ -73,7 +73,7 @@ clean:
 .venv/installed-for-tests: pyproject.toml constraints.txt | .venv/installed
 	@echo "installing what the tests need into .venv" >&2
 	@$(PIP) install -c constraints.txt torch==2.13.0
-	@$(PIP) install -c constraints.txt -e '.[dev,fast,oracle,plot]'
+	@$(PIP) install -c constraints.txt -e '.[dev,graph,oracle,plot]'
 	@touch $@
 
 .venv/installed-for-docs: pyproject.toml constraints.txt | .venv/installed

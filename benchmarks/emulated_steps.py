@@ -21,15 +21,16 @@ from typing import Any
 
 import torch
 from benchmarks.emulated_rounds import ROUNDS, STEPS_A_ROUND, measurements_after
-from torch import distributed, nn
+from torch import distributed
 
 from shardwise.accuracy import calibration_document
 from shardwise.app.cli.measuring import KernelMeasurement, LinkMeasurement, ranks_of
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.plans import Plan, read_plan
-from shardwise.runtime import TrainOptions, graph_module, parallelize, reference_module, samples_of
-from shardwise.runtime.initialization import initialise
+from shardwise.runtime import TrainOptions, network_of
+from shardwise.runtime.data import SYNTHETIC
 from shardwise.runtime.private import destroy_groups, process_groups
+from shardwise.runtime.train import start_job
 from shardwise.strategy import Calibration, read_calibration
 
 SETTLED_S = 3.0
@@ -147,17 +148,8 @@ def slowest_s(call: Callable[[], object]) -> float:
 
 def _step(plan: Plan) -> Callable[[], object]:
     """A function that runs a step of `plan`, always on the same batch."""
-    job, batch = parallelize(_module(plan), plan), samples_of(plan, TrainOptions(steps=1)).batch(0)
+    job, batch = start_job(plan, TrainOptions(steps=1)), network_of(plan).samples(SYNTHETIC, seed=0).batch(0)
     return lambda: job.step(batch)
-
-
-def _module(plan: Plan) -> nn.Module:
-    """The whole model or graph of `plan`, initialised."""
-    if plan.kind == "graph":
-        return graph_module(plan.graph, seed=0)
-    module = reference_module(plan.model)
-    initialise(module, seed=0, layers=plan.model.layers)
-    return module
 
 
 if __name__ == "__main__":

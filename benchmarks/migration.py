@@ -74,7 +74,6 @@ def main(out: str, size: str) -> None:
     from shardwise.runtime import migrate, parallelize, reference_module
     from shardwise.runtime.data import Synthetic
     from shardwise.runtime.initialization import initialise
-    from shardwise.runtime.job import TrainingJob
     from shardwise.strategy import Job, complete, parse_fields
 
     torch.set_num_threads(1)
@@ -93,7 +92,6 @@ def main(out: str, size: str) -> None:
     module = reference_module(model)
     initialise(module, seed=0, layers=model.layers)
     job = parallelize(module, plans[0])
-    assert isinstance(job, TrainingJob)
     batches = Synthetic(vocab=model.vocab, global_batch_size=BATCH, seq_len=job_fields.seq_len, seed=0)
     times: tuple[list[float], list[float]] = ([], [])
     nbytes = [0, 0]

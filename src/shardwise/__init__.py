@@ -6,10 +6,11 @@ PyTorch.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shardwise.api import evaluate, load, plan, save
+    from shardwise.api import evaluate, frontier, load, plan, save
     from shardwise.errors import ConfigError, Infeasible, InternalError
     from shardwise.plans import Plan
-    from shardwise.runtime import graph_module, parallelize, reference_module
+    from shardwise.runtime import graph_module, reference_module
+    from shardwise.runtime.parallelize import parallelize
 
 __all__ = [
     "ConfigError",
@@ -17,6 +18,7 @@ __all__ = [
     "InternalError",
     "Plan",
     "evaluate",
+    "frontier",
     "graph_module",
     "load",
     "parallelize",

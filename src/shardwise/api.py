@@ -1,13 +1,14 @@
-"""The Python interface (`import shardwise as sw`): plans, evaluates, explains and checks. It needs no PyTorch.
+"""The Python interface (`import shardwise as sw`): plans, evaluates, explains, checks. It needs no PyTorch.
 
-Times are seconds, sizes bytes, rates per second. Every function raises `ConfigError` for an argument or a file
-that cannot be used, with the name of the argument, and `Infeasible` where nothing fits, with the reasons.
+Times are seconds, sizes bytes, rates per second. Every function raises `ConfigError` for an argument or a
+file that cannot be used, with the name of the argument, and `Infeasible` where nothing fits, with the
+reasons.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwise import search
@@ -17,12 +18,15 @@ from shardwise.inputs import short_repr
 from shardwise.model import Model
 from shardwise.plans import Plan, Value, read_plan, write_plan
 from shardwise.questions import (
+    Frontier,
+    FrontierArguments,
     JobArguments,
     Progress,
     SearchArguments,
     budget_s,
     evaluated,
     fields,
+    frontier_of,
     planned,
     text,
 )
@@ -38,7 +42,17 @@ Hugging Face Hub such as `meta-llama/Llama-3.1-8B`, a config as a dict, or a con
 
 Path = str | os.PathLike[str]
 
-__all__ = ["Explanation", "PlanComparison", "evaluate", "explain", "load", "plan", "save", "what_if"]
+__all__ = [
+    "Explanation",
+    "PlanComparison",
+    "evaluate",
+    "explain",
+    "frontier",
+    "load",
+    "plan",
+    "save",
+    "what_if",
+]
 
 
 def plan(
@@ -78,8 +92,8 @@ def plan(
     - `dtype`: `fp32`, `fp16`, `bf16`, `fp8`, ...; the default is the best 16-bit type of all devices.
       `optimizer`: `adamw`, `adafactor`, `sgd` or `muon`.
     - `objective`: what is minimised: `time`, `memory`, `devices` or `cost`.
-    - `target`: the software that must run the plan, such as `megatron-lm-0.19`, or `any`; `fix`: fields of the
-      strategy with one value, such as `{"tp": 8}`; `space`: `default`, `core` or the path of a YAML file;
+    - `target`: the software that must run the plan, such as `megatron-lm-0.19`, or `any`; `fix`: fields of
+      the strategy with one value, such as `{"tp": 8}`; `space`: `default`, `core` or the path of a YAML file;
       `use_all`: no device may stay idle.
     - `memory_margin`: fraction of device memory to leave free. `expert_imbalance`: load of the busiest
       expert-parallel rank over the mean. `inter_node`: bandwidth of each network card, such as `200Gb/s`.
@@ -159,6 +173,75 @@ def evaluate(
         return evaluated(given, strategy)
 
 
+def frontier(
+    model: ModelSource | Any,
+    *,
+    cluster: str | Cluster,
+    global_batch_size: int,
+    seq_len: int | None = None,
+    mode: str = "time",
+    memory_limit: float | str | None = None,
+    devices: Sequence[int] | None = None,
+    stages: int | None = None,
+    microbatches: Sequence[int] | None = None,
+    meshes: str = "tiers",
+    objectives: str | Sequence[str] = ("time", "memory"),
+    epsilon: float = 0.001,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    space: str = "default",
+    fix: Mapping[str, Value] | str | None = None,
+    use_all: bool = False,
+    memory_margin: float = 0.05,
+    expert_imbalance: float = 1.1,
+    inter_node: str | None = None,
+    calibration: str | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> Frontier[Any]:
+    """The Pareto frontier of step time and memory of a model, or of an operator graph (`graph:NAME`, or the
+    path of one).
+
+    - `mode`: `time` picks the fastest point, `devices` the fewest devices, `profile` none.
+    - `memory_limit`: most memory of a device at the pick, in bytes or as text such as `40GiB`. `devices`:
+      device counts to search; the default is those of the mode.
+    - `objectives`: time and memory, or also cost in dollars per step.
+    - Of operator graphs: `stages` and `microbatches` of a pipeline, `meshes` (`tiers`, `all` or a list such
+      as `8,2x4`), and `epsilon`, the relative distance that points may have from the exact frontier.
+
+    The other arguments are those of `plan`. Raises ConfigError for an argument that cannot be used,
+    Infeasible where nothing fits.
+    """
+    given = JobArguments(
+        model=model,
+        cluster=cluster,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        dtype=dtype,
+        optimizer=optimizer,
+        memory_margin=memory_margin,
+        expert_imbalance=expert_imbalance,
+        inter_node=inter_node,
+        calibration=calibration,
+    )
+    wanted = FrontierArguments(
+        mode=mode,
+        memory_limit=memory_limit,
+        devices=devices,
+        stages=stages,
+        microbatches=microbatches,
+        meshes=meshes,
+        objectives=objectives,
+        epsilon=epsilon,
+        space=space,
+        fix=fix,
+        workers=workers,
+        use_all=use_all,
+    )
+    with naming_arguments():
+        return frontier_of(given, wanted, progress=progress)
+
+
 def load(path: Path) -> Plan:
     """The plan in the file at `path`, of any kind and version.
 
@@ -198,15 +281,15 @@ def explain(
     """The method `explain` of `Plan`, for a plan or its file."""
     with naming_arguments():
         found = _plan("plan", plan)
-        limits = {"workers": worker_count(workers), "budget_s": budget_s(budget), "progress": progress}
+        many, limit_s = worker_count(workers), budget_s(budget)
         if why_not is None:
-            return search.explained(found, **limits)
+            return search.explained(found, workers=many, budget_s=limit_s, progress=progress)
         pinned = fields("--why-not", why_not)
         if not pinned:
             raise ConfigError(
                 "names no field", key="--why-not", found=short_repr(why_not), allowed="fields such as tp=8"
             )
-        return search.why_not(found, pinned, **limits)
+        return search.why_not(found, pinned, workers=many, budget_s=limit_s, progress=progress)
 
 
 def what_if(

@@ -142,7 +142,7 @@ def naming_arguments() -> Iterator[None]:
 
 
 def _as_arguments(written: str) -> str:
-    """`--memory-margin 0` as `memory_margin=0`, `--target any` as `target="any"`, `--seq-len` as `seq_len`."""
+    """`--memory-margin 0` as `memory_margin=0`, `--target any` as `target="any"`, `--dtype` as `dtype`."""
     return _OPTION.sub(_as_argument, written)
 
 

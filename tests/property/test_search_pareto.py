@@ -30,7 +30,9 @@ from shardwise.search.pareto import (
     dominance,
     elimination,
     gap_enumeration,
+    joins_numba,
     labels,
+    labels_numba,
     pareto_search,
     presolve,
     state,
@@ -40,7 +42,7 @@ from shardwise.search.pareto import (
     weighted_sums,
 )
 from shardwise.search.pareto.chain_labels import eliminate_small_chain
-from shardwise.search.pareto.elimination_order import EliminationOrder, EliminationStep, order_of
+from shardwise.search.pareto.elimination_order import EliminationOrder, order_of
 from shardwise.search.pareto.presolve import cases_of, without_columns
 from shardwise.search.pareto.solution import Solution, measures
 from shardwise.search.pareto.weighted_sums import FactorSums
@@ -152,11 +154,7 @@ def test_every_point_is_matched_within_epsilon(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("few", [1, tuning.TUNING.bins_from_rows])
-def test_long_chains_are_searched_by_runs_of_equal_segments(
-    monkeypatch: pytest.MonkeyPatch, few: int, full: bool
-) -> None:
-    tune(monkeypatch, bins_from_rows=few)
+def test_long_chains_are_searched_by_runs_of_equal_segments(full: bool) -> None:
     thinner, seeds = 0, LONG if full else SOME_LONG
     for seed in seeds:
         chain = long_chain(seed)
@@ -191,21 +189,6 @@ def epsilon_holds(epsilon: float) -> bool:
         matches(pareto_search([chain], epsilon=epsilon).points, points, epsilon)
         for chain, points in zip(chains, expected, strict=True)
     )
-
-
-def test_bins_keep_non_dominated_rows() -> None:
-    random = np.random.default_rng(0)
-    for columns, steps_each in ((2, 60), (3, 60), (4, 12)):
-        for count in (tuning.TUNING.bins_from_rows, 3 * tuning.TUNING.bins_from_rows):
-            cells = random.integers(0, 7, count)
-            steps = random.integers(0, steps_each, (count, columns)).astype(np.float64)
-            undominated = dominance.undominated_in_bins(cells, list(steps.T))
-            assert len(undominated) < count / 2
-            best = non_dominated(steps[undominated], groups=cells[undominated])
-            expected = non_dominated(steps, groups=cells)
-            assert (steps[undominated][best] == steps[expected]).all() and (
-                cells[undominated][best] == cells[expected]
-            ).all()
 
 
 @pytest.mark.slow
@@ -413,14 +396,25 @@ def agrees(seeds: Iterable[int], make_chain: Callable[[int], Chain] = chain_of) 
     return True
 
 
-def adding_peaks(joint: labels._Joint, rows_a: Any, rows_b: Any) -> Any:
+JOINED, TERMINAL, ARRAYS = labels_numba.joined_sides, joins_numba.terminal_pairs, labels._pruning_arrays
+
+
+def adding_peaks(one: Any, other: Any, *rest: Any) -> Any:
     """The mutant adds up the peaks of parallel tables instead of taking the larger one."""
-    return joint.a.points[rows_a] + joint.b.points[rows_b]
+    count, pairs, rows, points = JOINED(one, other, *rest)
+    for (side, _, order), own in zip((one, other), rows[:2], strict=True):
+        points[:, -1] += side.points[np.argsort(order)[own], -1]
+    return count, pairs, rows, points
+
+
+def without_peak(a: Any, b: Any, choices: int, arrays: Any, *rest: Any) -> Any:
+    """The mutant ignores the largest temporary where prefix and suffix meet."""
+    a, b = (side._replace(points=side.points * [1.0, 1.0, 1.0, 0.0]) for side in (a, b))
+    return TERMINAL(a, b, choices, arrays._replace(peaks=np.zeros_like(arrays.peaks)), *rest)
 
 
 def ignoring_the_last_column(points: Any, groups: Any = None, epsilon: float = 0.0) -> Any:
     """The mutant ignores the last column in dominance."""
-    from shardwise.pareto import non_dominated
 
     return non_dominated(points[:, :-1], groups=groups, epsilon=epsilon)
 
@@ -440,13 +434,6 @@ def without_exposed(chain: Chain) -> Chain:
 
 WEIGHTED = bound_sets.weighted
 
-MEASURES = measures
-
-
-def without_peak(points: Any) -> Any:
-    """The mutant ignores the largest temporary."""
-    return MEASURES(points * [1.0, 1.0, 1.0, 0.0])
-
 
 LEAST, WITHIN, OUTSIDE = (
     elimination.EqualTables.least,
@@ -462,9 +449,7 @@ def completion_bounds_too_high(
     return WITHIN(own, spans, 1.1 * outside, least)
 
 
-WITH_OTHERS, OF = gap_enumeration.MultiplierSet.with_others, labels.LabelPruning.of
-
-BELOW = gap_enumeration.MultiplierSet.below
+WITH_OTHERS, BELOW = gap_enumeration.MultiplierSet.with_others, gap_enumeration.MultiplierSet.below
 
 
 def smaller_boxes(
@@ -492,12 +477,13 @@ def with_both_times(
     return replace(found, shares=more * found.shares)
 
 
-def one_multiplier_too_high(pruning: labels.LabelPruning, cells: Any, points: Any) -> Any:
+def one_multiplier_too_high(*arguments: Any) -> Any:
     """The mutant takes the completion bounds of all multipliers but the first for a tenth more than
     they are.
     """
-    outside = pruning.outside * np.where(np.arange(pruning.outside.shape[-1]) > 0, 1.1, 1.0)
-    return OF(replace(pruning, outside=outside), cells, points)
+    arrays = ARRAYS(*arguments)
+    more = np.where(np.arange(arrays.outside.shape[1]) > 0, 1.1, 1.0)
+    return arrays._replace(outside=arrays.outside * more)
 
 
 @pytest.mark.parametrize(
@@ -506,12 +492,12 @@ def one_multiplier_too_high(pruning: labels.LabelPruning, cells: Any, points: An
         (gap_enumeration.MultiplierSet, "with_others", with_more_peak, 0),
         (gap_enumeration.MultiplierSet, "with_others", with_both_times, 137),
         (gap_enumeration.MultiplierSet, "below", smaller_boxes, 0),
-        (labels.LabelPruning, "of", one_multiplier_too_high, 4),
-        (labels._Joint, "points", adding_peaks, 0),
-        (labels, "measures", without_peak, 0),
+        (labels, "_pruning_arrays", one_multiplier_too_high, 4),
+        (labels_numba, "joined_sides", adding_peaks, 0),
+        (joins_numba, "terminal_pairs", without_peak, 0),
         (dominance, "non_dominated", ignoring_the_last_column, 0),
         (presolve, "may_matter", bounds_too_high, 0),
-        (elimination.EqualTables, "least", lambda tables, sums, table: 1.1 * LEAST(tables, sums, table), 0),
+        (elimination.EqualTables, "least", lambda *arguments: 1.1 * LEAST(*arguments), 0),
         (completion_bounds.CompletionBounds, "_pruning", completion_bounds_too_high, 4),
         (completion_bounds.LeastPeaks, "outside", lambda least, spans: 1.1 * OUTSIDE(least, spans), 0),
         (state, "without_idle_columns", without_exposed, 0),
@@ -590,18 +576,6 @@ def test_the_hull_has_the_points_that_weighted_sums_find() -> None:
         assert (np.diff(rise) > 0.0).all()
 
 
-@pytest.mark.slow
-def test_large_tables_are_joined_in_batches(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
-    monkeypatch.setattr(labels, "_PAIRS_AT_ONCE", 3)
-    assert agrees(range(20 if full else 8))
-
-
-@pytest.mark.slow
-def test_large_sums_are_taken_choice_by_choice(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
-    monkeypatch.setattr(weighted_sums, "MOST_SUMS_AT_ONCE", 1)
-    assert agrees(range(20 if full else 8))
-
-
 def test_the_order_of_elimination_takes_leaves_before_nodes_and_nodes_before_branches() -> None:
     rules = {step.rule for seed in range(100) for segment in chain_of(seed) for _, part in segment.modes
              for step in order_of(part).steps}  # fmt: skip
@@ -620,20 +594,12 @@ def test_a_variable_with_many_neighbours_is_eliminated_last_where_nothing_is_cho
     assert point.tolist() == [81 * 40, 81 * 40 + 81 * 40 + 80]
 
 
-def test_equal_tables_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_tables_are_computed_once() -> None:
     """Layers that all read one tensor share one table for each equal part; layers that differ in one number
     share the parts before it.
     """
     random = np.random.default_rng(3)
     pair, other = random.random((2, 3, 3, 5))
-    sums: list[int] = []
-    least = FactorSums._least
-
-    def counted(own: FactorSums, step: EliminationStep) -> Any:
-        sums.append(step.output)
-        return least(own, step)
-
-    monkeypatch.setattr(FactorSums, "_least", counted)
 
     def many(changed: int) -> tuple[FactorSums, int]:
         factors = []
@@ -641,8 +607,8 @@ def test_equal_tables_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None
             own = other if layer < changed else pair
             factors += [Factor((0, 2 * layer + 1), own), Factor((2 * layer + 1, 2 * layer + 2), pair)]
         part = FactorGraph(tuple(map(str, range(13))), (3,) * 13, tuple(factors), exit=0)
-        sums.clear()
-        return FactorSums.of(part, order_of(part), np.ones((2, 5))), len(sums)
+        found = FactorSums.of(part, order_of(part), np.ones((2, 5)))
+        return found, len({first for first in found.first.tolist() if first >= len(factors)})
 
     (alike, few), (unlike, more) = many(0), many(3)
     # Of 17 steps: the last of a layer, its first, and the sums of two to six layers.

@@ -13,7 +13,7 @@ from tests.property.pareto_instances import chain_of, equal_layers, long_chain
 
 from shardwise.pareto import FactorGraph
 from shardwise.search.pareto import completion_bounds as bounds
-from shardwise.search.pareto import dominance, elimination, labels, numba_dispatch
+from shardwise.search.pareto import dominance, elimination, labels
 from shardwise.search.pareto.chain_labels import segment_labels
 from shardwise.search.pareto.elimination_order import EliminationOrder, order_of
 from shardwise.search.pareto.solution import part_costs
@@ -43,8 +43,7 @@ def test_no_label_is_dropped_beyond_its_tolerance() -> None:
 
 
 def test_steps_that_grow_too_fast_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba_dispatch, "is_installed", lambda: False)
-    monkeypatch.setattr(dominance.EpsilonDominance, "steps", lambda self, place: self.base * 4.0**place)
+    monkeypatch.setattr(dominance.EpsilonDominance, "growth", 8.0)
     assert any(exceeds_tolerance(seed) for seed in range(40))
 
 
@@ -225,12 +224,17 @@ def test_tolerances_in_a_part_that_add_up_to_too_much_are_noticed(
     """One mutant leaves the potential out of excesses; the other spends the whole tolerance in each step."""
     tune(monkeypatch, tolerance_from_pairs=0)
     if broken == "potentials":
-        monkeypatch.setattr(
-            FactorSums, "potentials", lambda own, end: {t: np.zeros_like(v) for t, v in own.tables.items()}
-        )
+        potentials = FactorSums.potentials
+
+        def nothing(own: FactorSums, outside: Any) -> Any:
+            found = potentials(own, outside)
+            found.columns[:] = 0.0
+            return found
+
+        monkeypatch.setattr(FactorSums, "potentials", nothing)
     else:
         monkeypatch.setattr(elimination, "spendable", lambda share: 1.0)
-        monkeypatch.setattr(elimination._ToleranceSpending, "_spent_before", lambda own, step: 0.0)
+        monkeypatch.setattr(elimination._LimitedSteps, "_spent_before", lambda own, step: 0.0)
     assert not all(spent_in_equal_layers(seed)[1] for seed in range(40))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.pareto_tuning import tune
 from tests.property.pareto_instances import (
     chain_of,
     chain_with_shared,
@@ -26,7 +25,6 @@ from shardwise.search.pareto import (
     bound_tightening,
     completion_bounds,
     gap_enumeration,
-    numba_dispatch,
     pareto_search,
     two_phase,
 )
@@ -70,15 +68,7 @@ def agrees(chains: Iterable[Chain]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_fast", [True, False])
-def test_long_chains_and_shared_variables_are_found_too(
-    monkeypatch: pytest.MonkeyPatch, is_fast: bool, full: bool
-) -> None:
-    """With compiled loops where numba is installed, and without."""
-    if is_fast:
-        tune(monkeypatch, numba_from_pairs=0)
-    else:
-        monkeypatch.setattr(numba_dispatch, "is_installed", lambda: False)
+def test_long_chains_and_shared_variables_are_found_too(full: bool) -> None:
     assert agrees(long_chain(seed) for seed in range(20 if full else 3))
     assert agrees(chain_with_shared(seed) for seed in range(60 if full else 10))
 
@@ -137,11 +127,8 @@ def test_dualised_memory_counts_as_time(full: bool) -> None:
             assert other_s + 0.7 * peak == pytest.approx(time_s + 0.7 * memory, rel=1e-12)
 
 
-@pytest.mark.parametrize("is_fast", [True, False])
-def test_a_label_stays_where_some_completion_exists(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
+def test_a_label_stays_where_some_completion_exists() -> None:
     """Compared with all pairs, and all triples, one by one."""
-    is_fast = is_fast and numba_dispatch.is_installed()
-    tune(monkeypatch, numba_from_pairs=0 if is_fast else 10**9)
     random = np.random.default_rng(5)
     left = between = 0
     for _ in range(30):
@@ -160,19 +147,18 @@ def test_a_label_stays_where_some_completion_exists(monkeypatch: pytest.MonkeyPa
         ]
         assert labels_left.points.tolist() == prefix.points[is_completed].tolist()
         left += len(labels_left)
-        if is_fast:
-            both = own.completed_between(table, 1, 2).tolist()
-            assert both == [
-                any(
-                    a == cell // 2 and b == cell % 2 and total(every[0][i], every[1][k], every[2][j]) < 14.75
-                    for i, a in enumerate(prefix.cells.tolist())
-                    for j, b in enumerate(suffix.cells.tolist())
-                )
-                for k, cell in enumerate(table.cells.tolist())
-            ]
-            between += sum(both)
+        both = own.completed_between(table, 1, 2).tolist()
+        assert both == [
+            any(
+                a == cell // 2 and b == cell % 2 and total(every[0][i], every[1][k], every[2][j]) < 14.75
+                for i, a in enumerate(prefix.cells.tolist())
+                for j, b in enumerate(suffix.cells.tolist())
+            )
+            for k, cell in enumerate(table.cells.tolist())
+        ]
+        between += sum(both)
     assert 30 < left < 330
-    assert not is_fast or 30 < between < 330
+    assert 30 < between < 330
 
 
 def dualised_by_hand(table: Labels, rate: float) -> list[tuple[float, float, float]]:

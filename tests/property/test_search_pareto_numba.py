@@ -1,8 +1,9 @@
-"""Compiled code finds what numpy finds; with a tolerance, no label is dropped beyond it."""
+"""Compiled code finds what NumPy finds pair by pair; with a tolerance, no label is dropped beyond it."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,17 +22,19 @@ from tests.property.pareto_instances import (
     starting_with,
 )
 from tests.property.test_search_pareto import LONG, SOME_LONG, agrees, by_labels, matches
+from tests.reference import pareto_joins
+from tests.reference.pareto_sums import ReferenceSums
 
+from shardwise.errors import ConfigError
 from shardwise.pareto import non_dominated
 from shardwise.search.pareto import (
     chain_labels,
+    compilation,
     completion_bounds,
     dominance,
-    elimination_numba,
     joins_numba,
     labels,
     labels_numba,
-    numba_dispatch,
     pareto_search,
     weighted_sums_numba,
 )
@@ -41,15 +44,6 @@ from shardwise.search.pareto.solution import measures
 from shardwise.search.pareto.weighted_sums import FactorSums
 
 pytestmark = pytest.mark.usefixtures("by_two_phases")
-
-NEVER = 1 << 60
-
-
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code for every join and every part."""
-    assert numba_dispatch.is_installed(), "pip install 'shardwise[fast]'"
-    tune(monkeypatch, numba_from_pairs=0, numba_from_costs=0)
 
 
 def table(
@@ -96,16 +90,13 @@ def contents(found: Labels) -> list[tuple[int, ...]]:
     return sorted(zip(found.cells.tolist(), *found.points.T.tolist(), strict=True))
 
 
-@pytest.mark.slow
-def test_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joins_are_those_of_numpy() -> None:
     sizes = []
     for seed in range(400):
         a, b, without, pruning = random_join(seed)
         found = contents(joined(a, b, without=without, pruning=pruning))
-        tune(monkeypatch, numba_from_pairs=NEVER)
-        expected = contents(joined(a, b, without=without, pruning=pruning))
-        tune(monkeypatch, numba_from_pairs=0)
-        assert found == expected, seed
+        cells, points = pareto_joins.joined(a, b, without, pruning)
+        assert found == sorted(zip(cells.tolist(), *points.T.tolist(), strict=True)), seed
         sizes.append(len(found))
     assert max(sizes) > 100 and sizes.count(0) < 200
 
@@ -113,7 +104,8 @@ def test_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 def miscounted(seed: int) -> bool:
     """Whether the count differs from the pairs that agree in all common variables within the limit."""
     a, b, without, _ = random_join(seed)
-    sizes = labels._left(a, b, without)[1]
+    size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
+    sizes = [size for variable, size in sorted(size_of.items()) if variable != without]
     weights = np.zeros((a.points.shape[1], 1))
     weights[0] = 1.0
     pruning = LabelPruning(weights, weights, weights, np.zeros((*sizes, 1)), 6.0)
@@ -129,7 +121,7 @@ def test_pairs_are_counted() -> None:
     assert not any(miscounted(seed) for seed in range(200))
 
 
-def test_terminal_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_joins_are_those_of_numpy() -> None:
     """By seconds and bytes alone: the non-dominated labels over all cells."""
     many = fewer = 0
     for seed in range(400):
@@ -137,10 +129,8 @@ def test_terminal_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> N
         if a.points.shape[1] != 4:
             continue
         terminal = joined(a, b, without=without, pruning=pruning, terminal=TerminalJoin())
-        tune(monkeypatch, numba_from_pairs=NEVER)
-        every = joined(a, b, without=without, pruning=pruning, terminal=TerminalJoin())
-        tune(monkeypatch, numba_from_pairs=0)
-        expected = measures(every.points)
+        assert (np.diff(terminal.cells) >= 0).all()
+        expected = measures(pareto_joins.pairs_of(a, b, without, pruning)[1])
         best = expected[non_dominated(expected)]
         own = measures(terminal.points)
         assert own[np.argsort(own[:, 0])].tolist() == best.tolist(), seed
@@ -168,9 +158,7 @@ def with_zero_columns(found: Labels, columns: int, peak_values: int = 0) -> Labe
     ("zero_columns", "peak_values"),
     [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 3), (1, 2), (1, 5), (1, 20), (2, 4)],
 )
-def test_joins_with_equal_columns_are_those_of_numpy(
-    monkeypatch: pytest.MonkeyPatch, zero_columns: int, peak_values: int
-) -> None:
+def test_joins_with_equal_columns_are_those_of_numpy(zero_columns: int, peak_values: int) -> None:
     """Also with more pairs than are compared with the remaining labels at a time."""
     most = 0
     for seed in range(40):
@@ -190,13 +178,11 @@ def test_joins_with_equal_columns_are_those_of_numpy(
         other = weights * np.array([[1.0], [1.0], [1.0], [0.0]])  # the larger of two peaks counts
         pruning = LabelPruning(weights, other, weights, random.uniform(0.0, 9.0, (2, 2, 2)), limit)
         found = joined(a, b, without=0, pruning=pruning)
-        tune(monkeypatch, numba_from_pairs=NEVER)
-        expected = joined(a, b, without=0, pruning=pruning)
-        tune(monkeypatch, numba_from_pairs=0)
+        cells, points = pareto_joins.joined(a, b, 0, pruning)
         most = max(most, labels.pairs_of(a, b, without=0, pruning=pruning))
-        assert found.cells.tolist() == expected.cells.tolist(), seed
-        order = np.lexsort((*expected.points.T[::-1], expected.cells))
-        assert np.allclose(found.points, expected.points[order], rtol=1e-12, atol=0.0), seed
+        assert found.cells.tolist() == cells.tolist(), seed
+        order = np.lexsort((*found.points.T[::-1], found.cells))
+        assert np.allclose(found.points[order], points, rtol=1e-12, atol=0.0), seed
     assert most > 4 * 1024
 
 
@@ -241,7 +227,7 @@ def test_a_tolerance_that_grows_too_fast_is_noticed(
     assert any(exceeds_tolerance(seed, zero_columns, peak_values) for seed in range(40))
 
 
-def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_of_one_table_stay_as_by_numpy() -> None:
     """Except where a label is matched by another one with a finer grid range and a lower rank: numpy keeps
     both.
     """
@@ -255,11 +241,9 @@ def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -
         )  # fmt: skip
         ranks = points.sum(axis=1)
         found = dominance.reduced(cells, points, ranks, own)
-        tune(monkeypatch, numba_from_pairs=NEVER)
-        expected = dominance.reduced(cells, points, ranks, own)
-        tune(monkeypatch, numba_from_pairs=0)
+        expected = pareto_joins.reduced(cells, points, ranks, own)
         assert (np.diff(cells[found]) >= 0).all()
-        steps = own.base * 2.0 ** own.ranges(cells, points)[:, None]
+        steps = own.base * 2.0 ** pareto_joins.grids_of(cells, points, own)[:, None]
         floors = np.floor(points[found][:, None] / steps[None])
         is_matched = (floors <= np.floor(points / steps)[None]).all(axis=2)
         is_matched &= cells[found][:, None] == cells[None]
@@ -269,7 +253,7 @@ def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -
     assert fewer < 6
 
 
-def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+def factor_sums_agree(seed: int) -> bool:
     """Whether tables, outside sums and min-marginals agree, for parts of random chains, equal layers, and a
     part with many choices.
     """
@@ -284,16 +268,13 @@ def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
         some = random.choice(len(part.factors), min(2, len(part.factors)), replace=False)
         peak_shares = tuple((int(factor), 0.5) for factor in some)
         own = FactorSums.of(part, order_of(part), weights, peak_shares)
-        tune(monkeypatch, numba_from_costs=NEVER)
-        other = FactorSums.of(part, order_of(part), weights, peak_shares)
-        tune(monkeypatch, numba_from_costs=0)
-        assert own.flat is not None and other.flat is None
+        other = ReferenceSums(part, weights, peak_shares)
         outside = random.integers(0, 9, other.last.shape).astype(float)
-        for factor_sums in (own, other):
-            factor_sums.distribute(outside)
+        for distribute in (own.distribute, other.distribute):
+            distribute(outside)
         fixed = {variable: random.integers(0, part.sizes[variable], 3) for variable in part.separator}
-        chosen = [factor_sums.choices(fixed) for factor_sums in (own, other)]
-        for table in other.made:
+        chosen = own.choices(fixed), other.choices(fixed)
+        for table in other.tables:
             if not np.array_equal(own.tables[table], other.tables[table]):
                 return False
             finite = np.isfinite(other.outside[table])
@@ -302,7 +283,7 @@ def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
             if not np.allclose(own.outside[table][finite], other.outside[table][finite]):
                 return False
         potentials = own.potentials(outside[..., :1]), other.potentials(outside[..., :1])
-        for table in other.made:
+        for table in other.tables:
             one, two = potentials[0][table][..., 0], potentials[1][table][..., 0]
             finite = np.isfinite(two)
             if not np.array_equal(np.isfinite(one), finite) or not np.allclose(one[finite], two[finite]):
@@ -317,8 +298,8 @@ def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
 
 
 @pytest.mark.slow
-def test_weighted_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(factor_sums_agree(seed, monkeypatch) for seed in range(60))
+def test_weighted_sums_are_those_of_numpy() -> None:
+    assert all(factor_sums_agree(seed) for seed in range(60))
 
 
 def every_peak_weighed(costs: Any, weights: Any, sums: Any) -> None:
@@ -364,7 +345,7 @@ BROKEN_SUMS = {
 @pytest.mark.parametrize("name", SUMS)
 def test_broken_sums_are_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(weighted_sums_numba, name, BROKEN_SUMS[name])
-    assert not all(factor_sums_agree(seed, monkeypatch) for seed in range(20))
+    assert not all(factor_sums_agree(seed) for seed in range(20))
 
 
 LOWER = weighted_sums_numba._lower
@@ -386,9 +367,9 @@ def test_rows_that_are_left_out_are_noticed(
     """The loops run in Python, so that they call the patched functions."""
     for outer in ("least_sums", "sums_outside", "_fill"):
         monkeypatch.setattr(weighted_sums_numba, outer, getattr(weighted_sums_numba, outer).py_func)
-    assert factor_sums_agree(0, monkeypatch)
+    assert factor_sums_agree(0)
     monkeypatch.setattr(weighted_sums_numba, name, broken)
-    assert not all(factor_sums_agree(seed, monkeypatch) for seed in range(6))
+    assert not all(factor_sums_agree(seed) for seed in range(6))
 
 
 @pytest.mark.slow
@@ -455,9 +436,9 @@ def test_compiled_functions_older_than_a_module_are_discarded(tmp_path: Path) ->
     for name, time_s in (("a.f-1.nbi", 200), ("a.f-1.1.nbc", 200), ("b.g-1.nbi", 400), ("a.pyc", 200)):
         (cache / name).touch()
         os.utime(cache / name, (time_s, time_s))
-    joins_numba.discard_stale_caches(tmp_path)
+    compilation.discard_stale_caches(tmp_path)
     assert sorted(path.name for path in cache.iterdir()) == ["a.pyc", "b.g-1.nbi"]
-    joins_numba.discard_stale_caches(tmp_path / "nowhere")  # a folder without modules has no caches
+    compilation.discard_stale_caches(tmp_path / "nowhere")  # a folder without modules has no caches
 
 
 def test_without_a_cache_folder_functions_are_compiled_all_the_same(
@@ -475,7 +456,7 @@ def test_without_a_cache_folder_functions_are_compiled_all_the_same(
     def twice(number: float) -> float:
         return 2.0 * number
 
-    assert joins_numba.numba_compiled(twice)(3.0) == 6.0
+    assert compilation.numba_compiled(twice)(3.0) == 6.0
 
 
 @pytest.mark.slow
@@ -495,24 +476,25 @@ def test_a_search_over_its_limit_reports_its_proven_epsilon(
     assert stopped > (2 if full else 0)
 
 
-PAIRS, TERMINAL, SIDE = labels_numba.labels_of_pairs, joins_numba.terminal_pairs, joins_numba.side_of
+JOINED, TERMINAL, SIDE = labels_numba.joined_sides, joins_numba.terminal_pairs, joins_numba.side_of
 
 
-def limits_too_low(a: Any, b: Any, choices: int, pruning_arrays: Any, *rest: Any) -> Any:
+def limits_too_low(one: Any, other: Any, choices: int, pruning_arrays: Any, *rest: Any) -> Any:
     """The mutant lowers limits by a fifth."""
-    return PAIRS(a, b, choices, pruning_arrays._replace(limit=0.8 * pruning_arrays.limit), *rest)
+    return JOINED(one, other, choices, pruning_arrays._replace(limit=0.8 * pruning_arrays.limit), *rest)
 
 
-def without_last_choice(a: Any, b: Any, choices: int, *rest: Any) -> Any:
+def without_last_choice(one: Any, other: Any, choices: int, *rest: Any) -> Any:
     """The mutant forgets the last choice of the eliminated variable."""
-    return PAIRS(a, b, max(choices - 1, 1), *rest)
+    return JOINED(one, other, max(choices - 1, 1), *rest)
 
 
-def without_last_column(
-    a: Any, b: Any, choices: int, pruning_arrays: Any, dominance_arrays: Any, columns: Any, *rest: Any
-) -> Any:
+def without_last_column(one: Any, other: Any, *rest: Any) -> Any:
     """The mutant does not compare the last column that differs."""
-    return PAIRS(a, b, choices, pruning_arrays, dominance_arrays, columns[:-1], *rest)
+    differs, also = one[1].copy(), other[1].copy()
+    last = np.flatnonzero(differs + also)[-1:]
+    differs[last] = also[last] = 0.0
+    return JOINED((one[0], differs, one[2]), (other[0], also, other[2]), *rest)
 
 
 def terminal_limits_too_low(a: Any, b: Any, choices: int, pruning_arrays: Any, slack: Any, most: int) -> Any:
@@ -530,9 +512,9 @@ def rows_by_descending_sums(*arguments: Any) -> Any:
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
-        (labels_numba, "labels_of_pairs", limits_too_low),
-        (labels_numba, "labels_of_pairs", without_last_choice),
-        (labels_numba, "labels_of_pairs", without_last_column),
+        (labels_numba, "joined_sides", limits_too_low),
+        (labels_numba, "joined_sides", without_last_choice),
+        (labels_numba, "joined_sides", without_last_column),
         (joins_numba, "terminal_pairs", terminal_limits_too_low),
         (joins_numba, "side_of", rows_by_descending_sums),
     ],
@@ -540,36 +522,37 @@ def rows_by_descending_sums(*arguments: Any) -> Any:
 def test_a_broken_loop_is_noticed(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
 ) -> None:
-    # The loops run in Python, so that they call the patched functions.
-    joining: Any = labels_numba.joined_sides
-    for caller in (labels_numba, elimination_numba):
-        monkeypatch.setattr(caller, "joined_sides", joining.py_func)
-    for function in ("eliminated_labels", "_sides", "_side"):
-        monkeypatch.setattr(elimination_numba, function, getattr(elimination_numba, function).py_func)
-    assert agrees(range(3))
     monkeypatch.setattr(module, name, broken)
-    for caller in (labels_numba, elimination_numba):
-        if hasattr(caller, name):
-            monkeypatch.setattr(caller, name, broken)
     assert not agrees(range(60))
 
 
-@pytest.mark.slow
-def test_without_numba_numpy_is_used(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
-    monkeypatch.setattr(numba_dispatch, "is_installed", lambda: False)
-    for module, function in (
-        (labels_numba, "labels_of_pairs"), (labels_numba, "joined_sides"), (joins_numba, "terminal_pairs"),
-        (joins_numba, "number_of_pairs"), (elimination_numba, "eliminated_labels"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, function, None)
-    assert agrees(range(20 if full else 8))
+def test_a_missing_numba_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    compilation.require_numba()
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(ConfigError) as raised:
+        compilation.require_numba()
+    assert raised.value.key == "numba"
+    assert raised.value.allowed == "pip install 'shardwise[graph]'"
+
+
+def test_compilation_is_reported_once() -> None:
+    """Two functions are compiled, then one of them runs again."""
+    reported: list[str] = []
+    one, other = (numba.njit(lambda number, own=own: own * number) for own in (2.0, 3.0))
+    with compilation.reporting_compilation(reported.append):
+        assert one(2.0) * other(2.0) == 24.0
+    assert reported == [compilation.COMPILING]
+    with compilation.reporting_compilation(reported.append):
+        one(3.0)
+    with compilation.reporting_compilation(None):
+        one(3)  # compiled for whole numbers
+    assert reported == [compilation.COMPILING]
 
 
 def test_tables_equal_to_an_earlier_one_are_computed_once() -> None:
     part = equal_layers(3, layers=4)
     own = FactorSums.of(part, order_of(part), np.ones((2, 5)))
     other = FactorSums.of(replace(part), order_of(part), np.ones((2, 5)))
-    assert own.flat is not None and other.flat is not None
-    assert len(set(own.made.values())) < len(own.made)
-    assert own.flat.sums.shape == other.flat.sums.shape
-    assert own.flat.sums.shape[1] < int(own.flat.places[-1])
+    assert len(set(own.first.tolist())) < len(own.first)
+    assert own.columns.shape == other.columns.shape
+    assert own.columns.shape[1] < int(own.places[-1])

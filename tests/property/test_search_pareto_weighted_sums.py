@@ -9,25 +9,16 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.pareto_tuning import tune
 from tests.property.pareto_instances import chain_with_shared
 from tests.property.test_search_pareto import at_the_first
 
 from shardwise.pareto import Chain, shared_sizes
-from shardwise.search.pareto import numba_dispatch, weighted_sums, weighted_sums_numba
+from shardwise.search.pareto import weighted_sums, weighted_sums_numba
 from shardwise.search.pareto.state import orders_of
 
 Values = npt.NDArray[np.float64]
 
-NEVER = 1 << 60
 WEIGHTS = np.array([[3.0, 2.0, 1.0, 0.0, 0.0], [0.0, 1.0, 4.0, 0.0, 0.0]])
-
-by_both = pytest.mark.parametrize("numba_from", [0, NEVER])
-
-
-@pytest.fixture(autouse=True)
-def _is_installed() -> None:
-    assert numba_dispatch.is_installed(), "pip install 'shardwise[fast]'"
 
 
 def chain_and_sums(seed: int) -> tuple[Chain, weighted_sums.ChainSums]:
@@ -106,18 +97,12 @@ def _end_sizes(tables: list[Values], span: range) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@by_both
-def test_sums_are_the_minimum_over_all_paths(numba_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_the_minimum_over_all_paths() -> None:
     """Small whole numbers, so that sums are exact."""
-    tune(monkeypatch, numba_from_costs=numba_from)
     assert all(is_as_defined(seed) for seed in range(60))
 
 
-@by_both
-def test_shared_variables_fixed_too_early_are_noticed(
-    numba_from: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tune(monkeypatch, numba_from_costs=numba_from)
+def test_shared_variables_fixed_too_early_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weighted_sums, "_without", at_the_first)
     assert not all(is_as_defined(seed) for seed in range(60))
 
@@ -130,6 +115,5 @@ def test_loops_that_confuse_shared_variables_are_noticed(name: str, monkeypatch:
     def confused(one: Values, other: Values, *rows: npt.NDArray[np.intp]) -> None:
         own(one, other, np.zeros_like(rows[0]), *rows[1:])
 
-    tune(monkeypatch, numba_from_costs=0)
     monkeypatch.setattr(weighted_sums_numba, name, confused)
     assert not all(is_as_defined(seed) for seed in range(60))

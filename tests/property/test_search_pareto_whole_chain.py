@@ -16,7 +16,7 @@ from tests.property.pareto_instances import (
     plain,
 )
 
-from shardwise.search.pareto import chain_labels, labels, pareto_search, two_phase
+from shardwise.search.pareto import chain_labels, pareto_search, two_phase
 from shardwise.search.pareto.bound_sets import representatives
 from shardwise.search.pareto.labels import Allowance, Labels, TooManyLabels, joined
 
@@ -115,33 +115,23 @@ def test_a_join_counts_the_compatible_pairs() -> None:
         (0,), (2,), np.array([0, 0, 1]), np.array([[1.0, 1, 5, 0, 0], [5, 5, 1, 0, 0], [1, 1, 1, 0, 0]])
     )
     b = Labels((0,), (2,), np.array([0, 1]), np.array([[1.0, 1, 1, 0, 0], [2, 2, 2, 0, 0]]))
-    allowance = Allowance(pairs=5, labels=9, at_once=2)
+    allowance = Allowance(pairs=5, labels=9)
     found = joined(a, b, allowance=allowance)
     assert found.points.tolist() == [[2, 2, 6, 0, 0], [6, 6, 2, 0, 0], [3, 3, 3, 0, 0]]
     assert allowance.pairs == 2
     with pytest.raises(TooManyLabels):
         joined(a, b, allowance=allowance)
     with pytest.raises(TooManyLabels):
-        joined(a, b, allowance=Allowance(pairs=9, labels=2, at_once=2))
+        joined(a, b, allowance=Allowance(pairs=9, labels=2))
 
 
-def test_a_join_with_too_many_labels_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of 40 labels would stay and 10 are allowed: the first 16 pairs show that, and the others are never
-    joined.
-    """
+def test_a_join_stops_above_its_labels() -> None:
+    """All of 40 labels stay, of one cell or of four, and as many are allowed, or one less."""
     steps = np.arange(40.0)
     points = np.stack([steps, steps, 40.0 - steps, 0.0 * steps, 0.0 * steps], axis=1)
-    many = Labels((0,), (1,), np.zeros(40, dtype=np.intp), points)
     one = Labels((0,), (1,), np.zeros(1, dtype=np.intp), np.zeros((1, 5)))
-    seen: list[int] = []
-    reduced = labels._Joint.reduced
-
-    def counted(self: Any, rows_a: Any, rows_b: Any) -> Any:
-        seen.append(len(rows_a))
-        return reduced(self, rows_a, rows_b)
-
-    monkeypatch.setattr(labels._Joint, "reduced", counted)
-    with pytest.raises(TooManyLabels):
-        joined(many, one, allowance=Allowance(pairs=100, labels=10, at_once=16))
-    assert len(seen) == 1 and seen[0] <= 17
-    assert len(joined(many, one, allowance=Allowance(pairs=100, labels=40, at_once=16))) == 40
+    for cells in (1, 4):
+        many = Labels((0, 1), (1, cells), np.sort(np.arange(40) % cells), points)
+        with pytest.raises(TooManyLabels):
+            joined(many, one, allowance=Allowance(pairs=100, labels=39))
+        assert len(joined(many, one, allowance=Allowance(pairs=100, labels=40))) == 40

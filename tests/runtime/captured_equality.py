@@ -87,10 +87,7 @@ def captured_differences(
     own = _captured(name, seed, plans[0].graph)
     found = []
     for plan in plans:
-        job = GraphTrainingJob(
-            plan, own.values, matrices=own.matrices, settings=own.settings, data=own.data,
-            device_type="cpu", lr=LR, max_norm=MAX_NORM,
-        )  # fmt: skip
+        job = GraphTrainingJob(own, plan, device_type="cpu", lr=LR, max_norm=MAX_NORM)
         found.append(captured_difference(job, name, expected))
     return found
 

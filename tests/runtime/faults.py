@@ -18,9 +18,9 @@ from shardwise.runtime import TrainOptions, checkpoint, train
 from shardwise.runtime import checkpoint as manifest
 from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.graphs.interpreter import Interpreter
-from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.modules import ModelStage
 from shardwise.runtime.uneven import UnevenTrainingJob
+from shardwise.runtime.uniform import UniformTrainingJob
 from shardwise.runtime.workers import Report
 
 PASSES = ("forward", "backward", "optimizer")
@@ -68,7 +68,7 @@ def _counted(start: int) -> Iterator[list[int]]:
         return counted
 
     with contextlib.ExitStack() as stack:
-        for kind in (TrainingJob, UnevenTrainingJob, GraphTrainingJob):
+        for kind in (UniformTrainingJob, UnevenTrainingJob, GraphTrainingJob):
             stack.enter_context(patch.object(kind, "backward", counting(kind.backward)))
         yield now
 

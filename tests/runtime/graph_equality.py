@@ -16,7 +16,7 @@ from torch import Tensor
 from shardwise.graph import Operand, OpGraph, OpNode
 from shardwise.plans import Plan
 from shardwise.runtime import graph_module, parallelize
-from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
+from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.workers import Report
 
 LR = 3e-3
@@ -74,9 +74,8 @@ def run_of(job: GraphTrainingJob, graph: OpGraph, steps: int) -> Run:
 
 def single_process(plan: Plan, *, seed: int, steps: int) -> Run:
     own = alone(plan.graph, optimizer=plan.job.optimizer, dtype=plan.job.dtype)
-    job = graph_training_job(
-        graph_module(plan.graph, seed=seed), own, None, device_type="cpu", lr=LR, max_norm=MAX_NORM
-    )
+    source = GraphTrainingJob.source_of(graph_module(plan.graph, seed=seed), own)
+    job = GraphTrainingJob(source, own, device_type="cpu", lr=LR, max_norm=MAX_NORM)
     return run_of(job, plan.graph, steps)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shardwise.runtime.graphs import GraphTrainingJob
-from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.uneven import UnevenTrainingJob
+from shardwise.runtime.uniform import UniformTrainingJob
 
 
-def uniform(job: object) -> TrainingJob:
-    assert isinstance(job, TrainingJob)
+def uniform(job: object) -> UniformTrainingJob:
+    assert isinstance(job, UniformTrainingJob)
     return job
 
 

@@ -13,11 +13,11 @@ import pytest
 from tests.runtime.equality import divided, single_process
 from tests.runtime.plans import make_plan
 
-from shardwise.app.cli.request import DTYPES, OPTIMIZERS
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.launch import TARGET
 from shardwise.model import Experts
 from shardwise.plans import Plan
+from shardwise.questions import DTYPES, OPTIMIZERS
 from shardwise.runtime import WorkerPool, check_runnable
 from shardwise.strategy import FIELD_VALUES
 from shardwise.strategy.target import Condition, Limit

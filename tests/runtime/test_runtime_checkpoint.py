@@ -24,6 +24,7 @@ import pytest
 import torch
 from tests.runtime.equality import LR, MAX_NORM, batches, single_process, whole_module
 from tests.runtime.faults import OF_RANK_0, PASSES, PHASES, Fault, train_with
+from tests.runtime.jobs import uneven
 from tests.runtime.plans import BATCH, make_plan
 from tests.runtime.uneven_plans import make_uneven
 from tests.sampling import sample_of
@@ -58,8 +59,8 @@ from shardwise.runtime.checkpoint import (
     prune,
     resumable,
 )
-from shardwise.runtime.state_dict import state_of
 from shardwise.runtime.uneven import OptimizerShards
+from shardwise.runtime.uniform import UniformTrainingJob
 from shardwise.runtime.weights import load_weights
 from shardwise.runtime.workers import Report
 
@@ -224,7 +225,7 @@ def loads_upside_down(report: Report, plan: Plan, root: str) -> list[float]:
 
 def loads_without_states(report: Report, plan: Plan, root: str) -> list[float]:
     """As `loads`, with optimizer states as before the first step."""
-    job = parallelize(whole_module(plan.model, 5), plan, lr=LR, max_norm=MAX_NORM)
+    job = uneven(parallelize(whole_module(plan.model, 5), plan, lr=LR, max_norm=MAX_NORM))
     load(job, resumable(plan, root)[0])
     if job.optimizer is not None:
         job.optimizer.state.clear()
@@ -314,7 +315,7 @@ def saves_late(report: Report, plan: Plan, root: str, is_broken: bool) -> list[f
     with ExitStack() as stack:
         stack.enter_context(patch("torch.distributed.checkpoint.save", late))
         if is_broken:
-            stack.enter_context(patch("shardwise.runtime.checkpoint.copied", state_of))
+            stack.enter_context(patch.object(UniformTrainingJob, "saved_state", UniformTrainingJob.state))
         job = parallelize(whole_module(plan.model, 0), plan, lr=LR, max_norm=MAX_NORM)
         for step in range(BEFORE):
             job.step(batches(plan, 0).batch(step))

@@ -29,7 +29,7 @@ from torch import Tensor
 from shardwise.graph import OpGraph
 from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, graph_module, parallelize
-from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job, interpreter
+from shardwise.runtime.graphs import GraphTrainingJob, interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.kernels_elementwise import LOSSES
 from shardwise.runtime.graphs.parameters import ShardedParameter
@@ -112,10 +112,9 @@ def noting(kernel: Any, seen: set[torch.dtype]) -> Any:
 
 
 def alone_in_bf16(graph: OpGraph, lr: float) -> GraphTrainingJob:
-    module = graph_module(graph, seed=1)
-    return graph_training_job(
-        module, alone(graph, dtype="bf16"), None, device_type="cpu", lr=lr, max_norm=1e9
-    )
+    plan = alone(graph, dtype="bf16")
+    source = GraphTrainingJob.source_of(graph_module(graph, seed=1), plan)
+    return GraphTrainingJob(source, plan, device_type="cpu", lr=lr, max_norm=1e9)
 
 
 @contextmanager

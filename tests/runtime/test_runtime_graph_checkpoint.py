@@ -45,8 +45,9 @@ from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, scaled
 from shardwise.plans import Plan
 from shardwise.runtime import AsyncCheckpoint, WorkerPool, graph_module, load, parallelize, resumable
-from shardwise.runtime.checkpoint import folder_of, graph_hash
+from shardwise.runtime.checkpoint import folder_of
 from shardwise.runtime.graphs.placements import boxes_of_range, extents
+from shardwise.runtime.network import graph_hash
 from shardwise.runtime.workers import Report
 
 CHAIN = chain(8, 6, 12, 5)

@@ -16,9 +16,8 @@ from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, migrate, parallelize
 from shardwise.runtime.checkpoint import AsyncCheckpoint, load, resumable
 from shardwise.runtime.gradients import local
-from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.private import process_groups
-from shardwise.runtime.state_dict import state_of
+from shardwise.runtime.uniform import UniformTrainingJob
 from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 2
@@ -27,9 +26,9 @@ BEFORE, AFTER = 2, 2
 MESSAGE_BYTES = 4096
 
 
-def differing(one: TrainingJob, other: TrainingJob) -> list[str]:
+def differing(one: UniformTrainingJob, other: UniformTrainingJob) -> list[str]:
     """Names of parameters and states that differ in any bit."""
-    first, second = state_of(one), state_of(other)
+    first, second = one.state(), other.state()
     return [name for name in {**first, **second} if not torch.equal(local(first[name]), local(second[name]))]
 
 

@@ -24,7 +24,7 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
 from shardwise.plans import Layout, Pipeline, Plan, StagePart, read_plan, write_plan
-from shardwise.runtime import TrainOptions, WorkerPool, parallelize, reference_module, train
+from shardwise.runtime import TrainOptions, WorkerPool, check_runnable, parallelize, reference_module, train
 from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 from shardwise.runtime.gradients import local
 from shardwise.runtime.regions import LocalRegion, region_of
@@ -264,7 +264,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
     assert len(shares) == 2 and shares[0] != shares[1]
     assert main(["train", plan, "--steps", "6", "--log", str(log)]) == 0
     shown = capsys.readouterr()
-    assert f"uneven: 2 pipelines, {shares[0]} + {shares[1]} micro-batches" in shown.out
+    assert "plan          2 pipelines · 1f1b · micro-batch size" in shown.out
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert set(records[0]) == {
         "step", "loss", "gradient_norm", "step_time_s", "exposed_communication_s", "predicted_s", "tokens",
@@ -286,8 +286,9 @@ def changed(plan: Plan, **changes: Any) -> Plan:
 
 def doubled(plan: Plan) -> Plan:
     """Both pipelines on the ranks of the first."""
-    first = plan.best.layout.pipelines[0]
-    return changed(plan, layout=replace(plan.best.layout, pipelines=(first, first)))
+    first, second = plan.best.layout.pipelines
+    pipelines = (first, replace(second, stages=first.stages))
+    return changed(plan, layout=replace(plan.best.layout, pipelines=pipelines))
 
 
 def on_two_pools(plan: Plan) -> Plan:
@@ -318,7 +319,6 @@ PLAN = make_uneven("5 l4 + 3 l4")
         (make_uneven("5 l4 + 3 l4", optimizer="muon"), [], "job.optimizer: is not supported"),
         (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not supported by this runtime; found"),
         (make_uneven("8 tp3l4"), [], "best.layout: is not supported by this runtime; found tp 3"),
-        (without_a_sequence(PLAN), [], "best.microbatches: is not supported"),
         (on_two_pools(PLAN), [], "best.layout: is not supported by this runtime; found a stage on two pools"),
         (doubled(PLAN), [], "best.layout: is not supported by this runtime; found ranks used twice"),
         (PLAN, ["--resume"], "--resume: needs --checkpoint"),
@@ -334,11 +334,17 @@ def test_an_unsupported_uneven_plan_is_a_one_line_error(
     assert error.startswith(f"shardwise: error: {named}") and error.count("\n") == 1
 
 
+def test_a_batch_that_the_pipelines_do_not_share_is_refused() -> None:
+    """Files of such plans are not read at all."""
+    with pytest.raises(ConfigError, match=r"best\.microbatches: is not supported by this runtime; found 7"):
+        check_runnable(without_a_sequence(PLAN))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
         ("global_batch_size: 8", "global_batch_size: 16", "hash: does not match the content"),
-        ("version: 1\n", "version: 2\n", "newer"),
+        ("version: 2\n", "version: 3\n", "newer"),
     ],
 )
 def test_changed_and_newer_plans_are_refused(

@@ -12,7 +12,7 @@ from tests.runtime.uneven_mutants import MUTANTS
 
 from shardwise.plans import Plan
 from shardwise.runtime import parallelize
-from shardwise.runtime.uneven import TABLE
+from shardwise.runtime.modules import TABLE
 from shardwise.runtime.workers import Report
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shardwise.cluster import Cluster, Mesh, mesh_of
 from shardwise.errors import ConfigError, InternalError
@@ -23,6 +23,7 @@ from shardwise.plans.record import (
     Certificate,
     Idle,
     MixedFigures,
+    PlanKind,
     Result,
     TraceChoice,
     Value,
@@ -33,9 +34,6 @@ from shardwise.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from shardwise.api import Explanation, PlanComparison
-
-PlanKind = Literal["uniform", "uneven", "graph"]
-"""A plan of one strategy, a plan whose stages or pipelines differ, or a plan of an operator graph."""
 
 KIND_TEXTS: Mapping[PlanKind, str] = {
     "uniform": "a plan of one strategy",
@@ -112,9 +110,7 @@ class Plan:
     @property
     def kind(self) -> PlanKind:
         """What the stages of the plan have in common."""
-        if isinstance(self.network, OpGraph):
-            return "graph"
-        return "uniform" if self.best.is_uniform else "uneven"
+        return self.best.kind
 
     def require_kind(self, *kinds: PlanKind, key: str = "plan") -> None:
         """Raises ConfigError that names `key` unless the plan is of one of `kinds`."""
@@ -266,8 +262,8 @@ class Plan:
         """The best plan on a changed cluster or for a changed job, compared with this one term by term.
 
         Changes are a factor such as `inter_node_bandwidth="2x"` or a value such as `nodes=16`; the names are
-        those of `shardwise explain --what-if`. Raises ConfigError for a change that cannot be made, Infeasible
-        if nothing fits then.
+        those of `shardwise explain --what-if`. Raises ConfigError for a change that cannot be made,
+        Infeasible if nothing fits then.
         """
         from shardwise.api import what_if
 
@@ -289,7 +285,7 @@ class Plan:
         return plan_document(self)
 
     def rows(self) -> list[dict[str, object]]:
-        """A row for a data frame for this plan and each runner-up: seconds, bytes and the strategy's fields."""
+        """A row for a data frame for this plan and each runner-up: seconds, bytes, fields of the strategy."""
         found = [(self.best.fields, self.step_time_s, self.best.peak_memory.device)]
         found += [(other.strategy, other.step_time_s, other.device_bytes) for other in self.runners_up]
         return [
@@ -359,8 +355,8 @@ class Plan:
 
 
 def schedule_of(result: Result) -> Schedule | None:
-    """The table of actions of a uniform strategy for a step; None if the stages are not alike, or if it is too
-    long for a plan file."""
+    """The table of actions of a uniform strategy for a step; None if the stages are not alike, or if it is
+    too long for a plan file."""
     if not result.is_uniform:
         return None
     name, pipeline = result.layout.schedule, result.layout.pipelines[0]

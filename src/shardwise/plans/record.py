@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Literal
 
 import numpy as np
 
@@ -20,8 +21,14 @@ from shardwise.graph import GraphLayout, StagedLayout
 from shardwise.inputs import Fields, short_repr
 from shardwise.strategy import Strategy
 
+PlanKind = Literal["uniform", "uneven", "graph"]
+"""A plan of one strategy, a plan whose stages or pipelines differ, or a plan of an operator graph."""
+
 OBJECTIVES = ("time", "memory", "devices", "cost")
 """What a plan minimises: step time, memory, number of devices, or money per step."""
+
+UNEVEN_SPACE = "uneven"
+"""The space of a certificate whose candidates are pools, micro-batch sizes and numbers of pipelines."""
 
 PROVEN_GAP = 1e-12
 """Largest relative gap with which a step time counts as proven optimal (rounding errors)."""
@@ -214,6 +221,13 @@ class Result:
     def is_uniform(self) -> bool:
         """Whether all stages follow one strategy."""
         return self.fields is not None
+
+    @property
+    def kind(self) -> PlanKind:
+        """What the stages have in common."""
+        if self.fields is not None:
+            return "uniform"
+        return "uneven" if self.layout.operators is None else "graph"
 
     @property
     def microbatches(self) -> tuple[int, ...]:

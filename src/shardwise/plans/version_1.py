@@ -50,14 +50,16 @@ def _uniform(fields: Fields) -> Document:
     added = {"cp": strategy.any("cp"), "recompute": strategy.any("recompute")}
     stages = [{**stage, **added} for pipeline in layout for stage in pipeline]
     certificate = fields.mapping("certificate")
+    # The certificate of a plan for a trace is about this strategy alone: its question was not recorded.
+    is_question = not fields.has("for_trace")
     return {
         **_model(fields),
         "target": fields.any("target", default=None) or ANY,
         "question": _question(
             objective=fields.any("objective"),
             space=certificate.any("space"),
-            fixed=certificate.any("fixed", default={}),
-            axes=certificate.any("axes", default={}),
+            fixed=certificate.any("fixed", default={}) if is_question else {},
+            axes=certificate.any("axes", default={}) if is_question else {},
             events=_events(fields),
         ),
         "idle": NO_IDLE,

@@ -44,16 +44,18 @@ def flag(option: str, value: object) -> bool:
 
 def count(option: str, value: object, *, low: int = 1, high: int = MAX_COUNT) -> int:
     """`value` if it is a whole number from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
+    found = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if found is None or not low <= found <= high:
         raise _wrong_type(option, "is not a whole number in range", value, f"{low} to {high}")
-    return int(value)
+    return found
 
 
 def number(option: str, value: object, *, low: float, high: float) -> float:
     """`value` if it is a number from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:
+    found = float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    if found is None or not low <= found <= high:
         raise _wrong_type(option, "is not a number in range", value, f"{low:g} to {high:g}")
-    return float(value)
+    return found
 
 
 def quantity(option: str, value: object, unit: str, *, allowed: str) -> float:

@@ -1,7 +1,13 @@
 """Decisions when a cluster changes: keep the plan, patch it or migrate, with the cost of the transition."""
 
-from shardwise.replanning.arrangement import Arrangement, running_on, with_devices_of
-from shardwise.replanning.candidates import ANY, AllowedSpace, allowed_space_of
+from shardwise.replanning.allowed_space import (
+    ANY_SPACE,
+    AllowedSpace,
+    allowed_by,
+    allowed_space_of,
+    question_after,
+)
+from shardwise.replanning.arrangement import Arrangement, with_devices_of
 from shardwise.replanning.mixed_planner import AnyArrangement, MixedPlanner, mixed_planner_of
 from shardwise.replanning.pipeline_costs import Prices
 from shardwise.replanning.planner import KEEP, Decision, LinkAwarePlanner, Planner, planner_of
@@ -17,10 +23,10 @@ from shardwise.replanning.trace_replay import (
     replay,
 )
 from shardwise.replanning.transition import Costs
-from shardwise.replanning.uneven import PlansBySize, UnevenArrangement, uneven_running_on
+from shardwise.replanning.uneven import PlansBySize, arrangement_of
 
 __all__ = [
-    "ANY",
+    "ANY_SPACE",
     "KEEP",
     "POLICIES",
     "WAIT",
@@ -40,15 +46,15 @@ __all__ = [
     "Situation",
     "TracePick",
     "TracePicks",
-    "UnevenArrangement",
+    "allowed_by",
     "allowed_space_of",
+    "arrangement_of",
     "best_interval_s",
     "mixed_planner_of",
     "picks_for_trace",
     "planner_of",
+    "question_after",
     "replay",
-    "running_on",
     "situation_of",
-    "uneven_running_on",
     "with_devices_of",
 ]

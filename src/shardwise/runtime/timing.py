@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from shardwise.plans import Plan
-from shardwise.runtime.checkpoint import AnyJob
 from shardwise.runtime.data import Synthetic
 from shardwise.runtime.devices import is_on_host, synchronize_device
+from shardwise.runtime.distribute import parallelize
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.modules import reference_module
-from shardwise.runtime.parallelize import parallelize
 
 # Exposed communication
 
@@ -111,7 +111,7 @@ def timed_steps(plan: Plan, *, steps: int, warming_up: int) -> TimedSteps:
     return TimedSteps(seconds=tuple(seconds), allocated_bytes=peak_bytes - libraries_bytes)
 
 
-def _step_s(running: AnyJob, batch: Tensor, plan: Plan) -> float:
+def _step_s(running: TrainingJob, batch: Tensor, plan: Plan) -> float:
     synchronize_device(plan.cluster)
     start_s = time.perf_counter()
     running.step(batch)

@@ -51,7 +51,13 @@ from shardwise.search.hetero import (
     spread_stages,
 )
 from shardwise.search.overview import Baseline, PlanOverview, StageShare, computing_s, overview_of
-from shardwise.search.plan_timeline import TRAFFIC_PARTS, PipelineTimeline, plan_timelines, plan_trace
+from shardwise.search.plan_timeline import (
+    TRAFFIC_PARTS,
+    PipelineTimeline,
+    pipeline_trace,
+    plan_timelines,
+    plan_trace,
+)
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.result import band_of
 from shardwise.search.space import SpaceChoice, read_space
@@ -125,6 +131,7 @@ __all__ = [
     "overview_of",
     "parts_within",
     "pipeline_figures",
+    "pipeline_trace",
     "pipelines_s",
     "plan",
     "plan_for",

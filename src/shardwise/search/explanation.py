@@ -21,7 +21,7 @@ from shardwise.cluster import Cluster, Device, Node, Tier, multiplied, resized
 from shardwise.cost import Problem, find_recipe, peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.inputs import nearest, short_repr
-from shardwise.plans import Answer, Plan, Result, Value
+from shardwise.plans import UNEVEN_SPACE, Answer, Plan, Result, Value
 from shardwise.search.answer import goal_of, plan, search
 from shardwise.search.bnb.ledger import LedgerEntry, ledger_entries, ledger_totals
 from shardwise.search.bnb.solver import Progress
@@ -643,7 +643,8 @@ def _more(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
 def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) -> Question:
     """The question that a plan answers, on the devices that it uses. The certificate of a uniform strategy has
     the restrictions of its target too."""
-    restrictions = plan.question if plan.kind == "uneven" or plan.certificate is None else plan.certificate
+    has_restrictions = plan.certificate is not None and plan.certificate.space != UNEVEN_SPACE
+    restrictions = plan.certificate if plan.certificate is not None and has_restrictions else plan.question
     return Question(
         model=plan.model,
         cluster=plan.cluster,
@@ -715,7 +716,7 @@ def what_if(
 def _compared(of: Plan, question: Question, progress: Progress | None) -> PlanComparison:
     is_pinned = bool(question.fixed or question.axes)
     try:
-        if of.kind == "uneven" and is_mixed(question.cluster) and not is_pinned:
+        if not of.best.is_uniform and is_mixed(question.cluster) and not is_pinned:
             target = None if of.target is None else target_of(of.target)
             answer = plan_mixed_cluster(question, target=target, progress=progress)
         else:

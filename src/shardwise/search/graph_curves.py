@@ -20,7 +20,7 @@ from shardwise.plans import Idle, usd_per_step
 from shardwise.search.bnb.solver import Progress
 from shardwise.search.curve_parts import MeshChoice, PartChoice, runs_text
 from shardwise.search.curves import Curve, Point, Reference
-from shardwise.search.pareto import pareto_search
+from shardwise.search.pareto import pareto_search, reporting_compilation, require_numba
 from shardwise.search.pareto.two_phase import Effort, ParetoSearchResult
 from shardwise.search.staged import SCHEDULE, StagedPipeline, StagedProblem, staged_frontier
 from shardwise.units import format_bytes
@@ -46,7 +46,8 @@ class GraphCurve(Curve[GraphLayout]):
 class GraphCurves:
     """Returns the Pareto frontier of `graph` over all layouts on the `meshes` of a part of a cluster.
 
-    It leaves out points that leave less than `memory_margin` of a device's memory free.
+    It leaves out points that leave less than `memory_margin` of a device's memory free. Raises ConfigError if
+    numba is not installed.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class GraphCurves:
         *,
         uses_all: bool = False,
     ) -> None:
+        require_numba()
         self.graph, self.cluster, self.training = graph, cluster, training
         self.meshes = meshes
         self.choice = PartChoice(cluster, uses_all)
@@ -113,7 +115,8 @@ class GraphCurves:
         laid = self.laid_out(part)
         limit_bytes = self.limit_bytes(part)
         chains = [each.chain for each in laid]
-        found = pareto_search(chains, epsilon=epsilon, most_labels=MOST_LABELS, most_bytes=limit_bytes)
+        with reporting_compilation(progress):
+            found = pareto_search(chains, epsilon=epsilon, most_labels=MOST_LABELS, most_bytes=limit_bytes)
         rows = list(range(len(found.points)))
         every = [
             Point(
@@ -290,7 +293,8 @@ class StagedCurves(GraphCurves):
     def curve(self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None) -> StagedCurve:
         start_s, start_cpu_s = perf_counter(), process_time()
         problems = self.problems(part)
-        found, every = staged_frontier(problems, epsilon=epsilon, most_labels=MOST_STAGE_LABELS)
+        with reporting_compilation(progress):
+            found, every = staged_frontier(problems, epsilon=epsilon, most_labels=MOST_STAGE_LABELS)
         limit_bytes = self.limit_bytes(part)
         points = [
             Point(

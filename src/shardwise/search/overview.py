@@ -96,7 +96,7 @@ def _baselines(plan: Plan) -> tuple[Baseline, ...]:
     class. Of a graph without stages: data parallelism and Megatron's layout."""
     found = []
     mixed = plan.mixed
-    if mixed is not None and mixed.uniform_step_time_s is not None and not plan.best.is_uniform:
+    if mixed is not None and mixed.uniform_step_time_s not in (None, plan.step_time_s):
         found.append(
             Baseline(name="best uniform strategy", step_time_s=mixed.uniform_step_time_s, device_bytes=None)
         )

@@ -27,6 +27,7 @@ from shardwise.sim import (
     OPERATORS,
     TRAFFIC,
     Arrow,
+    Counter,
     Durations,
     Span,
     Timeline,
@@ -52,12 +53,15 @@ class PipelineTimeline:
     """The actions of a step of one pipeline over time, a row per stage.
 
     `end_s` are the seconds after the last action (gradient norm, optimizer, host), and `ranks` the global
-    ranks of each stage. `estimates` has the estimate of each stage of an operator graph, which includes the work after the last action."""
+    ranks of each stage. A uniform strategy has the `activation_bytes` that each stage saves for a
+    micro-batch; an operator graph has the `estimates` of its stages, which include the work after the last
+    action."""
 
     schedule: Schedule
     timeline: Timeline
     end_s: float
     ranks: tuple[tuple[int, ...], ...]
+    activation_bytes: tuple[float, ...] | None = None
     estimates: tuple[LayoutEstimate, ...] = ()
 
 
@@ -69,41 +73,50 @@ def plan_timelines(plan: Plan) -> tuple[PipelineTimeline, ...]:
     stages_of = {"uniform": _uniform, "uneven": _uneven, "graph": _graph}[plan.kind]
     known: dict[tuple[int, int], Timeline] = {}
     found = []
-    for pipeline, schedule, (durations, end_s, estimates) in zip(
+    for pipeline, schedule, estimate in zip(
         plan.best.layout.pipelines, plan.schedules, stages_of(plan), strict=True
     ):
-        key = id(durations), schedule.microbatches  # equal pipelines have one estimate
+        key = id(estimate.durations), schedule.microbatches  # equal pipelines have one estimate
         if key not in known:
-            known[key] = simulate(task_graph(schedule, durations))
+            known[key] = simulate(task_graph(schedule, estimate.durations))
+        end_s = estimate.end_s
         found.append(
             PipelineTimeline(
                 schedule=schedule,
                 timeline=known[key],
-                end_s=end_s,
+                end_s=plan.step_time_s - known[key].makespan_s if end_s is None else end_s,
                 ranks=tuple(stage.rank_numbers for stage in pipeline.stages),
-                estimates=estimates,
+                activation_bytes=estimate.activation_bytes,
+                estimates=estimate.stages,
             )
         )
     return tuple(found)
 
 
-_Estimate = tuple[Durations, float, tuple[LayoutEstimate, ...]]
-"""The durations of the stages of a pipeline, the seconds after its last action, and the estimates of the
-stages of an operator graph."""
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    """The durations of the stages of a pipeline, the seconds after its last action (None: what is left of the
+    step), and what `PipelineTimeline` says of the stages."""
+
+    durations: Durations
+    end_s: float | None = None
+    activation_bytes: tuple[float, ...] | None = None
+    stages: tuple[LayoutEstimate, ...] = ()
 
 
 def _uniform(plan: Plan) -> list[_Estimate]:
     schedule, durations = step_durations(plan.model, plan.cluster, plan.job, plan.strategy)
     if schedule != plan.schedule:
         raise ConfigError("is not the schedule of the strategy", key="schedule")
-    return [(durations, plan.step_time_s - simulate(task_graph(schedule, durations)).makespan_s, ())]
+    nbytes = stage_activation_bytes(plan.model, plan.cluster, plan.job, plan.strategy)
+    return [_Estimate(durations, activation_bytes=nbytes)]
 
 
 def _uneven(plan: Plan) -> list[_Estimate]:
     found = predict_record(plan.model, plan.cluster, plan.job, plan.best)
     if found.faults:
         raise ConfigError("is not a plan of its cluster", key="best", found=found.faults[0])
-    return [(times.durations, times.end_s, ()) for times in found.pipelines]
+    return [_Estimate(times.durations, times.end_s) for times in found.pipelines]
 
 
 def _graph(plan: Plan) -> list[_Estimate]:
@@ -130,26 +143,32 @@ def _graph(plan: Plan) -> list[_Estimate]:
         hop_forward_s=hops_s,
         hop_backward_s=hops_s,
     )
-    return [(durations, max(stage.end_s for stage in stages), stages)]
+    return [_Estimate(durations, max(stage.end_s for stage in stages), stages=stages)]
 
 
 def plan_trace(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Trace:
-    """One trace of all pipelines. A stage appears as its first rank; that of a uniform strategy, which is
-    equal on all ranks of a pipeline rank, as the number of the pipeline rank, with its saved activations; that
-    of an operator graph as its number, with its blocks and operators."""
-    if plan.kind == "uniform":
-        nbytes = stage_activation_bytes(plan.model, plan.cluster, plan.job, plan.strategy)
-        (only,) = pipelines
-        return trace_of(only.timeline, activations=activation_bytes(only.schedule, only.timeline, nbytes))
-    if plan.kind == "graph":
-        return graph_trace(plan.graph, pipelines[0])
+    """One trace of all pipelines, in which a stage appears as its first rank."""
     spans: list[Span] = []
     arrows: list[Arrow] = []
+    counters: list[Counter] = []
     for pipeline in pipelines:
-        own = trace_of(pipeline.timeline)
+        own = pipeline_trace(plan, pipeline)
+        firsts = [ranks[0] for ranks in pipeline.ranks]
         arrows += [Arrow(one.source + len(spans), one.target + len(spans)) for one in own.arrows]
-        spans += [replace(span, rank=pipeline.ranks[span.rank][0]) for span in own.spans]
-    return Trace(spans=tuple(spans), arrows=tuple(arrows))
+        spans += [replace(span, rank=firsts[span.rank]) for span in own.spans]
+        counters += [replace(counter, rank=firsts[counter.rank]) for counter in own.counters]
+    return Trace(spans=tuple(spans), arrows=tuple(arrows), counters=tuple(counters))
+
+
+def pipeline_trace(plan: Plan, pipeline: PipelineTimeline) -> Trace:
+    """The trace of one pipeline, whose ranks are the numbers of its stages: with the saved activations of a
+    uniform strategy, and with the blocks and operators of a graph."""
+    if pipeline.estimates:
+        return graph_trace(plan.graph, pipeline)
+    if pipeline.activation_bytes is None:
+        return trace_of(pipeline.timeline)
+    saved = activation_bytes(pipeline.schedule, pipeline.timeline, pipeline.activation_bytes)
+    return trace_of(pipeline.timeline, activations=saved)
 
 
 def graph_trace(graph: OpGraph, found: PipelineTimeline) -> Trace:

@@ -100,7 +100,9 @@ def test_an_uneven_plan_is_compared_pipeline_by_pipeline(run: Run, files: None) 
     write_trace(measured_unevenly(plan, slower=2.0), "um.json")
     ran = run("compare", "u.yaml", "um.json")
     assert (ran.code, ran.err) == (0, "")
-    assert "2 pipelines" in ran.out and "(-50.0%)" in ran.out and "pipeline 0, stage 1" in ran.out
+    assert (
+        "2 data-parallel pipelines" in ran.out and "(-50.0%)" in ran.out and "pipeline 0, stage 1" in ran.out
+    )
     document = json.loads(run("compare", "u.yaml", "um.json", "--json").out)
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
     assert [(one["pipeline"], one["stage"]) for one in document["stages"]] == [(0, 0), (0, 1), (1, 0)]

@@ -368,10 +368,10 @@ def test_a_space_file_with_values_of_one_pool_is_accepted(run: Any, tmp_path: Pa
     assert found["best"]["strategy"]["tp"] == 8 and found["devices_used"] == 8
 
 
-def test_an_altered_file_is_refused_and_other_commands_name_its_kind(run: Any, saved: str) -> None:
+def test_an_altered_file_is_refused_and_export_names_its_kind(run: Any, saved: str, tmp_path: Path) -> None:
     path = Path(saved)
-    other = run("explain", str(path))
-    assert other.code == 2 and "shardwise.uneven-plan" in other.err
+    other = run("export", str(path), "--to", "megatron-lm", "--out", str(tmp_path / "run"))
+    assert other.code == 2 and "is not supported for an uneven plan" in other.err
     path.write_text(path.read_text().replace("micro_batch_size: ", "micro_batch_size: 1", 1))
     altered = run("check", str(path))
     assert altered.code == 2 and "the file was changed" in altered.err

@@ -34,12 +34,12 @@ from shardwise.replanning import (
     Decision,
     Prices,
     Situation,
-    UnevenArrangement,
     mixed_planner_of,
     planner_of,
     situation_of,
 )
 from shardwise.replanning.transition import unit_elements
+from shardwise.replanning.uneven import UnevenArrangement
 from shardwise.search import Question, UnevenSpace, best_uneven, predict_record
 from shardwise.strategy import RECOMPUTES, Job
 

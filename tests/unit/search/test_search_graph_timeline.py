@@ -18,7 +18,7 @@ from shardwise.cost.layouts.one import Charge, Place, _Ledger
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout, block_labels, data_parallel, load_graph, scaled
 from shardwise.plans import Plan
-from shardwise.search import plan_timelines, plan_trace
+from shardwise.search import pipeline_trace, plan_timelines
 from shardwise.sim import BLOCKS, COMPUTE, DATA_PARALLEL, OPERATORS, TRAFFIC, Span
 
 CHAIN = chain(16, 8, 16, 4)
@@ -85,7 +85,7 @@ def test_a_mutant_that_omits_backward_computation_is_caught(monkeypatch: pytest.
 
 
 def spans_of(plan: Plan) -> Sequence[Span]:
-    return plan_trace(plan, plan_timelines(plan)).spans
+    return pipeline_trace(plan, plan_timelines(plan)[0]).spans
 
 
 def finish_times(plan: Plan) -> list[float]:

@@ -9,30 +9,26 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 
-from shardwise import search
 from shardwise.app.cli import words
+from shardwise.app.cli.division import layout_lines
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plans import (
     PROVEN_GAP,
+    UNEVEN_SPACE,
     Answer,
     Certificate,
     Goodput,
     Idle,
-    MixedFigures,
     Result,
-    Stage,
     usd_per_billion_tokens,
     usd_per_step,
 )
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
-
-UNEVEN_SPACE = "uneven"
-"""The space of a certificate whose candidates are pools, micro-batch sizes and numbers of pipelines."""
 
 NOT_AS_GIVEN = "the input is approximated"
 """Why nothing is proven where the input has approximations (key `priced_as`)."""
@@ -241,7 +237,7 @@ def answer_card(
     requested target, `goodput` that of the best result where it is shown."""
     return [
         *result_card(answer.best, model=model, cluster=cluster, job=job, target=target),
-        *_comparison(answer, cluster),
+        *_comparison(answer),
         *_goodput(goodput, cluster),
         *_runners_up(answer, model.layers),
         *frontier_table(answer, model.layers),
@@ -297,23 +293,6 @@ def question_lines(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
     for line in words.wrapped(facts, " · ", WIDTH - 1):
         yield ((f" {line}", "dim"),)
     yield (("─" * WIDTH, "dim"),)
-
-
-def layout_lines(result: Result, model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
-    """The strategy with its stages, or the pipelines of an uneven plan."""
-    if not result.is_uniform:
-        yield from plan_lines(result)
-        yield from _spread(search.spread_stages(search.UnevenSpace(model, cluster, job), result))
-        return
-    strategy = result.strategy
-    details = words.detail_texts(strategy, job, model.layers)
-    yield row("strategy", (words.degrees_text(strategy), "value"))
-    for line in words.wrapped(details, " · ", WIDTH - LABEL):
-        yield row("", (line, ""))
-    texts = words.stages_text(result.layout)
-    parts = [part for text in texts for part in textwrap.wrap(text, WIDTH - LABEL)]
-    for index, part in enumerate(parts):
-        yield row("layout" if index == 0 else "", (part, ""))
 
 
 def figures(result: Result, cluster: Cluster, job: Job) -> Iterator[Line]:
@@ -383,30 +362,35 @@ def _bars(parts: Mapping[str, float], text_of: object, style: str) -> Iterator[L
         )
 
 
-def _comparison(answer: Answer, cluster: Cluster) -> Iterator[Line]:
-    """On a mixed cluster: the speed-up over other plans, and the classes or devices that stay idle."""
-    if answer.mixed is not None:
-        yield ()
-        is_uniform = answer.best.is_uniform
-        yield from (
-            _gain_of_uniform(answer, answer.mixed) if is_uniform else _gain(answer, answer.mixed, cluster)
-        )
-
-
-def _gain_of_uniform(answer: Answer, mixed: MixedFigures) -> Iterator[Line]:
-    """The speed-up of a uniform strategy over the fastest device class alone."""
-    best_s = answer.best.step_time_s
+def _comparison(answer: Answer) -> Iterator[Line]:
+    """On a mixed cluster: the speed-up over the best uniform strategy, if the plan is another one, and over
+    the fastest class alone; what stays idle."""
+    mixed, best_s = answer.mixed, answer.best.step_time_s
+    if mixed is None:
+        return
+    yield ()
+    is_whole = all(part.is_complete for part in answer.parts) and not answer.unexplored_parts
+    texts: list[tuple[str, float | None]] = []
+    if mixed.uniform_step_time_s != best_s:
+        texts.append(("the best uniform strategy", mixed.uniform_step_time_s))
+    if not mixed.idle or mixed.uniform_step_time_s != best_s:
+        texts.append((f"{mixed.fastest_class or 'any device class'} alone", mixed.fastest_class_step_time_s))
+    label = "gain"
+    for name, time_s in texts:
+        if time_s is not None:
+            text = f"{time_s / best_s:.2f} × as fast as {name}"
+            yield row(label, (text, "value"), (f"   {words.seconds(time_s)}", "dim"))
+        elif is_whole:
+            yield row(label, (f"{name}: does not fit", "value"))
+        label = ""
     if mixed.idle:
-        text = f"{', '.join(mixed.idle)} left idle: no uniform strategy on all devices is faster"
-        yield row("mixed", (text, "warn"))
-    elif mixed.fastest_class_step_time_s is None and answer.parts:
-        yield row("mixed", ("fits on no device class alone", "value"))
-    alone_s = mixed.fastest_class_step_time_s
-    if alone_s is not None and not mixed.idle:
-        text = f"{alone_s / best_s:.2f} × as fast as {mixed.fastest_class} alone"
-        yield row("mixed", (text, "value"), (f"   {words.seconds(alone_s)}", "dim"))
+        yield row(label, (f"{', '.join(mixed.idle)} left idle", "warn"))
+        label = ""
+    if not is_whole:
+        yield row(label, ("the search of uniform strategies is incomplete", "warn"))
+        label = ""
     if mixed.why_uniform is not None:
-        yield row("", (mixed.why_uniform, "dim"))
+        yield row(label, (mixed.why_uniform, "dim"))
 
 
 def _goodput(goodput: Goodput | None, cluster: Cluster) -> Iterator[Line]:
@@ -497,98 +481,3 @@ def next_lines(commands: Sequence[str]) -> Iterator[Line]:
     for index, text in enumerate(commands):
         yield row("next" if index == 0 else "", (text, "code"))
     yield ()
-
-
-# Pipelines that differ
-
-PIPELINES = 12
-"""Most groups of identical pipelines that are shown."""
-
-
-def plan_lines(result: Result) -> Iterator[Line]:
-    """Every group of identical pipelines: their number, micro-batches, and stages in order."""
-    count = len(result.layout.pipelines)
-    total = sum(result.microbatches)
-    many = words.counted(count, "data-parallel pipeline") if count > 1 else "one pipeline"
-    yield row("plan", (f"uneven: {many}", "value"))
-    each = words.microbatches_text(result.micro_batch_size, total)
-    has_replicas = count > 1 or any(stage.parts for stage in result.layout.pipelines[0].stages)
-    texts = [each, "1f1b", *(["ZeRO-1 over the replicas of a stage"] if has_replicas else [])]
-    yield row("", (" · ".join(texts), ""))
-    groups = identical_pipelines(result)
-    for index, (number, share, described) in enumerate(groups[:PIPELINES]):
-        head = f"{number} × {words.counted(share, 'micro-batch')}"
-        part = words.percent(number * share / total)
-        lines = words.wrapped(described, " → ", WIDTH - LABEL - 4)
-        yield row("layout" if index == 0 else "", (head, "value"), (f"   {part} of the batch", "dim"))
-        for at, line in enumerate(lines):
-            yield row("", (f"  {'→ ' if at else ''}{line}", ""))
-    if len(groups) > PIPELINES:
-        yield row("", (f"{len(groups) - PIPELINES} more kinds of pipelines", "dim"))
-
-
-def _spread(spread: Mapping[str, Sequence[int]]) -> Iterator[Line]:
-    """Spread stages: nodes that hold fewer stages of a pipeline than fit, and replicas of these."""
-    for name, stage_counts in spread.items():
-        many = " or ".join(str(count) for count in stage_counts)
-        stages = "stage" if stage_counts == (1,) else "stages"
-        yield row("", (f"{name}: {many} {stages} of a pipeline per node, the rest are replicas", "dim"))
-
-
-def identical_pipelines(result: Result) -> list[tuple[int, int, list[str]]]:
-    """Groups of pipelines with equal stages and micro-batches: number of pipelines, micro-batches of each,
-    stages as text."""
-    described = [
-        (pipeline.microbatches, tuple(stage_texts(pipeline.stages))) for pipeline in result.layout.pipelines
-    ]
-    ordered = sorted(described, key=lambda one: (-one[0], one[1]))
-    return [(len(list(same)), key[0], list(key[1])) for key, same in groupby(ordered)]
-
-
-def stage_texts(stages: Sequence[Stage]) -> Iterator[str]:
-    """`4 × [2 V100-16G, tp 2, 6 layers]` for consecutive equal stages."""
-    keys = [(_devices_text(stage), sum(stage.layers), stage.recompute) for stage in stages]
-    for (devices, layers, mode), run in groupby(keys):
-        number = len(list(run))
-        parts = [devices, words.counted(layers, "layer")]
-        parts += [f"recompute {mode}"] if mode != "none" else []
-        yield f"{number} × [{', '.join(parts)}]" if number > 1 else f"[{', '.join(parts)}]"
-
-
-def _devices_text(stage: Stage) -> str:
-    """`2 V100-16G, tp 2`; of a mixed-pool stage `4 A100-80G tp 4, 3 rows | 1 V100-16G, 1 row`."""
-    if stage.parts:
-        return " | ".join(
-            f"{part.tp} {part.device_class}{f' tp {part.tp}' if part.tp > 1 else ''}, "
-            + words.counted(part.rows, "row")
-            for part in stage.parts
-        )
-    parts = [f"{stage.devices} {stage.device_class}"]
-    parts += [f"tp {stage.tp}"] if stage.tp > 1 else []
-    parts += [f"dp {stage.dp}"] if stage.dp > 1 else []
-    return ", ".join(parts)
-
-
-def _gain(answer: Answer, mixed: MixedFigures, cluster: Cluster) -> Iterator[Line]:
-    """The speed-up of an uneven plan over the best uniform strategy and over the fastest class alone."""
-    best_s = answer.best.step_time_s
-    comparisons = (
-        (mixed.uniform_step_time_s, "the best uniform strategy", "no uniform strategy fits"),
-        (
-            mixed.fastest_class_step_time_s,
-            f"{mixed.fastest_class} alone",
-            "the model fits on no device class alone",
-        ),
-    )
-    is_whole = all(part.is_complete for part in answer.parts) and not answer.unexplored_parts
-    for index, (time_s, name, never) in enumerate(comparisons):
-        label = "gain" if index == 0 else ""
-        if time_s is None:
-            yield row(label, (never if is_whole else "no uniform strategy was found", "value"))
-        else:
-            text = f"{time_s / best_s:.2f} × as fast as {name}"
-            yield row(label, (text, "value"), (f"   {words.seconds(time_s)}", "dim"))
-    if not answer.idle.devices:
-        yield row("", (f"all {cluster.devices} devices are used", "dim"))
-    if not is_whole:
-        yield row("", ("the search of uniform strategies is incomplete", "warn"))

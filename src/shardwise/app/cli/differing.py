@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from shardwise.app.cli import documents, words
-from shardwise.app.cli.card import layout_lines, priced_as_lines
+from shardwise.app.cli.card import priced_as_lines
+from shardwise.app.cli.division import layout_lines
 from shardwise.app.cli.output import WIDTH, Line, Output, row
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
@@ -34,10 +35,7 @@ def _lines(plan: Plan, other: Plan) -> Iterator[Line]:
     yield (("─" * WIDTH, "dim"),)
     for label, one in (("first", plan), ("second", other)):
         yield row(label, (f"{one.name} on {one.cluster.name}", "value"))
-        if one.kind == "graph":
-            yield row("", (" · ".join(words.plan_facts(one)[:-1]), ""))
-        else:
-            yield from layout_lines(one.best, one.model, one.cluster, one.job)
+        yield from layout_lines(one.best, one.network, one.cluster, one.job)
         yield from priced_as_lines(one.priced_as)
     difference = ResultDifference(before=plan.best, after=other.best)
     yield from changed_lines(difference)

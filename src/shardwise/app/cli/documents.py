@@ -9,6 +9,7 @@ from dataclasses import asdict
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plans import (
+    UNEVEN_SPACE,
     Answer,
     Goodput,
     Plan,
@@ -34,7 +35,7 @@ def plan_answer(
     the best plan that `shardwise train` does not support, None where it does not run on the devices.
     `best.strategy` is null if the best plan is uneven."""
     uneven_gap = None if answer.mixed is None else answer.mixed.uneven_gap
-    if not answer.best.is_uniform:
+    if answer.certificate.space == UNEVEN_SPACE:
         uneven_gap = answer.certificate.gap
     return {
         "schema": "shardwise.plan-answer",
@@ -223,18 +224,16 @@ def _result_with_cost(
         "usd_per_billion_tokens": usd_per_billion_tokens(cluster, job, result.step_time_s),
         "uniform_step_time_s": None if mixed is None else mixed.uniform_step_time_s,
         "fastest_class_step_time_s": None if mixed is None else mixed.fastest_class_step_time_s,
-        "why": _why(result, cluster, answer),
+        "why": _why(cluster, answer),
     }
 
 
-def _why(result: Result, cluster: Cluster, answer: Answer | None) -> str:
+def _why(cluster: Cluster, answer: Answer | None) -> str:
     """Why the plan is uniform or uneven, and what stays idle."""
     if answer is None or answer.mixed is None:
         if cluster.is_uniform:
             return "the cluster is not mixed"
         return "one uniform strategy for all devices: uneven plans are searched for by time"
-    left = ", ".join(answer.mixed.idle)
-    if not result.is_uniform:
-        left = f"{answer.idle.devices} devices" if answer.idle.devices else ""
+    left = ", ".join(answer.mixed.idle) or (f"{answer.idle.devices} devices" if answer.idle.devices else "")
     text = f"left idle: {left}" if left else "all devices are used"
     return f"{text}; {answer.mixed.why_uniform}" if answer.mixed.why_uniform else text

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 
 from shardwise import search
 from shardwise.app.cli import documents, words
-from shardwise.app.cli.card import NOT_AS_GIVEN, breakdown_lines, layout_lines, priced_as_lines
+from shardwise.app.cli.card import NOT_AS_GIVEN, breakdown_lines, priced_as_lines
 from shardwise.app.cli.differing import changed_lines, term_lines
+from shardwise.app.cli.division import division_text, layout_lines
 from shardwise.app.cli.output import INTERRUPTED, LABEL, WIDTH, Line, Output, progress, row
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
@@ -56,7 +57,8 @@ _NAME = 20
 
 def explanation_lines(plan: Plan, overview: PlanOverview, explanation: Explanation | None) -> list[Line]:
     """The answer of `explain`; `explanation` has the candidates of a uniform strategy."""
-    facts = words.shortened(" · ".join(words.plan_facts(plan)), WIDTH - 1)
+    step = f"step {words.seconds(plan.step_time_s)}"
+    facts = words.shortened(f"{division_text(plan)} · {step}", WIDTH - 1)
     lines: list[Line] = [
         ((f" {plan.name} on {plan.cluster.name}", "title"),),
         ((f" {facts}", "dim"),),
@@ -344,8 +346,8 @@ def explained(
 def _overview(
     plan: Plan, path: str, *, workers: int, budget_s: float | None, is_json: bool, progress: Progress | None
 ) -> Output:
-    """Where the time and memory of the plan go, what limits it, and, of a uniform strategy, the outcomes of all
-    candidates."""
+    """Where the time and memory of the plan go, what limits it, and the outcomes of all candidates of a
+    uniform strategy."""
     try:
         overview = search.overview_of(plan)
     except ConfigError as error:

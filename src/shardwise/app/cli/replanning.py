@@ -1,19 +1,19 @@
 """The command `replan`: keep, patch or migrate after events, with the gain and the transition cost.
 
-`replanned` answers. `uniform_plan` and `uneven_plan` turn an arrangement into a plan for a plan file;
-`trace_for` reads `--events`.
+`replanned` answers. `plan_on` turns an arrangement into a plan for a plan file; `trace_for` reads `--events`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from shardwise import search
 from shardwise.app.cli import words
-from shardwise.app.cli.card import plan_lines, priced_as_lines
+from shardwise.app.cli.card import priced_as_lines
+from shardwise.app.cli.division import plan_lines
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import check_output_path
 from shardwise.cluster import (
@@ -29,45 +29,36 @@ from shardwise.cluster import (
     load_cluster,
     load_events,
 )
-from shardwise.errors import ConfigError, Infeasible, InternalError
-from shardwise.model import Model
+from shardwise.errors import ConfigError, Infeasible
 from shardwise.plans import (
     DECISION,
     Answer,
-    Certificate,
     Idle,
-    MixedFigures,
     Plan,
     PlanQuestion,
-    Result,
     TraceChoice,
     idle_in,
-    layout_document,
     plan_of,
     read_plan,
     write_plan,
 )
-from shardwise.questions import OWN_TARGET
 from shardwise.replanning import (
-    AllowedSpace,
     AnyArrangement,
     Arrangement,
     Costs,
     Decision,
     MixedPlanner,
-    Planner,
     Prices,
     Situation,
-    UnevenArrangement,
     allowed_space_of,
+    arrangement_of,
     mixed_planner_of,
     planner_of,
-    running_on,
+    question_after,
     situation_of,
-    uneven_running_on,
     with_devices_of,
 )
-from shardwise.strategy import Job, Strategy, layer_counts, target_of
+from shardwise.strategy import Strategy, layer_counts, target_of
 from shardwise.units import format_bytes, format_seconds
 
 # Arrangements as plans
@@ -88,72 +79,39 @@ def on_nodes(found: TraceChoice, cluster: Cluster) -> Cluster:
     return cluster_of_nodes(cluster, [int(name[1:]) for name in found.nodes])
 
 
-def uniform_plan(
-    arrangement: Arrangement,
+def plan_on(
+    planner: MixedPlanner,
+    arrangement: AnyArrangement,
     found: TraceChoice,
     *,
-    model: Model,
-    cluster: Cluster,
-    job: Job,
-    asked: PlanQuestion,
+    question: PlanQuestion,
     priced_as: Sequence[str],
+    uniform: AnyArrangement | None = None,
 ) -> tuple[Plan, Answer]:
-    """The plan and answer of a uniform arrangement with equal shares, estimated on its nodes. `asked` is the
-    question. `priced_as` are the approximations of events; with any, nothing is proven."""
-    strategy, own = arrangement.strategy, on_nodes(found, cluster)
-    fixed = asdict(strategy)
-    question = search.Question(
-        model=model, cluster=own, job=job, space=asked.space, fixed=fixed, use_all=True, top=0
-    )
-    answer = search.plan(question)
-    answer = replace(answer, certificate=_with_events(answer.certificate, priced_as))
-    plan = plan_of(answer, model=model, cluster=own, job=job)
-    nodes = [int(name[1:]) for name in found.nodes]
-    idle = idle_in(cluster, search.ranks_of_nodes(cluster, nodes))
-    plan = replace(plan, question=asked, for_trace=found)
-    return plan, replace(answer, idle=idle, all_devices_step_time_s=None)
+    """The plan and answer of an arrangement with equal shares or of an uneven one, estimated on its nodes
+    without events, and compared with a `uniform` one. The certificate covers this plan only.
 
-
-def _with_events(certificate: Certificate, priced_as: Sequence[str]) -> Certificate:
-    """The certificate with the approximations of the events."""
-    return replace(certificate, priced_as=(*certificate.priced_as, *priced_as))
-
-
-def uneven_plan(
-    planner: MixedPlanner,
-    arrangement: UnevenArrangement,
-    found: TraceChoice,
-    uniform: Arrangement | UnevenArrangement | None,
-    asked: PlanQuestion,
-    priced_as: Sequence[str],
-) -> tuple[Plan, Answer]:
-    """The plan and answer of an uneven arrangement, with the step time of a uniform one for comparison. The
-    certificate covers this plan only. `asked` is the question."""
+    `asked` is the question. `priced_as` are the approximations of events; with any, nothing is proven.
+    """
     prices = planner.prices
-    no_events = EventTrace(nodes=len(prices.cluster.nodes), events=())
-    nominal = situation_of(NodeView(prices.cluster), Conditions.at_start(no_events))
-    predicted = planner.uneven.predicted(arrangement, nominal)
-    if predicted is None:
-        raise InternalError("the plan for the trace does not run on the cluster without events")
-    step_s = predicted.result.step_time_s
-    own = on_nodes(found, prices.cluster)
-    certificate = Certificate(
-        space="uneven", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=step_s,
-        lower_bound_s=step_s, gap=0.0, search_s=0.0, search_cpu_s=0.0, priced_as=own.priced_as,
-    )  # fmt: skip
-    answer = Answer(
-        best=predicted.result,
-        runners_up=(),
-        certificate=_with_events(certificate, priced_as),
-        mixed=MixedFigures(
-            uniform_step_time_s=None if uniform is None else planner.step_s(uniform, nominal),
-            fastest_class_step_time_s=None,
-            fastest_class=None,
-            idle=(),
-        ),
-    )
-    plan = plan_of(answer, model=prices.model, cluster=own, job=prices.job, question=asked)
-    return replace(plan, for_trace=found), answer
+    model, job, cluster, own = prices.model, prices.job, prices.cluster, on_nodes(found, prices.cluster)
+    answer = planner.answer_on(arrangement, own, question.space)
+    certificate = replace(answer.certificate, priced_as=(*answer.certificate.priced_as, *priced_as))
+    mixed = answer.mixed
+    if mixed is not None and uniform is not None:
+        mixed = replace(mixed, uniform_step_time_s=planner.step_s(uniform, _nominal(cluster)))
+    used = [rank for stage in answer.best.layout.stages for rank in stage.rank_numbers]
+    answer = replace(answer, certificate=certificate, mixed=mixed, idle=idle_in(own, used))
+    plan = plan_of(answer, model=model, cluster=own, job=job, question=question)
+    ranks = search.ranks_of_nodes(cluster, [int(name[1:]) for name in found.nodes])
+    idle = idle_in(cluster, [ranks[rank] for rank in used])
+    return replace(plan, for_trace=found), replace(answer, idle=idle, all_devices_step_time_s=None)
+
+
+def _nominal(cluster: Cluster, sites: Mapping[str, tuple[str, ...]] | None = None) -> Situation:
+    """The situation without events."""
+    no_events = EventTrace(nodes=len(cluster.nodes), events=())
+    return situation_of(NodeView(cluster), Conditions.at_start(no_events), sites)
 
 
 # The command
@@ -183,11 +141,10 @@ def replanned(
     if save is not None:
         check_output_path("--save", save, inputs=(path, cluster, events))
     plan = read_plan(path)
-    plan.require_kind("uniform", "uneven")
-    loaded = with_devices_of(plan.cluster, load_cluster(cluster, inter_node=inter_node))
+    loaded = cluster_for(plan, cluster, inter_node)
+    running = arrangement_of(plan, loaded)
     given = trace_for(events, loaded)
     trace, notes, priced_as = given.trace, given.notes, (*loaded.priced_as, *given.priced_as)
-    view = NodeView(loaded)
     conditions = Conditions.at_start(trace)
     saved, gone = frozenset[str](), trace.absent
     for event in trace.events:
@@ -195,26 +152,19 @@ def replanned(
         conditions = conditions.after(event)
         saved |= before.noticed - conditions.present
         gone |= before.present - conditions.present
-    situation = situation_of(view, conditions, trace.sites)
-    allowed_space, returned = allowed_space_of(plan), gone & conditions.present
-    planner = mixed_planner_of(
-        planner_of(Prices(plan.model, loaded, plan.job), costs, allowed_space=allowed_space)
-        if save is None
-        else _planner_of_files(plan, loaded, costs, allowed_space),
-        allowed_space=allowed_space,
-    )
-    running = running_on(plan, loaded) if plan.kind == "uniform" else uneven_running_on(plan, loaded)
-    no_events = EventTrace(nodes=trace.nodes, events=())
-    nominal = situation_of(view, Conditions.at_start(no_events), trace.sites)
+    situation, returned = situation_of(NodeView(loaded), conditions, trace.sites), gone & conditions.present
+    allowed = replace(allowed_space_of(plan), is_of_files=save is not None)
+    prices = Prices(plan.model, loaded, plan.job)
+    planner = mixed_planner_of(planner_of(prices, costs, allowed_space=allowed))
     decision = None
-    if situation.key == nominal.key and not returned:
+    if situation.key == _nominal(loaded, trace.sites).key and not returned:
         decision = planner.keep(running, situation, horizon_s=horizon_s)
     try:
         decision = decision or planner.replan(
             running, situation, horizon_s=horizon_s, saved=saved, returned=returned
         )
     except Infeasible as error:
-        note = f"; the plan's question allows only {allowed_space.text}" if allowed_space.text else ""
+        note = f"; the plan's question allows only {allowed.text}" if allowed.text else ""
         raise Infeasible(f"{error.message}{note}", reasons=error.reasons) from None
     notes = (*notes, *unreachable_lines("unreachable", situation.unreachable))
     if save is not None:
@@ -248,38 +198,15 @@ def _horizon_reason(decision: Decision[AnyArrangement], requested_s: float, cost
     )
 
 
-def _planner_of_files(plan: Plan, cluster: Cluster, costs: Costs, allowed_space: AllowedSpace) -> Planner:
-    """A planner of plans that a plan file can represent and, on devices that our own runtime knows, that it
-    runs."""
-    prices = Prices(plan.model, cluster, plan.job)
-    target = target_of(OWN_TARGET).for_job(plan.model, plan.job)
-    if not target.knows_devices(cluster.classes):
-        return planner_of(prices, costs, can_run=_is_of_files, allowed_space=allowed_space)
-    offloads = plan.kind == "uniform" and plan.best.strategy.offload != "none"
-    return planner_of(
-        prices,
-        costs,
-        can_run=lambda one: _is_of_files(one) and not any(target.refusals(one.strategy)),
-        axes=target.axes_for(cluster.classes, ("offload",) if offloads else ()),
-        allowed_space=allowed_space,
-    )
-
-
-def _is_of_files(arrangement: Arrangement) -> bool:
-    """Whether a plan file can represent the arrangement as a strategy: no re-routing, equal shares of
-    pipelines."""
-    return not arrangement.is_rerouted and len(set(arrangement.microbatches)) == 1
-
-
 def _written(
     path: str,
     decision: Decision[AnyArrangement],
     planner: MixedPlanner,
     given: GivenEvents,
-    asked: PlanQuestion,
+    question: PlanQuestion,
 ) -> str:
     """Write the decision as a plan file; returns its hash. `asked` is the question of the running plan."""
-    arrangement, prices = decision.arrangement, planner.prices
+    arrangement = decision.arrangement
     found = TraceChoice(
         policy=DECISION,
         source=trace_source(given.given),
@@ -293,14 +220,23 @@ def _written(
         considered=max(decision.considered, 1),
         gap=None,
     )
-    if isinstance(arrangement, UnevenArrangement):
-        return write_plan(path, uneven_plan(planner, arrangement, found, None, asked, given.priced_as)[0])
-    job, cluster = prices.job, prices.cluster
-    plan, _ = uniform_plan(
-        arrangement, found, model=prices.model, cluster=cluster, job=job, asked=asked,
-        priced_as=given.priced_as,
-    )  # fmt: skip
-    return write_plan(path, plan)
+    question = replace(question_after(question, arrangement.strategy), events=found.source)
+    return write_plan(
+        path, plan_on(planner, arrangement, found, question=question, priced_as=given.priced_as)[0]
+    )
+
+
+def cluster_for(plan: Plan, name: str, inter_node: str | None) -> Cluster:
+    """The named cluster with the devices of the plan. ConfigError where they differ, or where the software
+    that the plan is for does not run on the cluster."""
+    cluster = with_devices_of(plan.cluster, load_cluster(name, inter_node=inter_node))
+    if plan.target is not None and not target_of(plan.target).runs_on(cluster.vendors):
+        target = target_of(plan.target)
+        raise ConfigError(
+            f"is not a cluster on which {target.command} runs, which the plan is for", key="--cluster",
+            found=cluster.name, allowed=f"clusters of {target.known_devices}",
+        )  # fmt: skip
+    return cluster
 
 
 def unreachable_lines(label: str, names: Iterable[str]) -> Iterator[str]:
@@ -342,63 +278,31 @@ def trace_for(events: str, cluster: Cluster) -> GivenEvents:
 # Output
 
 
-def arrangement_document(arrangement: Arrangement, cluster: Cluster, step_s: float) -> dict[str, object]:
-    """`plan` of the answer: the strategy, the node in each slot, the micro-batches of each pipeline."""
-    return {
-        "strategy": asdict(arrangement.strategy),
-        "nodes": [name or None for name in arrangement.slots],
-        "microbatches": list(arrangement.microbatches),
-        "is_rerouted": arrangement.is_rerouted,
-        "idle_nodes": len(cluster.nodes) - len(arrangement.nodes),
-        "step_time_s": step_s,
-    }
-
-
-def uneven_document(arrangement: UnevenArrangement, cluster: Cluster, step_s: float) -> dict[str, object]:
-    """`plan` of the answer for an uneven plan: `uneven` has its pipelines, whose ranks number the devices of
-    `nodes`."""
-    result = arrangement.result
-    return {
-        "strategy": None,
-        "uneven": uneven_layout(result),
-        "nodes": list(arrangement.nodes),
-        "microbatches": list(result.microbatches),
-        "is_rerouted": False,
-        "idle_nodes": len(cluster.nodes) - len(arrangement.nodes),
-        "step_time_s": step_s,
-    }
-
-
-def uneven_layout(result: Result) -> dict[str, object]:
-    """`uneven` of the answer."""
-    return {
-        "layout": layout_document(result.layout),
-        "micro_batch_size": result.micro_batch_size,
-        "recompute": [list(stages) for stages in result.recompute],
-        "pipeline_s": list(result.pipeline_s),
-    }
-
-
-def arrangement_text(arrangement: AnyArrangement) -> str:
-    """An arrangement in a few words."""
-    if isinstance(arrangement, Arrangement):
-        return words.degrees_text(arrangement.strategy)
-    pipelines = arrangement.result.layout.pipelines
-    return f"uneven, {words.counted(len(pipelines), 'pipeline')}"
+def described(arrangement: AnyArrangement, plan: Plan | None = None) -> tuple[str, list[Line]]:
+    """An arrangement in a few words, and its lines on the card; `plan` runs before it. Only this function
+    shows strategies and uneven plans differently."""
+    if arrangement.strategy is None:
+        pipelines = words.counted(len(arrangement.microbatches), "pipeline")
+        return f"uneven, {pipelines}", list(plan_lines(arrangement.result))
+    degrees = words.degrees_text(arrangement.strategy)
+    return degrees, [] if plan is None else [row("plan", (degrees, "")), *_strategy_lines(arrangement, plan)]
 
 
 def document_of(decision: Decision[AnyArrangement], cluster: Cluster) -> dict[str, object]:
     """`replan --json` without the horizon."""
     arrangement, rerouted = decision.arrangement, decision.rerouted
-    if isinstance(arrangement, UnevenArrangement):
-        plan = uneven_document(arrangement, cluster, decision.step_s)
-    else:
-        plan = arrangement_document(arrangement, cluster, decision.step_s)
     return {
         "schema": SCHEMA,
         "version": VERSION,
         "decision": decision.decision,
-        "plan": plan,
+        "plan": {
+            **arrangement.document,
+            "nodes": [name or None for name in arrangement.slots],
+            "microbatches": list(arrangement.microbatches),
+            "is_rerouted": arrangement.is_rerouted,
+            "idle_nodes": len(cluster.nodes) - len(arrangement.nodes),
+            "step_time_s": decision.step_s,
+        },
         "step_time_s": decision.step_s,
         "keep_step_time_s": decision.keep_step_s,
         "gain_s_per_step": decision.gain_s_per_step,
@@ -429,16 +333,15 @@ def _layers(strategy: Strategy, layers: int) -> tuple[int, ...]:
     return layer_counts(layers, stages, strategy.first_stage_layers, strategy.last_stage_layers)
 
 
-def _arrangement_lines(arrangement: Arrangement, plan: Plan) -> Iterator[Line]:
+def _strategy_lines(arrangement: Arrangement, plan: Plan) -> Iterator[Line]:
     strategy = arrangement.strategy
-    yield row("plan", (words.degrees_text(strategy), ""))
     shares = sorted(set(arrangement.microbatches))
     batch = words.microbatches_text(strategy.micro_batch_size, shares[-1])
     if len(shares) > 1:
         batch = f"micro-batch size {strategy.micro_batch_size}, {shares[0]:,} to {shares[-1]:,} micro-batches"
     yield row("", (f"{batch} · {strategy.schedule}", ""))
     layers = _layers(strategy, plan.model.layers)
-    before = _layers(plan.best.strategy, plan.model.layers) if plan.kind == "uniform" else None
+    before = None if plan.best.fields is None else _layers(plan.best.fields, plan.model.layers)
     if layers != before and strategy.pp > 1:
         yield row("layers", (" / ".join(map(str, layers)), ""), ("   per stage", "dim"))
     if arrangement.is_rerouted:
@@ -448,11 +351,7 @@ def _arrangement_lines(arrangement: Arrangement, plan: Plan) -> Iterator[Line]:
 
 def _card(decision: Decision[AnyArrangement], plan: Plan, cluster: Cluster) -> list[Line]:
     arrangement = decision.arrangement
-    lines = [row("decision", (decision.decision, "value"))]
-    if isinstance(arrangement, UnevenArrangement):
-        lines += plan_lines(arrangement.result)
-    else:
-        lines += _arrangement_lines(arrangement, plan)
+    lines = [row("decision", (decision.decision, "value")), *described(arrangement, plan)[1]]
     used = len(arrangement.nodes)
     idle = len(cluster.nodes) - used
     nodes = f"{used:,} of {len(cluster.nodes):,} nodes"

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from shardwise.app.cli import words
-from shardwise.app.cli.card import PIPELINES, priced_as_lines, stage_texts
+from shardwise.app.cli.card import priced_as_lines
+from shardwise.app.cli.division import PIPELINES, division_text, stage_texts
 from shardwise.app.cli.output import Line, Output
 from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.tables import table
@@ -20,6 +21,9 @@ from shardwise.sim import gantt, write_trace
 VERSION = 1
 CHART_COLUMNS = 82
 """Columns of a Gantt chart without its labels."""
+
+FACT_COLUMNS = 80
+"""Most columns of how the plan divides the work."""
 
 MAX_OPERATORS = 8
 """Most operators that are shown, those with the longest times."""
@@ -50,7 +54,8 @@ def _lines(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Iterator[Line]:
     """A chart for each group of identical pipelines, that with most micro-batches first, and the slowest
     operators of a graph."""
     yield ((f"{plan.name} on {plan.cluster.name}", "title"),)
-    yield ((" · ".join(words.plan_facts(plan)), "dim"),)
+    facts = f"{words.shortened(division_text(plan), FACT_COLUMNS)} · step {words.seconds(plan.step_time_s)}"
+    yield ((facts, "dim"),)
     yield from priced_as_lines(plan.priced_as)
     identical: dict[tuple[int, tuple[str, ...]], list[PipelineTimeline]] = {}
     of_plan = zip(plan.best.layout.pipelines, pipelines, strict=True)
@@ -59,10 +64,9 @@ def _lines(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Iterator[Line]:
         identical.setdefault(key, []).append(timeline)
     for (count, stages), those in list(identical.items())[:PIPELINES]:
         yield ()
-        if plan.kind == "uneven":
-            names = (f"{len(those)} × {words.counted(count, 'micro-batch')}: {stages[0]}", *stages[1:])
-            for at, line in enumerate(words.wrapped(names, " → ", CHART_COLUMNS)):
-                yield ((f"  → {line}" if at else line, "value"),)
+        names = (f"{len(those)} × {words.counted(count, 'micro-batch')}: {stages[0]}", *stages[1:])
+        for at, line in enumerate(words.wrapped(names, " → ", CHART_COLUMNS)):
+            yield ((f"  → {line}" if at else line, "value"),)
         first = those[0]
         for line in gantt(first.timeline, width=CHART_COLUMNS).rstrip("\n").split("\n"):
             yield ((line, ""),)
@@ -103,9 +107,7 @@ def _operator_lines(plan: Plan, pipeline: PipelineTimeline) -> list[Line]:
 
 def _document(plan: Plan, pipelines: Sequence[PipelineTimeline], trace: str | None) -> dict[str, object]:
     """`simulate --json`: `timeline_s` is the makespan of the slowest pipeline, `busy_s` the compute time of a
-    rank in it. A rank is the first of its stage; that of a uniform strategy or an operator graph stands for
-    all ranks of a pipeline rank, by its number."""
-    is_uneven = plan.kind == "uneven"
+    rank in it. A rank is the first of its stage."""
     return {
         "schema": "shardwise.timeline",
         "version": VERSION,
@@ -117,7 +119,7 @@ def _document(plan: Plan, pipelines: Sequence[PipelineTimeline], trace: str | No
         "microbatches": plan.microbatches,
         "ranks": [
             {
-                "rank": ranks[0] if is_uneven else stage,
+                "rank": ranks[0],
                 "pipeline": place,
                 "busy_s": busy,
                 "idle_s": one.timeline.makespan_s - busy,

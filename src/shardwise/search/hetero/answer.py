@@ -8,7 +8,7 @@ from functools import partial
 
 from shardwise.cluster import pools_of
 from shardwise.errors import Infeasible, InternalError
-from shardwise.plans import PROVEN_GAP, Answer, Certificate, MixedFigures, Result, idle_in
+from shardwise.plans import PROVEN_GAP, UNEVEN_SPACE, Answer, Certificate, MixedFigures, Result, idle_in
 from shardwise.search.answer import all_devices_s, answered, figures_of, plan, searched
 from shardwise.search.bnb.solver import Progress
 from shardwise.search.clock import SearchClock
@@ -224,7 +224,7 @@ def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> 
 def _certificate(outcome: UnevenOutcome, result: Result) -> Certificate:
     best_s = result.step_time_s
     return Certificate(
-        space="uneven",
+        space=UNEVEN_SPACE,
         enumerated=outcome.pruned + outcome.searched,
         unexplored=outcome.unexplored,
         rejected={},

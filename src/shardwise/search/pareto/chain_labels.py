@@ -361,11 +361,7 @@ def eliminate_small_chain(chain: Chain) -> ChainFrontier | None:
     costs = sum(factor.costs[..., 0].size for part in parts for factor in part.factors)
     if costs > tuning.TUNING.small_chain_costs:
         return None
-    allowance = Allowance(
-        tuning.TUNING.small_chain_pairs,
-        tuning.TUNING.small_chain_labels,
-        tuning.TUNING.small_chain_pairs_at_once,
-    )
+    allowance = Allowance(tuning.TUNING.small_chain_pairs, tuning.TUNING.small_chain_labels)
     orders = orders_of(chain)
     try:
         segments = [segment_labels(chain, orders, place, allowance=allowance) for place in range(len(chain))]

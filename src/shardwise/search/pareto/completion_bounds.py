@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import FactorGraph
-from shardwise.search.pareto import numba_dispatch, tuning
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.dominance import EpsilonDominance
 from shardwise.search.pareto.labels import LabelPruning, Labels, keys_on
@@ -264,9 +264,6 @@ def _overlap(a: range, b: range) -> bool:
 Mask = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
 
-_PAIRS_AT_ONCE = 1 << 20
-"""Pairs of labels and completions in memory at a time."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completions:
@@ -289,21 +286,21 @@ class Completions:
 
     def completed(self, table: Labels, border: int, *, is_prefix: bool) -> Labels:
         """The labels of a prefix or suffix table that some completion keeps below the cutoff."""
+        from shardwise.search.pareto.joins_numba import are_within
+
         matches = _Matches.of(
             table, (self.suffix if is_prefix else self.prefix)[border], self.rate, self.share
         )
         left = np.flatnonzero(matches.is_there)
         own = dualised_points(table.points[left], self.rate)
-        found = _are_within(
+        found = are_within(
             own, matches.at[left], matches.completions, matches.places, self.cutoff * (1.0 + SLACK)
         )
         return _some(table, left[found])
 
     def completed_between(self, table: Labels, before: int, after: int) -> Mask:
         """Which labels of a table between two borders some prefix and some suffix keep below the cutoff; at
-        an end of the chain, some completion on the other side. All of them without numba."""
-        if not numba_dispatch.is_installed():
-            return np.ones(len(table), dtype=bool)
+        an end of the chain, some completion on the other side."""
         from shardwise.search.pareto.joins_numba import are_within_both
 
         own = dualised_points(table.points, self.rate)
@@ -363,21 +360,3 @@ def _some(table: Labels, rows: Indices) -> Labels:
     if len(rows) == len(table):
         return table
     return Labels(table.variables, table.sizes, table.cells[rows], table.points[rows], ((table, rows),))
-
-
-def _are_within(own: Values, at: Indices, completions: Values, places: Indices, cutoff: float) -> Mask:
-    """Which rows (n, 3) are below `cutoff` with any of their completions."""
-    if numba_dispatch.uses_numba(len(own) * len(completions)):
-        from shardwise.search.pareto.joins_numba import are_within
-
-        return are_within(np.ascontiguousarray(own), at, completions, places, cutoff)
-    found = np.zeros(len(own), dtype=bool)
-    for group in np.unique(at).tolist():
-        rows, some = np.flatnonzero(at == group), completions[places[group] : places[group + 1]]
-        step = max(1, _PAIRS_AT_ONCE // len(some))
-        for start in range(0, len(rows), step):
-            mine = own[rows[start : start + step], None]
-            time_s = (mine[..., :2] + some[None, :, :2]).max(axis=2)
-            whole = time_s + np.maximum(mine[..., 2], some[None, :, 2])
-            found[rows[start : start + step]] = (whole < cutoff).any(axis=1)
-    return found

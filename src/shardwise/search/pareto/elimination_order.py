@@ -7,7 +7,6 @@ from math import prod
 from typing import Literal
 
 from shardwise.pareto import FactorGraph
-from shardwise.search.pareto import numba_dispatch
 
 EliminationRule = Literal["edge", "leaf", "node", "branch"]
 """`edge` joins tables on the same variables. The others eliminate a variable: `leaf` one with at most one
@@ -35,13 +34,11 @@ class EliminationOrder:
 
     Tables 0 and up are its factors, on the variables `factors`; the others are made by the steps. `last` is
     the remaining table on the separator (entry, exit and shared variables, as far as they exist, by number).
-    `uses_numba` tells whether its sums run in compiled loops.
     """
 
     factors: tuple[tuple[int, ...], ...]
     steps: tuple[EliminationStep, ...]
     last: int
-    uses_numba: bool
 
     def variables_of(self, table: int) -> tuple[int, ...]:
         """The variables of a table, in the order of its axes."""
@@ -110,7 +107,4 @@ def order_of(part: FactorGraph) -> EliminationOrder:
     if len(tables) > 1 or not tables or set(next(iter(tables.values()))) != separator:
         add("edge", None, tuple(sorted(tables)), tuple(sorted(separator)))
     factors = tuple(factor.variables for factor in part.factors)
-    costs = sum(factor.costs.size for factor in part.factors)
-    return EliminationOrder(
-        factors, tuple(steps), next(iter(tables)), numba_dispatch.uses_numba_for_sums(costs)
-    )
+    return EliminationOrder(factors, tuple(steps), next(iter(tables)))

@@ -1,27 +1,22 @@
-"""Joins of labels in compiled loops; needs numba (`pip install 'shardwise[fast]'`).
+"""Joins of labels in compiled loops: what they are given, the terminal join, and completions.
 
-Each function does the same as its numpy counterpart, which runs without numba. Functions are compiled once
-and cached next to this file, or in the user's cache folder. `terminal_pairs` joins where prefix and suffix
-meet, `number_of_pairs` counts pairs, and `are_within` and `are_within_both` match labels with completions.
+`side_of` prepares a table. `terminal_pairs` joins where prefix and suffix meet, `number_of_pairs` counts
+pairs, and `are_within` and `are_within_both` match labels with completions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from shardwise.search.pareto.compilation import numba_compiled
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 """(3, n): rows of one table, rows of the other, and cells."""
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 NONE = cast(int, np.intp(0))
 """0 in the integer type of the loops: a literal has a type of its own, for which a function would be compiled
@@ -32,31 +27,6 @@ TOO_MANY = -1
 
 _FEW = 1024
 """Initial capacity for rows."""
-
-
-def discard_stale_caches(folder: Path) -> None:
-    """Remove compiled functions in `folder` that are older than one of its modules. numba checks a function
-    only against its own file, not against the functions and types it uses."""
-    newest_s = max((path.stat().st_mtime for path in folder.glob("*.py")), default=0.0)
-    for pattern in ("*.nbi", "*.nbc"):
-        for path in folder.glob(f"__pycache__/{pattern}"):
-            with suppress(OSError):  # another process was faster, or the folder is read-only
-                if path.stat().st_mtime < newest_s:
-                    path.unlink()
-
-
-discard_stale_caches(Path(__file__).parent)
-
-
-def numba_compiled(function: Function) -> Function:
-    """Compile with numba, cached for later processes where a folder can be written to."""
-    fast = {"nnan", "nsz"}  # no value here is ever NaN
-    found: Any
-    try:
-        found = numba.njit(cache=True, error_model="numpy", fastmath=fast)(function)
-    except RuntimeError:  # no folder can be written to
-        found = numba.njit(error_model="numpy", fastmath=fast)(function)
-    return cast(Function, found)
 
 
 class Side(NamedTuple):
@@ -151,9 +121,10 @@ def side_of(
 @numba_compiled
 def terminal_pairs(
     a: Side, b: Side, choices: int, pruning: PruningArrays, slack: Values, most_pairs: int
-) -> tuple[int, Rows]:
+) -> tuple[int, int, Rows]:
     """Terminal join: pairs of rows in folded columns that no other pair, in any cell, dominates in seconds
-    and bytes, up to a `slack` of both. Returns as `labels_of_pairs`, by ascending seconds."""
+    and bytes, up to a `slack` of both. Returns their number (TOO_MANY if a limit is exceeded), the pairs
+    compared, and of each its rows in both tables and its cell, by ascending seconds."""
     multipliers, width = pruning.weights.shape
     found = np.empty((2, _FEW))  # seconds and bytes
     rows = np.empty((3, _FEW), np.intp)
@@ -179,7 +150,7 @@ def terminal_pairs(
                         break
                     pairs += 1
                     if pairs > most_pairs:
-                        return TOO_MANY, rows
+                        return TOO_MANY, pairs, rows
                     for k in range(width - 1):
                         point[k] = a.points[i, k] + b.points[j, k]
                     point[3] = max(a.points[i, 3], b.points[j, 3], pruning.peaks[cell])
@@ -214,7 +185,7 @@ def terminal_pairs(
                     count += shift
                     found[0, start], found[1, start] = time, memory
                     rows[0, start], rows[1, start], rows[2, start] = i, j, cell
-    return count, rows
+    return count, pairs, rows
 
 
 @numba_compiled

@@ -1,5 +1,4 @@
-"""Joins of labels up to dominance in compiled loops: the same as `labels` and `dominance` in numpy without
-numba.
+"""Joins of labels up to dominance in compiled loops.
 
 Pairs are processed cell by cell, roughly by ascending weighted sum, in batches. Only columns in which labels
 differ are computed. Pairs below the limit are compared with the labels that stay. If at most two columns
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardwise.search.pareto.compilation import numba_compiled
 from shardwise.search.pareto.joins_numba import (
     NONE,
     TOO_MANY,
@@ -23,7 +23,6 @@ from shardwise.search.pareto.joins_numba import (
     PruningArrays,
     Rows,
     Side,
-    numba_compiled,
     wider_rows,
 )
 
@@ -242,46 +241,18 @@ def joined_sides(
     dominance: DominanceArrays,
     most_pairs: int,
     most_labels: int,
-) -> tuple[int, Rows, Values]:
-    """The join of two tables: number of labels (TOO_MANY if a limit is exceeded), of each its rows in both
-    tables and its cell (ascending), and its costs."""
+) -> tuple[int, int, Rows, Values]:
+    """The join of two tables: the pairs of rows that no other pair of their cell stands for.
+
+    Returns their number (TOO_MANY if a limit is exceeded), the pairs compared, of each pair that stays its
+    rows in both tables and its cell (ascending), and its costs. A pair stands for another if it is not on a
+    coarser grid and is at most the other's step above it in any column. Of two pairs that stand for each
+    other, the one of least sum stays.
+    """
     a, differs, order_a = one
     b, also, order_b = other
-    columns, differing = np.empty(len(differs), np.intp), 0
-    for k in range(len(differs)):
-        if differs[k] + also[k] > 0.0:
-            columns[differing] = k
-            differing += 1
-    count, rows = labels_of_pairs(
-        a, b, choices, pruning, dominance, columns[:differing], most_pairs, most_labels
-    )
-    points = np.empty((max(count, 0), len(differs)))
-    for row in range(count):
-        i, j, cell = rows[0, row], rows[1, row], rows[2, row]
-        for k in range(len(differs) - 1):
-            points[row, k] = a.points[i, k] + b.points[j, k]
-        points[row, -1] = max(a.points[i, -1], b.points[j, -1], pruning.peaks[cell])
-        rows[0, row], rows[1, row] = order_a[i], order_b[j]
-    return count, rows, points
-
-
-@numba_compiled
-def labels_of_pairs(
-    a: Side,
-    b: Side,
-    choices: int,
-    pruning: PruningArrays,
-    dominance: DominanceArrays,
-    columns: Indices,
-    most_pairs: int,
-    most_labels: int,
-) -> tuple[int, Rows]:
-    """Pairs of rows that no other pair of their cell stands for: their number (TOO_MANY if a limit is
-    exceeded), and of each its rows in both tables and its cell (ascending). Only `columns` differ.
-
-    A pair stands for another if it is not on a coarser grid and is at most the other's step above it in any
-    column. Of two pairs that stand for each other, the one of least sum stays.
-    """
+    width = len(differs)
+    columns = _columns(differs, also)
     multipliers, count = pruning.weights.shape[0], len(columns)
     differing = _differing(a, b, pruning, dominance, columns)
     widest = _widest(b)
@@ -320,7 +291,7 @@ def labels_of_pairs(
             )
             pending = 0
             if done + store.sizes.sum() > most_labels:
-                return TOO_MANY, rows
+                return TOO_MANY, pairs, rows, np.empty((0, width))
         size = store.sizes.sum()
         while done + size > rows.shape[1]:
             rows = wider_rows(rows)
@@ -331,8 +302,26 @@ def labels_of_pairs(
                 rows[2, done] = cell
                 done += 1
         if pairs > most_pairs:
-            return TOO_MANY, rows
-    return done, rows
+            return TOO_MANY, pairs, rows, np.empty((0, width))
+    points = np.empty((done, width))
+    for row in range(done):
+        i, j = rows[0, row], rows[1, row]
+        for k in range(width - 1):
+            points[row, k] = a.points[i, k] + b.points[j, k]
+        points[row, -1] = max(a.points[i, -1], b.points[j, -1], pruning.peaks[rows[2, row]])
+        rows[0, row], rows[1, row] = order_a[i], order_b[j]
+    return done, pairs, rows[:, :done], points
+
+
+@numba_compiled
+def _columns(differs: Values, also: Values) -> Indices:
+    """The columns in which the labels of either table differ."""
+    columns, count = np.empty(len(differs), np.intp), 0
+    for k in range(len(differs)):
+        if differs[k] + also[k] > 0.0:
+            columns[count] = k
+            count += 1
+    return columns[:count]
 
 
 @numba_compiled

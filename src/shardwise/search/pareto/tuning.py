@@ -80,10 +80,6 @@ class Tuning:
     small_chain_labels: int = 1 << 11
     """Most labels of a table in a direct elimination; above, the two phases are faster."""
 
-    small_chain_pairs_at_once: int = 1 << 14
-    """Pairs of labels compared at a time in a direct elimination: few, so that too many labels are noticed
-    early."""
-
     # Weighted sums
 
     first_scalarisation_rounds: int = 2
@@ -305,22 +301,6 @@ class Tuning:
     pool_choices_share: float = 0.5
     """Largest share of a chain's choices in the solution pool for which it is searched: a pool as large as
     the chain saves nothing."""
-
-    # Loops
-
-    numba_from_pairs: int = 1024
-    """Pairs of labels of a join from which on it runs in compiled loops: below, a compiled loop is not worth
-    its start."""
-
-    numba_from_costs: int = 2048
-    """Costs of a factor graph from which on its weighted sums run in compiled loops: below, a compiled loop
-    is not worth its start."""
-
-    bins_from_rows: int = 4096
-    """Rows of labels from which on binning is faster than sorting, without numba."""
-
-    most_bins_per_row: int = 64
-    """Upper limit of bins per label. Above it, binning is no faster than sorting."""
 
 
 TUNING = Tuning()

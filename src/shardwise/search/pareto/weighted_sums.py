@@ -1,17 +1,15 @@
 """Weighted sums by variable elimination: least sums, solutions that reach them, and completion bounds.
 
 `FactorSums` has the tables of one factor graph as weighted sums for many weights at once, and the least sum
-outside each table. `FlatSums` holds the same in one array for compiled loops. `SeparatorAxes` gives
-separators along the chain common axes: each shared variable, then entry and exit. `ChainSums` has the sums of
-a whole chain: prefix, suffix and the least outside each segment.
+outside each table. `SeparatorAxes` gives separators along the chain common axes: each shared variable, then
+entry and exit. `ChainSums` has the sums of a whole chain: prefix, suffix and the least outside each segment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from functools import reduce as fold
 from math import prod
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -20,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import COLUMNS, Chain, FactorGraph, Segment, shared_sizes
-from shardwise.search.pareto import numba_dispatch
 from shardwise.search.pareto.elimination_order import EliminationOrder, EliminationStep
 from shardwise.search.pareto.solution import SegmentChoice, Solution
 
@@ -65,7 +62,8 @@ def costs_of(part: FactorGraph) -> Values:
 
 
 def _costs(part: FactorGraph) -> Values:
-    every = np.concatenate([factor.costs.reshape((-1, len(COLUMNS))) for factor in part.factors])
+    nothing = np.empty((0, len(COLUMNS)))
+    every = np.concatenate([nothing, *(factor.costs.reshape((-1, len(COLUMNS))) for factor in part.factors)])
     is_out = ~np.isfinite(every).all(axis=1)
     every[is_out] = 0.0
     return np.concatenate([every.T, np.where(is_out, np.inf, 0.0)[None]])
@@ -96,231 +94,84 @@ class TableViews:
         return own.transpose((*range(1, own.ndim), 0))
 
 
-@dataclass(slots=True, eq=False)
-class FlatSums:
-    """The tables of a factor graph in one array: cell c of table t is column offsets[t] + c of `sums`
-    (weights, cells). Equal tables share the columns of the `first` of them. `places` and `outside` are
-    offsets and sums of the least outside each table."""
-
-    part: FactorGraph
-    order: EliminationOrder
-    sizes: Indices
-    first: Indices
-    offsets: Indices
-    sums: Values
-    places: Indices
-    outside: Values
-
-    @staticmethod
-    def of(
-        part: FactorGraph,
-        order: EliminationOrder,
-        first: Mapping[int, int],
-        weights: Values,
-        peak_shares: PeakShares,
-    ) -> FlatSums:
-        """Under weights (J, 5); the last one, of the peak, counts at `peak_shares`. `first` is the first
-        table equal to each."""
-        from shardwise.search.pareto.weighted_sums_numba import least_sums, table_sizes, weighted_costs
-
-        sizes, program = np.array(part.sizes, dtype=np.intp), program_of(order)
-        cells = table_sizes(program, sizes)
-        firsts = np.array([first[table] for table in range(len(cells))], dtype=np.intp)
-        count = len(part.factors)
-        is_made = firsts[count:] == np.arange(count, len(cells))
-        given = np.cumsum([0, *cells[:count]], dtype=np.intp)
-        offsets = np.concatenate([given[:-1], given[-1] + np.cumsum([0, *(cells[count:] * is_made)])[:-1]])
-        sums = np.empty((len(weights), int(given[-1] + (cells[count:] * is_made).sum())))
-        costs = costs_of(part)
-        weighted_costs(costs, np.ascontiguousarray(weights), sums)
-        for factor, share in peak_shares:
-            own = slice(int(given[factor]), int(given[factor + 1]))
-            sums[:, own] += weights[:, 4:] * (share * costs[4, own])
-        offsets = offsets[firsts]
-        least_sums(program, sizes, firsts, offsets, sums)
-        places = np.cumsum([0, *cells], dtype=np.intp)
-        return FlatSums(part, order, sizes, firsts, offsets, sums, places, np.empty((len(weights), 0)))
-
-    @property
-    def tables(self) -> TableViews:
-        """Views of all tables."""
-        return TableViews(self.order, self.part.sizes, self.offsets, self.sums)
-
-    def distribute(self, outside: Values) -> TableViews:
-        """The least sum outside each table, given that of the last table."""
-        from shardwise.search.pareto.weighted_sums_numba import sums_outside
-
-        self.outside = np.empty((len(self.sums), int(self.places[-1])))
-        found = TableViews(self.order, self.part.sizes, self.places, self.outside)
-        found[self.order.last][:] = outside
-        sums_outside(program_of(self.order), self.sizes, self.offsets, self.sums, self.places, self.outside)
-        return found
-
-    def potentials(self, outside: Values) -> TableViews:
-        """The potential of each table under the first weights, given that of the last table: what a label
-        adds to the excess of the whole besides its own sum."""
-        from shardwise.search.pareto.weighted_sums_numba import potential_sums
-
-        found = TableViews(self.order, self.part.sizes, self.places, np.empty((1, int(self.places[-1]))))
-        found[self.order.last][:] = outside
-        potential_sums(
-            program_of(self.order), self.sizes, self.offsets, self.sums, self.places, found.columns
-        )
-        return found
-
-    def min_marginals(self) -> list[Values]:
-        """The min-marginals of each variable, (choices, weights): no solution with a choice has a smaller
-        total."""
-        from shardwise.search.pareto.weighted_sums_numba import min_marginal_sums
-
-        start, found = min_marginal_sums(
-            program_of(self.order), self.sizes, self.offsets, self.sums, self.places, self.outside
-        )
-        return [found[:, start[variable] : start[variable + 1]].T for variable in range(len(self.sizes))]
-
-    def choices(self, fixed: Mapping[int, Indices]) -> dict[int, Indices]:
-        """Choices of all variables that reach the least sums, one per weight, given those of the
-        separator."""
-        from shardwise.search.pareto.weighted_sums_numba import least_choices
-
-        chosen = np.zeros((len(self.sizes), len(self.sums)), dtype=np.intp)
-        for variable, own in fixed.items():
-            chosen[variable] = own
-        least_choices(program_of(self.order), self.sizes, self.offsets, self.sums, chosen)
-        return dict(enumerate(chosen))
-
-
 Sums = npt.NDArray[np.float64]
 """(choices of each variable of a table..., weights). Along a chain: (choices of each shared variable, or 1
 where it makes no difference..., choices at borders..., weights)."""
 
-MOST_SUMS_AT_ONCE = 1 << 16
-"""Sums of a step from which on its choices are added one at a time: larger arrays leave the processor's
-cache."""
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FactorSums:
-    """The tables of a factor graph as weighted sums: `tables[i]` has the variables `axes[i]` in this order,
-    and `made[i]` is the first table equal to it. `flat` is their storage if compiled loops are used."""
+    """The tables of a factor graph as weighted sums, in one array: cell c of table t is column offsets[t] + c
+    of `columns` (weights, cells). Equal tables share the columns of the `first` of them.
+
+    `outside` has the least sum outside each table, after `distribute`; table t starts at places[t] there.
+    """
 
     part: FactorGraph
     order: EliminationOrder
-    weights: npt.NDArray[np.float64]
+    weights: Values
     peak_shares: PeakShares
-    tables: dict[int, Sums] | TableViews
-    axes: dict[int, tuple[int, ...]]
-    made: dict[int, int]
-    outside: dict[int, Sums] | TableViews = field(default_factory=dict)
-    flat: FlatSums | None = None
+    first: Indices
+    offsets: Indices
+    columns: Values
+    places: Indices
+    outside: TableViews
 
     @staticmethod
     def of(
-        part: FactorGraph,
-        order: EliminationOrder,
-        weights: npt.NDArray[np.float64],
-        peak_shares: PeakShares = (),
+        part: FactorGraph, order: EliminationOrder, weights: Values, peak_shares: PeakShares = ()
     ) -> FactorSums:
         """Under weights (J, 5). The last column, of the peak, counts at `peak_shares`, since the largest of
         several values is at least any mean of them.
 
         A block may contain equal tables, such as layers that all read one tensor. Each is computed once.
         """
-        factor_sums = FactorSums(
-            part, order, weights, peak_shares, {}, *_equal_tables(order, peak_shares, part.first_equal)
-        )
-        if order.uses_numba and part.factors:
-            factor_sums.flat = FlatSums.of(part, order, factor_sums.made, weights, peak_shares)
-            factor_sums.tables = factor_sums.flat.tables
-            return factor_sums
-        tables: dict[int, Sums] = {}
-        factor_sums.tables = tables
-        shares = dict(peak_shares)
-        for place, factor in enumerate(part.factors):
-            if factor_sums.made[place] == place:
-                own = weights.copy()
-                own[:, -1] *= shares.get(place, 0.0)
-                tables[place] = _weighted(factor.costs, own)
-            tables[place] = tables[factor_sums.made[place]]
-        for step in order.steps:
-            if factor_sums.made[step.output] == step.output:
-                tables[step.output] = factor_sums._least(step)
-            tables[step.output] = tables[factor_sums.made[step.output]]
-        return factor_sums
+        from shardwise.search.pareto.weighted_sums_numba import least_sums, table_sizes, weighted_costs
 
-    def some(self, rows: npt.NDArray[np.intp]) -> FactorSums:
+        sizes, program = np.array(part.sizes, dtype=np.intp), program_of(order)
+        cells = table_sizes(program, sizes)
+        firsts = equal_tables(order, peak_shares, part.first_equal)
+        first = np.array([firsts[table] for table in range(len(cells))], dtype=np.intp)
+        count = len(part.factors)
+        is_made = first[count:] == np.arange(count, len(cells))
+        given = np.cumsum([0, *cells[:count]], dtype=np.intp)
+        offsets = np.concatenate([given[:-1], given[-1] + np.cumsum([0, *(cells[count:] * is_made)])[:-1]])
+        columns = np.empty((len(weights), int(given[-1] + (cells[count:] * is_made).sum())))
+        costs = costs_of(part)
+        weighted_costs(costs, np.ascontiguousarray(weights), columns)
+        for factor, share in peak_shares:
+            own = slice(int(given[factor]), int(given[factor + 1]))
+            columns[:, own] += weights[:, 4:] * (share * costs[4, own])
+        offsets = offsets[first]
+        least_sums(program, sizes, first, offsets, columns)
+        places = np.cumsum([0, *cells], dtype=np.intp)
+        outside = TableViews(order, part.sizes, places, np.empty((len(weights), 0)))
+        return FactorSums(part, order, weights, peak_shares, first, offsets, columns, places, outside)
+
+    def some(self, rows: Indices) -> FactorSums:
         """The same under some of the weights."""
-        found = FactorSums(
-            self.part, self.order, self.weights[rows], self.peak_shares, {}, self.axes, self.made
-        )
-        if self.flat is not None:
-            found.flat = replace(self.flat, sums=self.flat.sums[rows])
-            found.tables = found.flat.tables
-        else:
-            found.tables = {table: self.tables[table][..., rows] for table in self.axes}
-        return found
+        return replace(self, weights=self.weights[rows], columns=self.columns[rows])
+
+    @property
+    def tables(self) -> TableViews:
+        """Views of all tables."""
+        return TableViews(self.order, self.part.sizes, self.offsets, self.columns)
 
     @property
     def last(self) -> Sums:
         """The table on the separator."""
         return self.tables[self.order.last]
 
-    def _joint_axes(self, step: EliminationStep) -> tuple[int, ...]:
-        return _joint_axes(step)
-
-    def _aligned(self, table: int, onto: tuple[int, ...]) -> Sums:
-        """A table with an axis for each variable of `onto`, of size 1 where it does not have it."""
-        return self._as_on(self.tables[table], self.axes[table], onto)
-
-    def _as_on(self, values: Sums, own: tuple[int, ...], onto: tuple[int, ...]) -> Sums:
-        order = [own.index(variable) for variable in onto if variable in own]
-        shape = [self.part.sizes[variable] if variable in own else 1 for variable in onto]
-        return values.transpose((*order, len(own))).reshape((*shape, values.shape[-1]))
-
-    def _joint(self, step: EliminationStep) -> Sums:
-        """The sum of a step's inputs over all of its variables, the eliminated one last."""
-        onto = self._joint_axes(step)
-        aligned = [self._aligned(table, onto) for table in step.inputs]
-        if not aligned:
-            return np.zeros((*(self.part.sizes[variable] for variable in onto), 1))
-        joint = fold(np.add, aligned)
-        shape = (*(self.part.sizes[variable] for variable in onto), joint.shape[-1])
-        return np.broadcast_to(joint, shape)
-
-    def _least(self, step: EliminationStep) -> Sums:
-        if step.variable is None or not step.inputs:
-            joint = self._joint(step)
-            return joint if step.variable is None else np.asarray(joint.min(axis=-2))
-        onto = self._joint_axes(step)
-        aligned = sorted((self._aligned(table, onto) for table in step.inputs), key=lambda own: own.size)
-        shape = np.broadcast_shapes(*(own.shape for own in aligned))
-        if prod(shape) < MOST_SUMS_AT_ONCE:
-            return np.asarray(fold(np.add, aligned).min(axis=-2))
-        # One choice at a time, so that the data stays in the processor's cache.
-        *some, last = (np.moveaxis(own, -2, 0) for own in aligned)
-        least = np.full((*shape[:-2], shape[-1]), np.inf)
-        total = np.empty_like(least)
-        for choice in range(shape[-2]):
-            before = fold(np.add, (own[choice] for own in some)) if some else 0.0
-            np.minimum(least, np.add(before, last[choice], out=total), out=least)
-        return least
-
     def distribute(self, outside: Sums) -> None:
         """Set `outside`: for each table, the least sum of everything outside it, given that of the last
         table."""
-        self.outside = self.outside_sums(outside) if self.flat is None else self.flat.distribute(outside)
+        from shardwise.search.pareto.weighted_sums_numba import sums_outside
 
-    def outside_sums(self, outside: Sums) -> dict[int, Sums]:
-        """For each table, the least sum of everything outside it, given that of the last table."""
-        found = {self.order.last: outside}
-        for step in reversed(self.order.steps):
-            onto, outside_sums = self._joint_axes(step), self._before(step, found[step.output])
-            for table in step.inputs:
-                others = [self._aligned(other, onto) for other in step.inputs if other != table]
-                found[table] = self._least_for(table, onto, fold(np.add, others, outside_sums))
-        return found
+        self.outside = self._views(len(self.columns))
+        self.outside[self.order.last][:] = outside
+        sums_outside(*self._arrays, self.places, self.outside.columns)
 
-    def potentials(self, outside: Sums) -> dict[int, Sums] | TableViews:
+    def potentials(self, outside: Sums) -> TableViews:
         """The potential of each table, given that of the last table, (..., 1), under the first weights: what
         a label adds to the excess of the whole besides its own sum.
 
@@ -329,71 +180,41 @@ class FactorSums:
         is divided among the others in the same way. So the excesses of disjoint labels add up to at most that
         of the whole.
         """
-        if self.flat is not None:
-            return self.flat.potentials(outside)
-        counts = {table: 1 for table in range(len(self.part.factors))}
-        for step in self.order.steps:
-            counts[step.output] = sum(counts[table] for table in step.inputs)
-        found = {self.order.last: outside}
-        for step in reversed(self.order.steps):
-            onto, rest = self._joint_axes(step), self._before(step, found[step.output])
-            waiting = sorted(step.inputs, key=lambda table: (-counts[table], table))
-            for place, table in enumerate(waiting):
-                others = [self._aligned(other, onto) for other in waiting[place + 1 :]]
-                found[table] = self._least_for(table, onto, fold(np.add, others, rest))
-                taken = self._as_on(found[table], self.axes[table], onto)
-                with np.errstate(invalid="ignore"):
-                    rest = np.where(np.isfinite(taken), rest - taken, np.inf)
+        from shardwise.search.pareto.weighted_sums_numba import potential_sums
+
+        found = self._views(1)
+        found[self.order.last][:] = outside
+        potential_sums(*self._arrays, self.places, found.columns)
         return found
-
-    def _before(self, step: EliminationStep, output: Sums) -> Sums:
-        """A step's output, with an axis for the eliminated variable."""
-        return output if step.variable is None else output[..., None, :]
-
-    def _least_for(self, table: int, onto: tuple[int, ...], sums: Sums) -> Sums:
-        """The least of sums on `onto` for each choice of a table's variables, in the order of its axes."""
-        own = self.axes[table]
-        away = tuple(place for place, variable in enumerate(onto) if variable not in own)
-        shape = (*(self.part.sizes[variable] for variable in onto), sums.shape[-1])
-        least = np.broadcast_to(sums, shape)
-        least = least.min(axis=away) if away else least
-        left = tuple(variable for variable in onto if variable in own)
-        return np.asarray(least.transpose((*(left.index(v) for v in own), len(own))))
 
     def min_marginals(self) -> list[Sums]:
         """The min-marginals of each variable, (choices, weights), after `distribute`: no solution with a
         choice has a smaller total. It is the largest bound of any factor on the variable; -inf if there is
         none."""
-        if self.flat is not None:
-            return self.flat.min_marginals()
-        weights = self.last.shape[-1]
-        best = [np.full((size, weights), -np.inf) for size in self.part.sizes]
-        for place, factor in enumerate(self.part.factors):
-            total = self.tables[place] + self.outside[place]
-            for variable in factor.variables:
-                away = tuple(i for i, other in enumerate(factor.variables) if other != variable)
-                least = total.min(axis=away) if away else total
-                best[variable] = np.maximum(best[variable], least)
-        return best
+        from shardwise.search.pareto.weighted_sums_numba import min_marginal_sums
 
-    def choices(self, fixed: dict[int, npt.NDArray[np.intp]]) -> dict[int, npt.NDArray[np.intp]]:
+        start, found = min_marginal_sums(*self._arrays, self.places, self.outside.columns)
+        return [found[:, start[variable] : start[variable + 1]].T for variable in range(len(self.part.sizes))]
+
+    def choices(self, fixed: Mapping[int, Indices]) -> dict[int, Indices]:
         """Choices of all variables that reach the least sums, one per weight, given those of the
-        separator."""
-        if self.flat is not None:
-            return self.flat.choices(fixed)
-        found = dict(fixed)
-        for step in reversed(self.order.steps):
-            if step.variable is None:
-                continue
-            each = np.arange(self.last.shape[-1])
-            total = np.zeros((len(each), self.part.sizes[step.variable]))
-            for table in step.inputs:
-                own = self.axes[table]
-                index = tuple(slice(None) if v == step.variable else found[v] for v in own)
-                place = own.index(step.variable)
-                total = total + _picked(self.tables[table], index, place, each)
-            found[step.variable] = total.argmin(axis=1)
-        return found
+        separator; of equal ones the first."""
+        from shardwise.search.pareto.weighted_sums_numba import least_choices
+
+        chosen = np.zeros((len(self.part.sizes), len(self.columns)), dtype=np.intp)
+        for variable, own in fixed.items():
+            chosen[variable] = own
+        least_choices(*self._arrays, chosen)
+        return dict(enumerate(chosen))
+
+    @property
+    def _arrays(self) -> tuple[EliminationProgram, Indices, Indices, Values]:
+        sizes = np.array(self.part.sizes, dtype=np.intp)
+        return program_of(self.order), sizes, self.offsets, self.columns
+
+    def _views(self, weights: int) -> TableViews:
+        """Uninitialised tables at `places`, under so many weights."""
+        return TableViews(self.order, self.part.sizes, self.places, np.empty((weights, int(self.places[-1]))))
 
 
 def _joint_axes(step: EliminationStep) -> tuple[int, ...]:
@@ -401,11 +222,10 @@ def _joint_axes(step: EliminationStep) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _equal_tables(
+def equal_tables(
     order: EliminationOrder, peak_shares: PeakShares, first_equal: tuple[int, ...]
-) -> tuple[dict[int, tuple[int, ...]], dict[int, int]]:
-    """The variables of each table, in the order of its axes, and the first table equal to it, given which
-    factors are equal."""
+) -> dict[int, int]:
+    """The first table that is equal to each, given which factors are equal."""
     made: dict[int, int] = {}
     like: dict[Hashable, int] = {}
     shares = dict(peak_shares)
@@ -418,7 +238,7 @@ def _equal_tables(
         others = tuple(variable for axis, variable in enumerate(onto) if axis not in joined_axes)
         key = (step.variable is None, len(onto), others, inputs)
         made[step.output] = like.setdefault(key, step.output)
-    return _axes(order), made
+    return made
 
 
 _StepAxes = tuple[EliminationStep, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
@@ -427,36 +247,12 @@ _StepAxes = tuple[EliminationStep, tuple[int, ...], tuple[tuple[int, tuple[int, 
 
 @lru_cache(maxsize=256)
 def _step_axes(order: EliminationOrder) -> list[_StepAxes]:
-    axes, found = _axes(order), []
+    found = []
     for step in order.steps:
         onto = _joint_axes(step)
-        own = tuple((table, tuple(map(onto.index, axes[table]))) for table in step.inputs)
+        own = tuple((table, tuple(map(onto.index, order.variables_of(table)))) for table in step.inputs)
         found.append((step, onto, own))
     return found
-
-
-@lru_cache(maxsize=256)
-def _axes(order: EliminationOrder) -> dict[int, tuple[int, ...]]:
-    """The variables of each table, in the order of its axes."""
-    made = {step.output: step.variables for step in order.steps}
-    return dict(enumerate(order.factors)) | made
-
-
-def _picked(
-    values: Sums, index: tuple[slice | npt.NDArray[np.intp], ...], place: int, each: npt.NDArray[np.intp]
-) -> npt.NDArray[np.float64]:
-    """Rows (weights, choices of the variable at `place`) of a table, with all other variables fixed."""
-    permuted = values.transpose([axis for axis in range(values.ndim) if axis != place] + [place])
-    chosen = tuple(part for part in index if not isinstance(part, slice))
-    return np.asarray(permuted[(*chosen, each)])
-
-
-def _weighted(costs: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """costs (..., 5) times weights (J, 5): (..., J); infinite where any cost is, for any weight."""
-    is_out = ~np.isfinite(costs).all(axis=-1)
-    sums = np.where(np.isfinite(costs), costs, 0.0) @ weights.T
-    sums[is_out] = np.inf
-    return np.asarray(sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -593,15 +389,13 @@ def _without(sums: Sums, axes: Sequence[int]) -> Sums:
 def _outside(prefix: Sums, suffix: Sums, away: Sequence[int]) -> Sums:
     """The least total of prefix and suffix, (shared variables..., entry, exit, weights), of size 1 for the
     axes `away`."""
+    from shardwise.search.pareto.weighted_sums_numba import least_outside
+
     # A shared variable on one side only can be minimised there alone.
     alone = [axis for axis in away if prefix.shape[axis] == 1 or suffix.shape[axis] == 1]
     prefix, suffix = _without(prefix, alone), _without(suffix, alone)
     shape = np.broadcast_shapes(prefix.shape[:-2], suffix.shape[:-2])
     sizes_outside = (prefix.shape[-2], suffix.shape[-2])
-    if not numba_dispatch.uses_numba_for_sums(prod((*shape, *sizes_outside, prefix.shape[-1]))):
-        return _without(prefix[..., :, None, :] + suffix[..., None, :, :], away)
-    from shardwise.search.pareto.weighted_sums_numba import least_outside
-
     shape_left = tuple(1 if axis in away else size for axis, size in enumerate(shape))
     found = np.full((prefix.shape[-1], prod(shape_left), *sizes_outside), np.inf)
     least_outside(
@@ -625,23 +419,18 @@ def _rows(own: tuple[int, ...], shape: tuple[int, ...]) -> npt.NDArray[np.intp]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Extension:
-    """The sums of a segment, (shared variables..., from, after, weights), and the same by weight for compiled
-    loops."""
+    """The sums of a segment, (shared variables..., from, after, weights), and the same by weight."""
 
     table: Sums
-    by_weight: Sums | None
+    by_weight: Sums
 
     @staticmethod
     def of(table: Sums) -> _Extension:
         """Of a segment's sums."""
-        return _Extension(
-            table, _by_weight(table, 2) if numba_dispatch.uses_numba_for_sums(table.size) else None
-        )
+        return _Extension(table, _by_weight(table, 2))
 
     def least(self, before: Sums) -> Sums:
         """The least total of a prefix and the segment, (shared variables..., after, weights)."""
-        if self.by_weight is None:
-            return np.asarray((before[..., :, None, :] + self.table).min(axis=-3))
         from shardwise.search.pareto.weighted_sums_numba import extended_sums
 
         own, table = before.shape[:-2], self.table.shape[:-3]

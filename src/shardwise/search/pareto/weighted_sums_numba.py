@@ -1,4 +1,4 @@
-"""Weighted sums in compiled loops: the same as `weighted_sums` in numpy without numba.
+"""Weighted sums in compiled loops.
 
 A step of elimination adds tables over the choices of all of its variables and keeps the least for each cell
 of the result. The axes are those of the result, with the variables it does not have before its last axis.
@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.search.pareto.joins_numba import NONE, numba_compiled
+from shardwise.search.pareto.compilation import numba_compiled
+from shardwise.search.pareto.joins_numba import NONE
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -394,7 +395,7 @@ def potential_sums(
     places: Indices,
     found: Values,
 ) -> None:
-    """Fill the potentials of all tables under the first weights, as defined in `FactorSums.potentials`:
+    """Fill the potentials of all tables under the first weights, as `FactorSums.potentials` defines them:
     columns of `found` (1, cells), placed as in `sums_outside`."""
     cells = table_sizes(program, sizes)
     counts = np.ones(len(cells), np.intp)

@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from shardwise.app.cli import words
 from shardwise.app.cli.card import NOT_AS_GIVEN, all_devices_line, idle_line, spaced_indices
@@ -17,6 +16,7 @@ from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.plot import Dot, Mark, Plot, PlotLine
 from shardwise.cluster import Cluster, pools_of
+from shardwise.questions import Frontier, point_document
 from shardwise.search import Curve, Point, Reference, chosen, smallest
 
 LayoutT = TypeVar("LayoutT")
@@ -24,44 +24,7 @@ LayoutT = TypeVar("LayoutT")
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontierAnswer(Generic[LayoutT]):
-    """The query and answer of a frontier; `limit_bytes` is infinite without a limit. `references` are common
-    strategies or layouts on the devices of the pick, or of the last curve with points."""
-
-    mode: str
-    objectives: tuple[str, ...]
-    limit_bytes: float
-    epsilon: float
-    curves: Sequence[Curve[LayoutT]]
-    points: Sequence[Point[LayoutT]]
-    pick: Point[LayoutT] | None
-    references: Sequence[Reference[LayoutT]]
-
-    def retained(self, curve: Curve[LayoutT]) -> int:
-        """Points of a curve that are on the frontier of all parts; all points where parts are not
-        compared."""
-        return sum(point.part == curve.part for point in self.points)
-
-    def curve_of(self, point: Point[LayoutT]) -> Curve[LayoutT]:
-        """The curve that a point is from."""
-        return next(curve for curve in self.curves if curve.part == point.part)
-
-
-def point_document(subject: Subject[LayoutT], point: Point[LayoutT]) -> dict[str, object]:
-    """A point with its layout."""
-    return {
-        "time_s": point.time_s,
-        "memory_bytes": point.memory_bytes,
-        "cost_usd": point.cost_usd,
-        "devices": point.devices,
-        "part": point.part.name,
-        "idle": asdict(subject.curves.idle_of(point.part)),
-        "layout": subject.layout(point),
-    }
-
-
-def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> dict[str, object]:
+def frontier_document(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> dict[str, object]:
     """The whole answer."""
     return {
         "schema": "shardwise.frontier",
@@ -70,10 +33,14 @@ def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT])
         "mode": found.mode,
         "objectives": list(found.objectives),
         "memory_limit_bytes": found.limit_bytes if isfinite(found.limit_bytes) else None,
-        "points": [point_document(subject, point) for point in found.points],
-        "chosen": None if found.pick is None else point_document(subject, found.pick),
+        "points": [point_document(subject.source, point) for point in found.points],
+        "chosen": None if found.pick is None else point_document(subject.source, found.pick),
         "references": [
-            {"name": reference.name, "fits": reference.fits, **point_document(subject, reference.point)}
+            {
+                "name": reference.name,
+                "fits": reference.fits,
+                **point_document(subject.source, reference.point),
+            }
             for reference in found.references
         ],
         "profile": [_profile(curve, found) for curve in found.curves],
@@ -85,7 +52,7 @@ def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT])
     }
 
 
-def _profile(curve: Curve[LayoutT], found: FrontierAnswer[LayoutT]) -> Mapping[str, object]:
+def _profile(curve: Curve[LayoutT], found: Frontier[LayoutT]) -> Mapping[str, object]:
     """An entry of `profile`: figures of the fastest, knee and smallest point, null where there is none."""
     fastest = chosen(curve.points, mode="time", limit_bytes=found.limit_bytes)
     return {
@@ -133,13 +100,13 @@ def figures(point: Point[LayoutT]) -> tuple[str, ...]:
     )
 
 
-def part_text(found: FrontierAnswer[LayoutT], part: Cluster) -> str:
+def part_text(found: Frontier[LayoutT], part: Cluster) -> str:
     """The number of devices of a part, with the names of its pools where the searched parts have several."""
     counted = words.counted(part.devices, "device")
     return f"{counted}, {' + '.join(_pools(part))}" if _has_pools(found) else counted
 
 
-def _has_pools(found: FrontierAnswer[LayoutT]) -> bool:
+def _has_pools(found: Frontier[LayoutT]) -> bool:
     """Whether the searched parts have several pools."""
     return len({pool for curve in found.curves for pool in _pools(curve.part)}) > 1
 
@@ -148,14 +115,14 @@ def _pools(part: Cluster) -> list[str]:
     return [pool.name for pool in pools_of(part)]
 
 
-def frontier_idle_lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
+def frontier_idle_lines(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> Iterator[Line]:
     """The idle devices of the pick on a cluster of several pools, and the least step time of all devices."""
-    pick, cluster = found.pick, subject.curves.cluster
+    pick, cluster = found.pick, subject.source.curves.cluster
     if pick is None or pick.devices == cluster.devices or len(_pools(cluster)) == 1:
         return
     every = [point for curve in found.curves if curve.part == cluster for point in curve.points]
     best = chosen(every, mode="time", limit_bytes=found.limit_bytes)
-    yield idle_line(subject.curves.idle_of(pick.part), cluster.devices)
+    yield idle_line(subject.source.curves.idle_of(pick.part), cluster.devices)
     if best is not None and found.mode == "time":
         yield all_devices_line(best.time_s, pick.time_s)
 
@@ -169,9 +136,7 @@ def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Ite
         yield row("", (line, "value"))
 
 
-def curve_table(
-    subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], curve: Curve[LayoutT]
-) -> Iterator[Line]:
+def curve_table(subject: Subject[LayoutT], found: Frontier[LayoutT], curve: Curve[LayoutT]) -> Iterator[Line]:
     """The frontier on one part: points at even distances, with both extreme points, the pick and the knee."""
     points, knee_point, pick = curve.points, curve.knee, found.pick
     required = {points.index(point) for point in (pick, knee_point) if point is not None and point in points}
@@ -221,7 +186,7 @@ def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[La
         yield ((fixed, ""), (words.shortened(note, WIDTH - len(fixed)), "dim"))
 
 
-def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
+def profile_table(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> Iterator[Line]:
     """Per part its fastest point within the limit, its knee and its smallest point: time, memory,
     device-seconds and cost; and the number of its points on the frontier of all parts."""
     yield ()
@@ -266,7 +231,7 @@ def _profile_rows(curve: Curve[LayoutT], limit_bytes: float) -> Iterator[tuple[s
         yield "smallest", smallest(curve.points)
 
 
-def plot_of(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Plot:
+def plot_of(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> Plot:
     """The plot: a line per part with points, the limit, and as marks the pick, the extreme points of its
     curve (or of the last curve with points) and the references."""
 
@@ -303,7 +268,7 @@ def plot_of(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Plot:
     )
 
 
-def _marked(found: FrontierAnswer[LayoutT]) -> Iterator[tuple[str, Point[LayoutT]]]:
+def _marked(found: Frontier[LayoutT]) -> Iterator[tuple[str, Point[LayoutT]]]:
     """The marked points with their names."""
     if found.pick is not None:
         yield "chosen", found.pick

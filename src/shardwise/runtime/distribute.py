@@ -1,4 +1,4 @@
-"""`parallelize`: shard a module over the running processes as a plan says."""
+"""`parallelize`: shard a module over the running processes as a plan says. `JOBS` has the kinds of plans."""
 
 from __future__ import annotations
 
@@ -12,12 +12,28 @@ from shardwise.errors import ConfigError
 from shardwise.launch import check_runnable
 from shardwise.plans import Plan, read_plan
 from shardwise.runtime.devices import backends, keep_freed_memory, select_device
-from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
-from shardwise.runtime.job import TrainingJob, checked_stage, divided_job
+from shardwise.runtime.graphs import GraphTrainingJob
+from shardwise.runtime.job import TrainingJob
+from shardwise.runtime.network import TrainedGraph, TrainedModel, TrainedNetwork
 from shardwise.runtime.rendezvous import rendezvous_error
-from shardwise.runtime.uneven import UnevenTrainingJob, uneven_job
+from shardwise.runtime.uneven import UnevenTrainingJob
+from shardwise.runtime.uniform import UniformTrainingJob
 
 PlanFile = str | os.PathLike[str]
+
+JOBS: Mapping[str, tuple[type[TrainingJob], type[TrainedNetwork]]] = {
+    "uniform": (UniformTrainingJob, TrainedModel),
+    "uneven": (UnevenTrainingJob, TrainedModel),
+    "graph": (GraphTrainingJob, TrainedGraph),
+}
+"""By the kind of plan, the class of its jobs and of what they train. The runtime asks for the kind here
+alone."""
+
+
+def network_of(plan: Plan) -> TrainedNetwork:
+    """What a job under `plan` trains."""
+    _, network = JOBS[plan.kind]
+    return network(plan)
 
 
 def parallelize(
@@ -27,7 +43,7 @@ def parallelize(
     *,
     lr: float = 1e-3,
     max_norm: float = 1.0,
-) -> TrainingJob | UnevenTrainingJob | GraphTrainingJob:
+) -> TrainingJob:
     """Shard `module` over the running processes as `plan`, or the plan file at this path, says.
 
     Call it on every rank of a process group with as many ranks as the plan has devices. If torchrun started
@@ -37,14 +53,6 @@ def parallelize(
     Afterwards this process keeps freed host memory for later tensors. Raises ConfigError if the plan cannot
     run here.
     """
-    if not isinstance(plan, Plan):
-        plan = read_plan(plan)
-    if plan.kind == "graph":
-        keep_freed_memory()
-        check_runnable(plan)
-        _check_processes(plan.devices)
-        device_type = select_device(plan.cluster, distributed.get_rank())
-        return graph_training_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
     if any(parameter.device.type == "meta" for parameter in module.parameters()):
         raise ConfigError(
             "is on the meta device",
@@ -52,26 +60,28 @@ def parallelize(
             found="parameters without values",
             allowed="initialized parameters",
         )
-    return divided(module, plan, lr=lr, max_norm=max_norm)
+    if not isinstance(plan, Plan):
+        plan = read_plan(plan)
+    return divided(module, plan, inputs, lr=lr, max_norm=max_norm)
 
 
 def divided(
-    module: nn.Module, plan: Plan, *, lr: float = 1e-3, max_norm: float = 1.0
-) -> TrainingJob | UnevenTrainingJob:
-    """`parallelize` for reference modules. A module on the meta device is sharded before it is allocated, so
-    that no rank holds the whole model; fill it with `fill_parameters` afterwards."""
+    module: nn.Module,
+    plan: Plan,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    lr: float = 1e-3,
+    max_norm: float = 1.0,
+) -> TrainingJob:
+    """`parallelize`, also for a module on the meta device, which is sharded before it is allocated, so that
+    no rank holds the whole network; fill the job afterwards."""
     keep_freed_memory()
     check_runnable(plan)
-    if plan.kind == "uneven":
-        whole = checked_stage(module, plan.model)
-        _check_processes(plan.cluster.devices)
-        device_type = select_device(plan.cluster, distributed.get_rank())
-        return uneven_job(whole, plan, device_type=device_type, lr=lr, max_norm=max_norm)
-    whole = checked_stage(module, plan.model)
-    strategy = plan.best.strategy
-    _check_processes(strategy.tp * strategy.cp * strategy.pp * strategy.dp)
+    job_class, _ = JOBS[plan.kind]
+    source = job_class.source_of(module, plan, inputs)
+    _check_processes(plan.cluster.devices)
     device_type = select_device(plan.cluster, distributed.get_rank())
-    return divided_job(whole, plan, device_type=device_type, lr=lr, max_norm=max_norm)
+    return job_class(source, plan, device_type=device_type, lr=lr, max_norm=max_norm)
 
 
 def _check_processes(devices: int) -> None:

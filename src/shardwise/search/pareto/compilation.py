@@ -1,0 +1,88 @@
+"""Compilation of the loops of the Pareto search: numba is required, and functions are compiled once.
+
+Compiled functions are cached next to their modules, or in the user's cache folder. `require_numba` is for
+entry points, `numba_compiled` for functions, and `reporting_compilation` reports that a search compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from shardwise.errors import ConfigError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+COMPILING = "compiling the search of operator graphs, once after an installation (about 15 s)"
+"""Shown while functions are compiled."""
+
+
+def require_numba() -> None:
+    """Raises ConfigError if numba cannot be imported."""
+    try:
+        import numba  # noqa: F401 - a missing numba is reported clearly
+    except ImportError as error:
+        raise ConfigError(
+            "cannot be imported, and frontiers of operator graphs need it", key="numba",
+            found=str(error), allowed="pip install 'shardwise[graph]'",
+        ) from error  # fmt: skip
+
+
+def numba_compiled(function: Function) -> Function:
+    """Compile with numba, cached for later processes where a folder can be written to."""
+    import numba
+
+    _discard_own_stale_caches()
+    options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}  # no value here is NaN
+    found: Any
+    try:
+        found = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder can be written to
+        found = numba.njit(**options)(function)
+    return cast(Function, found)
+
+
+@cache
+def _discard_own_stale_caches() -> None:
+    discard_stale_caches(Path(__file__).parent)
+
+
+def discard_stale_caches(folder: Path) -> None:
+    """Remove compiled functions in `folder` that are older than one of its modules. numba checks a function
+    only against its own file, not against the functions and types it uses."""
+    newest_s = max((path.stat().st_mtime for path in folder.glob("*.py")), default=0.0)
+    for pattern in ("*.nbi", "*.nbc"):
+        for path in folder.glob(f"__pycache__/{pattern}"):
+            with suppress(OSError):  # another process was faster, or the folder is read-only
+                if path.stat().st_mtime < newest_s:
+                    path.unlink()
+
+
+@contextmanager
+def reporting_compilation(report: Callable[[str], None] | None) -> Iterator[None]:
+    """Calls `report` with one line when a function is first compiled, not loaded from a cache."""
+    if report is None:
+        yield
+    else:
+        yield from _reporting(report)
+
+
+def _reporting(report: Callable[[str], None]) -> Iterator[None]:
+    from numba.core import event
+
+    class Reporter(event.Listener):
+        is_reported = False
+
+        def on_start(self, event: Any) -> None:
+            if not self.is_reported:
+                report(COMPILING)
+            self.is_reported = True
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Reporter()):
+        yield
