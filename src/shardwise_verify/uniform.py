@@ -42,6 +42,7 @@ from shardwise_verify.targets import (
     TARGET_REASON,
     TargetLimits,
     capabilities_of,
+    is_known,
     limits_of,
     target_check,
     target_limits_of,
@@ -67,7 +68,8 @@ def uniform_checks(plan: PlanRecord, figures: Figures) -> Iterator[Check]:
         yield _question_check(plan.question, plan.certificate)
         yield _space_check(plan.certificate, figures)
         limits = target_limits_of(limits_of(plan.target), figures.model, plan.job)
-        yield from _reason_checks(plan.certificate, figures, limits)
+        if is_known(plan.target):
+            yield from _reason_checks(plan.certificate, figures, limits)
         yield from outcome_checks(plan, plan.certificate)
 
 

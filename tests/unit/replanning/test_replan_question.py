@@ -35,7 +35,7 @@ from shardwise.replanning.allowed_space import NO_STRATEGIES, BestStrategies
 from shardwise.replanning.arrangement import with_dp
 from shardwise.search import Question, default_job, plan, plan_for
 from shardwise.strategy import Strategy, complete, target_of
-from shardwise.verification import count_space
+from shardwise_verify import count_space
 
 FOUR = ("opt-350m", "4x2xV100-32G", 16, 512)
 """A model, four nodes, a batch and a sequence length."""
