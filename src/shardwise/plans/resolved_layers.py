@@ -50,7 +50,9 @@ def _kind(layer: Layer) -> dict[str, object]:
         "name": layer.name,
         "tensor_syncs": layer.tensor_syncs,
         "experts": None if layer.experts is None else asdict(layer.experts),
-        "parts": [{"type": name, "operators": _operators([operator for _, operator in own])} for name, own in parts],
+        "parts": [
+            {"type": name, "operators": _operators([operator for _, operator in own])} for name, own in parts
+        ],
     }
 
 

@@ -115,9 +115,8 @@ def test_what_the_planner_computes_again_stands_apart(run: Run, tmp_path: Path) 
     assert all(line.startswith("ok ") for line in again.splitlines())
     document = json.loads(run("check", str(saved), "--json").out)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
-    assert {"predicted breakdown", "predicted band low"} <= {
-        one["name"] for one in document["computed_again"]
-    }
+    names = {one["name"] for one in document["computed_again"]}
+    assert {"predicted breakdown", "predicted band low"} <= names
     band = read_plan(str(saved)).best.band_s
     wrong = run("check", str(rewritten(saved, band_s=[0.9 * band[0], band[1]])))
     assert wrong.code == 4 and wrong.err.endswith("checks fail: predicted band low\n")

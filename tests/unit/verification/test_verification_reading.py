@@ -44,7 +44,7 @@ def test_json_and_yaml(text: str, value: object) -> None:
         ("a: 1e999\n", "not finite"),
         ('{"a": ' + "1" * 41 + "}", "41 digits"),
         ('{"a": ' * 70 + "1" + "}" * 70, "too large"),
-        ('{"a": ' * 100_000, ""),
+        ('{"a": ' * 100_000, "is not valid"),
         ("a: " + "[" * 70 + "]" * 70, "64 levels"),
         ("- 1\n", "is not a mapping"),
         ('{"a": "\\ud800"}', "is not text"),
@@ -68,7 +68,7 @@ def test_files_that_are_too_large_or_no_files(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(InputError, match="is too large"):
         read_document(str(path))
     for other in (tmp_path, tmp_path / "none.yaml"):
-        with pytest.raises(InputError, match="regular file|cannot be read"):
+        with pytest.raises(InputError, match=r"regular file|cannot be read"):
             read_document(str(other))
 
 
@@ -124,13 +124,8 @@ def test_another_type_or_size_is_refused_at_its_key(change: dict[str, object], k
 
 
 def test_keys_that_no_record_has_are_listed() -> None:
-    document = {
-        **WHOLE,
-        "items": [{"size": 1, "colour": 1}],
-        "maybe": {"size": 1, "x": 2},
-        "named": {"b": 1},
-        "y": 0,
-    }
+    changes = {"items": [{"size": 1, "colour": 1}], "maybe": {"size": 1, "x": 2}, "named": {"b": 1}, "y": 0}
+    document = {**WHOLE, **changes}
     record(Outer, document)
     assert list(keys_left(Outer, document)) == ["items.colour", "maybe.x", "y"]
 
