@@ -24,7 +24,8 @@ from shardwise.errors import InternalError
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
 from shardwise.pareto.frontier import frontier_of
-from shardwise.plans import document_hash, plan_document, read_plan, write_plan
+from shardwise.plans import plan_document, read_plan, write_plan
+from shardwise.plans.documents import document_hash
 from shardwise.search import graph_result
 
 if TYPE_CHECKING:
