@@ -19,23 +19,32 @@ from shardwise.inputs import nearest, short_repr
 from shardwise.model import Model
 from shardwise.plans import Plan, Value, read_plan, write_plan
 from shardwise.questions import (
-    Frontier,
+    CheckedPlan,
+    FrontierAnswer,
     FrontierArguments,
     JobArguments,
     PlanExplanation,
     Progress,
+    Replanned,
     SearchArguments,
     Sweep,
+    checked_plan,
+    checked_record,
     evaluated,
     explained,
+    flag,
     frontier_of,
+    optional_text,
     planned,
+    replanned,
     row_of,
+    seconds,
     swept,
     text,
 )
 from shardwise.questions import what_if as changed
 from shardwise.questions import why_not as alternative
+from shardwise.replanning import Costs
 from shardwise.search import PlanComparison
 
 ModelSource = str | os.PathLike[str] | Model | Mapping[str, Any]
@@ -45,18 +54,7 @@ Hugging Face Hub such as `meta-llama/Llama-3.1-8B`, a config as a dict, or a con
 
 Path = str | os.PathLike[str]
 
-__all__ = [
-    "PlanComparison",
-    "PlanExplanation",
-    "evaluate",
-    "explain",
-    "frontier",
-    "load",
-    "plan",
-    "save",
-    "sweep",
-    "what_if",
-]
+DAY_S = 86400.0
 
 
 def plan(
@@ -202,7 +200,7 @@ def frontier(
     calibration: str | None = None,
     workers: int = 1,
     progress: Progress | None = None,
-) -> Frontier[Any]:
+) -> FrontierAnswer[Any]:
     """The Pareto frontier of step time and memory of a model, or of an operator graph (`graph:NAME`, or the
     path of one).
 
@@ -287,6 +285,63 @@ def answer_question(question: Mapping[str, Any]) -> dict[str, Any]:
     return row_of(lambda: plan(**question))
 
 
+def replan(
+    plan: Plan | Path,
+    *,
+    cluster: str | Cluster,
+    events: str,
+    horizon: float | str = "6h",
+    regroup: float | str = "10s",
+    restart: float | str = "60s",
+    checkpoint_interval: float | str = "10min",
+    savable: bool = False,
+    inter_node: str | None = None,
+) -> Replanned:
+    """The decision for a running plan, or the one in a file, after all events: keep, patch or move.
+
+    `events` is the path of a trace, or text such as `lost n3; slow n5 0.5`. Times are seconds or text, as
+    `6h`: training continues for `horizon` under these conditions; a patch takes `regroup`, a migration
+    `restart`, in addition to what moves; half of `checkpoint_interval` is lost after a failure. With
+    `savable` only plans that a plan file holds are considered, so that the answer has a `plan`.
+
+    Raises ConfigError for events or a cluster that do not match the plan, Infeasible where nothing runs.
+    """
+    with naming_arguments():
+        found = _plan("plan", plan)
+        costs = Costs(
+            regroup_s=seconds("--regroup", regroup, low=0.0, high=DAY_S),
+            restart_s=seconds("--restart", restart, low=0.0, high=DAY_S),
+            checkpoint_interval_s=seconds(
+                "--checkpoint-interval", checkpoint_interval, low=0.0, high=365 * DAY_S
+            ),
+        )
+        return replanned(
+            found,
+            cluster=cluster,
+            inter_node=optional_text("--inter-node", inter_node),
+            events=events,
+            horizon_s=seconds("--horizon", horizon, low=1.0, high=365 * DAY_S),
+            costs=costs,
+            is_of_files=flag("--savable", savable),
+        )
+
+
+def check(plan: Plan | Path, *, proof_budget: float | str = "10min") -> CheckedPlan:
+    """The verdict of the independent checker on a plan, or on the one in a file, and what the planner
+    computes again.
+
+    `proof_budget`: limit of the proof of optimality, in seconds or as text; the check is open where it takes
+    longer. Raises ConfigError for a file that is no plan or was altered.
+    """
+    with naming_arguments():
+        limit_s = seconds("--proof-budget", proof_budget, low=1e-3, high=30 * DAY_S)
+        if isinstance(plan, Plan):
+            return checked_record(plan, limit_s)
+        if isinstance(plan, str | os.PathLike):
+            return checked_plan(os.fspath(plan), limit_s)
+        raise _no_plan("plan", plan)
+
+
 def load(path: Path) -> Plan:
     """The plan in the file at `path`, of any kind and version.
 
@@ -312,7 +367,11 @@ def _plan(name: str, given: object) -> Plan:
         return given
     if isinstance(given, str | os.PathLike):
         return read_plan(given)
-    raise ConfigError("is no plan", key=name, found=short_repr(given), allowed="a plan, or the path of one")
+    raise _no_plan(name, given)
+
+
+def _no_plan(name: str, given: object) -> ConfigError:
+    return ConfigError("is no plan", key=name, found=short_repr(given), allowed="a plan, or the path of one")
 
 
 @overload
@@ -365,3 +424,19 @@ def what_if(
     with naming_arguments():
         found = _plan("plan", plan)
         return changed(found, changes, workers=workers, budget=budget, progress=progress)
+
+
+__all__ = [
+    "PlanComparison",
+    "PlanExplanation",
+    "check",
+    "evaluate",
+    "explain",
+    "frontier",
+    "load",
+    "plan",
+    "replan",
+    "save",
+    "sweep",
+    "what_if",
+]

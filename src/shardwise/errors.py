@@ -131,7 +131,7 @@ def naming_arguments() -> Iterator[None]:
             key=_KEYS.get(error.key or "") or _if_given(error.key),
             found=error.found,
             allowed=_if_given(error.allowed),
-        ) from error
+        ) from None
     except Infeasible as error:
         if _NAMES_OPTIONS.get():
             raise
@@ -140,7 +140,7 @@ def naming_arguments() -> Iterator[None]:
             reasons=error.reasons,
             relaxations=[_as_arguments(line) for line in error.relaxations],
             point=error.point,
-        ) from error
+        ) from None
 
 
 def _as_arguments(written: str) -> str:

@@ -88,6 +88,16 @@ MUTANTS = {
         "def f():\n    from shardwise.api import explain",
         "not below it",
     ),
+    "a command that prices": (
+        "shardwise.app.cli.a",
+        "from shardwise.cost import bind",
+        "which api.py answers",
+    ),
+    "a command that searches": (
+        "shardwise.app.cli.a",
+        "from shardwise import search\nsearch.plan(1)",
+        "app imports plan of search",
+    ),
     "past the init": (
         "shardwise.sim.engine",
         "from shardwise.strategy.strategy import Strategy",

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,9 @@ def test_a_model_may_be_a_mapping_or_an_object_with_a_config() -> None:
 
 
 def test_a_config_object_of_transformers_is_a_model() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
+    from transformers import LlamaConfig  # it takes seconds to import
+
+    config = LlamaConfig(
         hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8, vocab_size=1000
     )
     found = sw.evaluate(config, strategy="tp=2,pp=2", **JOB)
@@ -170,7 +172,7 @@ def test_a_config_object_of_transformers_is_a_model() -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the Hugging Face Hub with one config, of the revision that `main` names; and an older one."""
+    """A cache of the Hugging Face Hub with a config of the revision that `main` names, and an older one."""
     folder = tmp_path / "models--acme--Tiny-8B"
     config = dict(catalogue_entry(MODEL).config)
     for revision, layers in (("a" * 40, 2), ("b" * 40, 4)):
@@ -365,6 +367,46 @@ def test_the_frontier_of_a_graph_has_plans_of_operators() -> None:
     assert json.loads(json.dumps(found.to_dict()))["points"][0]["layout"]["mesh"] == [4]
 
 
+# Checks and decisions
+
+
+def test_a_plan_is_checked_in_memory_and_in_a_file(plan: sw.Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.yaml")
+    found, of_file = sw.check(plan), sw.check(tmp_path / "plan.yaml")
+    assert found.ok and of_file.ok and found.rows() == of_file.rows()
+    assert any(row["name"] == "optimal" and row["ok"] for row in found.rows())
+    assert json.loads(json.dumps(found.to_dict()))["ok"] is True
+    faster = replace(plan.best, step_time_s=plan.step_time_s / 2)
+    wrong = sw.check(replace(plan, best=faster))
+    assert not wrong.ok and "fails: " in repr(wrong)
+    with pytest.raises(sw.ConfigError, match=r"^plan: is no plan"):
+        sw.check(3)  # type: ignore[arg-type]
+    with pytest.raises(sw.ConfigError, match=r"^proof_budget: "):
+        sw.check(plan, proof_budget="soon")
+
+
+def test_an_evaluated_plan_is_checked_without_a_claim_of_optimality() -> None:
+    found = sw.check(sw.evaluate(MODEL, strategy="tp=4", **JOB))
+    assert found.ok and not any(row["name"] == "optimal" and row["ok"] for row in found.rows())
+
+
+def test_a_plan_is_decided_anew_after_events(tmp_path: Path) -> None:
+    plan = sw.plan("gpt2-xl", cluster="4x2xA100-80G", seq_len=1024, global_batch_size=64)
+    same = sw.replan(plan, cluster="4x2xA100-80G", events="slow n1 1.0")
+    assert same.decision == "keep" and same.step_time_s == pytest.approx(plan.step_time_s, rel=1e-9)
+    lost = sw.replan(plan, cluster=load_cluster("4x2xA100-80G"), events="lost n1", savable=True)
+    assert lost.decision != "keep" and lost.transition_s > 0.0 and lost.outcome.keep_step_s is None
+    assert lost.plan.devices <= 6 and lost.plan.step_time_s == pytest.approx(lost.step_time_s, rel=1e-9)
+    assert json.loads(json.dumps(lost.to_dict()))["decision"] == lost.decision
+    lost.plan.save(tmp_path / "next.yaml")
+    assert sw.load(tmp_path / "next.yaml") == lost.plan and lost.plan.for_trace is not None
+    Page(lost._repr_html_()), Page(sw.check(plan)._repr_html_())
+    for wrong in ({"events": 3}, {"horizon": "x"}, {"horizon": -1}, {"savable": 1}, {"cluster": 5}):
+        with pytest.raises(sw.ConfigError) as caught:
+            sw.replan(plan, **{"cluster": "4x2xA100-80G", "events": "lost n1", **wrong})  # type: ignore[arg-type]
+        assert caught.value.key == next(iter(wrong))
+
+
 # Notebooks
 
 
@@ -436,6 +478,8 @@ QUESTION = (MODEL, "--cluster", "1x4xA100-80G", "--seq-len", "2048", "--global-b
         ("evaluate", ("evaluate", *QUESTION, "--strategy", "tp=4")),
         ("frontier", ("frontier", *QUESTION)),
         ("frontier", ("frontier", "graph:mlp", "--cluster", "1x4xA100-80G", "--global-batch-size", "64")),
+        ("check", ("check", "PLAN")),
+        ("replan", ("replan", "PLAN", "--cluster", "1x4xA100-80G", "--events", "slow n0 0.5")),
         ("explain", ("explain", "PLAN")),
         ("explain", ("explain", "PLAN", "--why-not", "tp=4")),
         ("what_if", ("explain", "PLAN", "--what-if", "nodes=2")),

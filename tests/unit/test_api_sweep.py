@@ -87,7 +87,7 @@ def test_a_torn_last_line_is_asked_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_equal_questions_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of arguments, None, and the number of processes do not make another question; a value does."""
+    """The order of arguments, None, and the number of processes make no other question; a value does."""
     question = QUESTIONS[0]
     counted = Counted(monkeypatch)
     same = [question, dict(reversed(question.items())), {**question, "dtype": None}]

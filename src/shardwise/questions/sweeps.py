@@ -22,7 +22,7 @@ from shardwise.units import format_bytes, format_seconds
 Row = dict[str, Any]
 """The answer to a question as plain values; see `row_of`."""
 
-NOT_ASKED = frozenset({"workers", "progress"})
+IGNORED = frozenset({"workers", "progress"})
 """Arguments that do not change the answer."""
 
 NESTED = ("question", "strategy", "reasons")
@@ -101,14 +101,14 @@ def swept(
     `answer` is called through the executor, so it and the questions must be picklable for processes. Raises
     ConfigError for a question that cannot be used, with its place; earlier answers stay in the file.
     """
-    asked = [_as_question(question, place) for place, question in enumerate(questions)]
-    keys = [question_key(question) for question in asked]
+    given = [_as_question(question, place) for place, question in enumerate(questions)]
+    keys = [question_key(question) for question in given]
     known = {} if path is None else _known_rows(path)
     missing = {key: place for place, key in reversed(list(enumerate(keys))) if key not in known}
     if missing:
         with _Lines(path) as lines:
             for key, row in _answers(missing, questions, answer, executor):
-                known[key] = {"key": key, "question": _recorded(asked[missing[key]]), **row}
+                known[key] = {"key": key, "question": _recorded(given[missing[key]]), **row}
                 lines.append(known[key])
     return Sweep(tuple(known[key] for key in keys))
 
@@ -177,7 +177,7 @@ def _as_question(question: object, place: int) -> dict[str, object]:
             "is not a mapping of arguments", key=f"questions[{place}]", found=short_repr(question),
             allowed="{'model': ..., 'cluster': ..., ...}",
         )  # fmt: skip
-    return {name: _plain(value) for name, value in question.items() if name not in NOT_ASKED}
+    return {name: _plain(value) for name, value in question.items() if name not in IGNORED}
 
 
 def _plain(value: object) -> object:
@@ -201,8 +201,8 @@ def _plain(value: object) -> object:
 def question_key(question: Mapping[str, object]) -> str:
     """The SHA-256 of a question in canonical form, without arguments that are None, and of the version of
     shardwise: another version is asked again."""
-    given = {name: value for name, value in question.items() if value is not None}
-    canonical = json.dumps([version("shardwise"), given], sort_keys=True, separators=(",", ":"))
+    named = {name: value for name, value in question.items() if value is not None}
+    canonical = json.dumps([version("shardwise"), named], sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
 
 

@@ -1,6 +1,7 @@
 """Decisions when a cluster changes: keep the plan, patch it or migrate, with the cost of the transition."""
 
 from shardwise.replanning.after_events import (
+    DecisionAfter,
     GivenEvents,
     cluster_for,
     decide_after,
@@ -41,6 +42,7 @@ __all__ = [
     "Arrangement",
     "Costs",
     "Decision",
+    "DecisionAfter",
     "EpochChoice",
     "GivenEvents",
     "LinkAwarePlanner",

@@ -16,7 +16,7 @@ from shardwise.app.cli.output import Line, Output, plain_text
 from shardwise.cluster import Cluster, load_cluster, part_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.plans import Idle, Plan
-from shardwise.questions import FrontierQuery, found_frontier
+from shardwise.questions.frontiers import FrontierQuery, found_frontier
 from shardwise.search import Curve, Point, Reference
 from shardwise.search.bnb.solver import Progress
 

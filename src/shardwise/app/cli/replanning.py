@@ -1,6 +1,6 @@
 """The command `replan`: keep, patch or migrate after events, with the gain and the transition cost.
 
-`replanned` answers; `described` shows an arrangement.
+`replanned` answers; the decision is `shardwise.api.replan`.
 """
 
 from __future__ import annotations
@@ -8,22 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
+from shardwise import api
 from shardwise.app.cli import words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.division import plan_lines
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import check_output_path
-from shardwise.cluster import Cluster, load_cluster
-from shardwise.plans import Plan, read_plan, write_plan
+from shardwise.cluster import Cluster
+from shardwise.plans import Plan
 from shardwise.replanning import (
     AnyArrangement,
     Arrangement,
     Costs,
     Decision,
-    arrangement_of,
-    cluster_for,
-    decide_after,
-    trace_for,
 )
 from shardwise.strategy import Strategy, layer_counts
 from shardwise.units import format_bytes, format_seconds
@@ -54,21 +51,29 @@ def replanned(
     `save`, decides among plans that a plan file can represent, and writes the decision there."""
     if save is not None:
         check_output_path("--save", save, inputs=(path, cluster, events))
-    plan = read_plan(path)
-    loaded = cluster_for(plan, load_cluster(cluster, inter_node=inter_node))
-    arrangement_of(plan, loaded)  # refuses plans before it reads the events
-    given = trace_for(events, loaded)
-    found = decide_after(plan, loaded, given, horizon_s=horizon_s, costs=costs, is_of_files=save is not None)
-    decision, priced_as = found.decision, (*loaded.priced_as, *given.priced_as)
-    notes = [*given.notes, *unreachable_lines("unreachable", found.situation.unreachable)]
+    found = api.replan(
+        api.load(path),
+        cluster=cluster,
+        inter_node=inter_node,
+        events=events,
+        horizon=horizon_s,
+        regroup=costs.regroup_s,
+        restart=costs.restart_s,
+        checkpoint_interval=costs.checkpoint_interval_s,
+        savable=save is not None,
+    )
+    decision, given = found.outcome, found.given
+    priced_as = (*found.cluster.priced_as, *given.priced_as)
+    notes = (*given.notes, *unreachable_lines("unreachable", found.unreachable))
     if save is not None:
-        notes.append(f"wrote {save} ({write_plan(save, found.plan)})")
+        notes = (*notes, f"wrote {save} ({api.save(found.plan, save)})")
     reason = _horizon_reason(decision, horizon_s, costs)
     if is_json:
         horizon = {"horizon_s": horizon_s, "used_horizon_s": decision.horizon_s, "horizon_reason": reason}
-        document = {**document_of(decision, loaded), "idle": asdict(found.idle), **horizon}
-        return Output(document={**document, "priced_as": list(priced_as)}, notes=notes)
-    lines = _card(decision, plan, loaded)
+        idle = {"idle": asdict(found.idle)}
+        document = {**document_of(decision, found.cluster), **idle, **horizon, "priced_as": list(priced_as)}
+        return Output(document=document, notes=notes)
+    lines = _card(decision, found.running, found.cluster)
     if reason is not None:
         lines.append(row("horizon", (reason, "warn")))
     return Output(lines=[*lines, *priced_as_lines(priced_as)], notes=notes)

@@ -1,4 +1,4 @@
-"""Configs of the Hugging Face Hub in its local cache: `hub_config` finds that of an id such as
+"""Configs of the Hugging Face Hub in its local cache: `cached_config` finds that of an id such as
 `meta-llama/Llama-3.1-8B`. Nothing is fetched."""
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
 _FILES = (".json", ".yaml", ".yml")
 
 
-def is_hub_id(text: str) -> bool:
+def is_repository_id(text: str) -> bool:
     """Whether `text` has the form `ORG/NAME` of an id, and names neither a file nor a file's path."""
     return _ID.fullmatch(text) is not None and not text.lower().endswith(_FILES) and not os.path.exists(text)
 
 
-def hub_config(text: str) -> Path:
+def cached_config(text: str) -> Path:
     """The path of the config.json of this id in the local cache.
 
     Raises ConfigError, with the command that fetches it, if it is not there.
     """
-    folder = hub_cache() / f"models--{text.replace('/', '--')}"
+    folder = cache_folder() / f"models--{text.replace('/', '--')}"
     try:
         revision = (folder / "refs" / "main").read_text("ascii").strip()
     except (OSError, ValueError):
@@ -38,7 +38,7 @@ def hub_config(text: str) -> Path:
     return path
 
 
-def hub_cache() -> Path:
+def cache_folder() -> Path:
     """The folder of the cache: HF_HUB_CACHE, else `hub` in HF_HOME, else in the user's cache."""
     if given := os.environ.get("HF_HUB_CACHE"):
         return Path(given)
