@@ -6,17 +6,17 @@ PyTorch.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shardwise.api import evaluate, frontier, load, plan, save
+    from shardwise.api import check, evaluate, frontier, load, plan, replan, save, sweep
     from shardwise.errors import ConfigError, Infeasible, InternalError
     from shardwise.plans import Plan
-    from shardwise.runtime import graph_module, reference_module
-    from shardwise.runtime.parallelize import parallelize
+    from shardwise.runtime import graph_module, parallelize, reference_module
 
 __all__ = [
     "ConfigError",
     "Infeasible",
     "InternalError",
     "Plan",
+    "check",
     "evaluate",
     "frontier",
     "graph_module",
@@ -24,7 +24,9 @@ __all__ = [
     "parallelize",
     "plan",
     "reference_module",
+    "replan",
     "save",
+    "sweep",
 ]
 
 _MODULES = {
@@ -45,4 +47,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

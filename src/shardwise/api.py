@@ -7,33 +7,45 @@ reasons.
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, overload
 
-from shardwise import search
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError, naming_arguments
-from shardwise.inputs import short_repr
+from shardwise.inputs import nearest, short_repr
 from shardwise.model import Model
 from shardwise.plans import Plan, Value, read_plan, write_plan
 from shardwise.questions import (
-    Frontier,
+    CheckedPlan,
+    FrontierAnswer,
     FrontierArguments,
     JobArguments,
+    PlanExplanation,
     Progress,
+    Replanned,
     SearchArguments,
-    budget_s,
+    Sweep,
+    checked_plan,
+    checked_record,
     evaluated,
-    fields,
+    explained,
+    flag,
     frontier_of,
+    optional_text,
     planned,
+    replanned,
+    row_of,
+    seconds,
+    swept,
     text,
 )
-from shardwise.questions import (
-    workers as worker_count,
-)
-from shardwise.search import Explanation, PlanComparison
+from shardwise.questions import what_if as changed
+from shardwise.questions import why_not as alternative
+from shardwise.replanning import Costs
+from shardwise.search import PlanComparison
 
 ModelSource = str | os.PathLike[str] | Model | Mapping[str, Any]
 """A model: its name in the catalogue, the path of a config.json, its folder or a YAML file, an id of the
@@ -42,17 +54,7 @@ Hugging Face Hub such as `meta-llama/Llama-3.1-8B`, a config as a dict, or a con
 
 Path = str | os.PathLike[str]
 
-__all__ = [
-    "Explanation",
-    "PlanComparison",
-    "evaluate",
-    "explain",
-    "frontier",
-    "load",
-    "plan",
-    "save",
-    "what_if",
-]
+DAY_S = 86400.0
 
 
 def plan(
@@ -198,7 +200,7 @@ def frontier(
     calibration: str | None = None,
     workers: int = 1,
     progress: Progress | None = None,
-) -> Frontier[Any]:
+) -> FrontierAnswer[Any]:
     """The Pareto frontier of step time and memory of a model, or of an operator graph (`graph:NAME`, or the
     path of one).
 
@@ -242,6 +244,104 @@ def frontier(
         return frontier_of(given, wanted, progress=progress)
 
 
+def sweep(
+    questions: Iterable[Mapping[str, Any]],
+    executor: Executor | None = None,
+    out: Path | None = "sweep.jsonl",
+) -> Sweep:
+    """The answers of `plan` to many questions, each a mapping of its arguments such as `{"model":
+    "llama-3.1-8b", "cluster": "1x8xH100-SXM", "seq_len": 8192, "global_batch_size": 64}`.
+
+    `executor` is any `concurrent.futures.Executor`; without one, the questions are answered one by one. Every
+    answer is appended to `out` as a JSON line as soon as it is there, so that an interrupted sweep resumes: a
+    question with an answer in the file is not asked again (unless the version of shardwise is another). None
+    keeps no file. An infeasible question is an answer with its reason.
+
+    Raises ConfigError for the first question that cannot be used, with its place, such as
+    `questions[3].seq_len`; the answers until then are in the file.
+    """
+    with naming_arguments():
+        if isinstance(questions, str | Mapping) or not isinstance(questions, Iterable):
+            raise ConfigError(
+                "is not a list of questions", key="questions", found=short_repr(questions),
+                allowed="a list of mappings of the arguments of plan",
+            )  # fmt: skip
+        path = None if out is None else text("out", out)
+        return swept(list(questions), answer_question, executor=executor, path=path)
+
+
+def answer_question(question: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of one question of a sweep: what `sweep` submits to its executor. Raises ConfigError for a
+    question that cannot be used."""
+    known = set(inspect.signature(plan).parameters)
+    for name in question:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f" (did you mean {near}?)" if near else ""
+            raise ConfigError(f"is no argument{hint}", key=str(name), allowed=", ".join(sorted(known)))
+    for name in ("model", "cluster", "global_batch_size"):
+        if name not in question:
+            raise ConfigError("is missing", key=name, allowed="model, cluster and global_batch_size")
+    return row_of(lambda: plan(**question))
+
+
+def replan(
+    plan: Plan | Path,
+    *,
+    cluster: str | Cluster,
+    events: str,
+    horizon: float | str = "6h",
+    regroup: float | str = "10s",
+    restart: float | str = "60s",
+    checkpoint_interval: float | str = "10min",
+    savable: bool = False,
+    inter_node: str | None = None,
+) -> Replanned:
+    """The decision for a running plan, or the one in a file, after all events: keep, patch or move.
+
+    `events` is the path of a trace, or text such as `lost n3; slow n5 0.5`. Times are seconds or text, as
+    `6h`: training continues for `horizon` under these conditions; a patch takes `regroup`, a migration
+    `restart`, in addition to what moves; half of `checkpoint_interval` is lost after a failure. With
+    `savable` only plans that a plan file holds are considered, so that the answer has a `plan`.
+
+    Raises ConfigError for events or a cluster that do not match the plan, Infeasible where nothing runs.
+    """
+    with naming_arguments():
+        found = _plan("plan", plan)
+        costs = Costs(
+            regroup_s=seconds("--regroup", regroup, low=0.0, high=DAY_S),
+            restart_s=seconds("--restart", restart, low=0.0, high=DAY_S),
+            checkpoint_interval_s=seconds(
+                "--checkpoint-interval", checkpoint_interval, low=0.0, high=365 * DAY_S
+            ),
+        )
+        return replanned(
+            found,
+            cluster=cluster,
+            inter_node=optional_text("--inter-node", inter_node),
+            events=events,
+            horizon_s=seconds("--horizon", horizon, low=1.0, high=365 * DAY_S),
+            costs=costs,
+            is_of_files=flag("--savable", savable),
+        )
+
+
+def check(plan: Plan | Path, *, proof_budget: float | str = "10min") -> CheckedPlan:
+    """The verdict of the independent checker on a plan, or on the one in a file, and what the planner
+    computes again.
+
+    `proof_budget`: limit of the proof of optimality, in seconds or as text; the check is open where it takes
+    longer. Raises ConfigError for a file that is no plan or was altered.
+    """
+    with naming_arguments():
+        limit_s = seconds("--proof-budget", proof_budget, low=1e-3, high=30 * DAY_S)
+        if isinstance(plan, Plan):
+            return checked_record(plan, limit_s)
+        if isinstance(plan, str | os.PathLike):
+            return checked_plan(os.fspath(plan), limit_s)
+        raise _no_plan("plan", plan)
+
+
 def load(path: Path) -> Plan:
     """The plan in the file at `path`, of any kind and version.
 
@@ -267,7 +367,33 @@ def _plan(name: str, given: object) -> Plan:
         return given
     if isinstance(given, str | os.PathLike):
         return read_plan(given)
-    raise ConfigError("is no plan", key=name, found=short_repr(given), allowed="a plan, or the path of one")
+    raise _no_plan(name, given)
+
+
+def _no_plan(name: str, given: object) -> ConfigError:
+    return ConfigError("is no plan", key=name, found=short_repr(given), allowed="a plan, or the path of one")
+
+
+@overload
+def explain(
+    plan: Plan | Path,
+    why_not: None = None,
+    *,
+    workers: int = 1,
+    budget: float | str | None = None,
+    progress: Progress | None = None,
+) -> PlanExplanation: ...
+
+
+@overload
+def explain(
+    plan: Plan | Path,
+    why_not: Mapping[str, Value] | str,
+    *,
+    workers: int = 1,
+    budget: float | str | None = None,
+    progress: Progress | None = None,
+) -> PlanComparison: ...
 
 
 def explain(
@@ -277,19 +403,13 @@ def explain(
     workers: int = 1,
     budget: float | str | None = None,
     progress: Progress | None = None,
-) -> Explanation | PlanComparison:
-    """The method `explain` of `Plan`, for a plan or its file."""
+) -> PlanExplanation | PlanComparison:
+    """Why a plan, or the one in a file, is what it is; the method `explain` of `Plan`."""
     with naming_arguments():
         found = _plan("plan", plan)
-        many, limit_s = worker_count(workers), budget_s(budget)
         if why_not is None:
-            return search.explained(found, workers=many, budget_s=limit_s, progress=progress)
-        pinned = fields("--why-not", why_not)
-        if not pinned:
-            raise ConfigError(
-                "names no field", key="--why-not", found=short_repr(why_not), allowed="fields such as tp=8"
-            )
-        return search.why_not(found, pinned, workers=many, budget_s=limit_s, progress=progress)
+            return explained(found, workers=workers, budget=budget, progress=progress)
+        return alternative(found, why_not, workers=workers, budget=budget, progress=progress)
 
 
 def what_if(
@@ -300,10 +420,23 @@ def what_if(
     budget: float | str | None = None,
     progress: Progress | None = None,
 ) -> PlanComparison:
-    """The method `what_if` of `Plan`, for a plan or its file."""
+    """The best plan of a changed question; the method `what_if` of `Plan`."""
     with naming_arguments():
         found = _plan("plan", plan)
-        written = changes if isinstance(changes, str) else ",".join(f"{k}={v}" for k, v in changes.items())
-        return search.what_if(
-            found, written, workers=worker_count(workers), budget_s=budget_s(budget), progress=progress
-        )
+        return changed(found, changes, workers=workers, budget=budget, progress=progress)
+
+
+__all__ = [
+    "PlanComparison",
+    "PlanExplanation",
+    "check",
+    "evaluate",
+    "explain",
+    "frontier",
+    "load",
+    "plan",
+    "replan",
+    "save",
+    "sweep",
+    "what_if",
+]

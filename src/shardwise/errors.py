@@ -67,11 +67,13 @@ class Infeasible(ShardwiseError):
     question with which a plan fits, cheapest first. `point` is the nearest answer as plain values, or None.
     """
 
+    # `reasons` has a default so that the error can be pickled: other attributes are restored afterwards.
+
     def __init__(
         self,
         message: str,
         *,
-        reasons: Mapping[str, int],
+        reasons: Mapping[str, int] | tuple[()] = (),
         relaxations: Sequence[str] = (),
         point: Mapping[str, object] | None = None,
     ) -> None:
@@ -129,7 +131,7 @@ def naming_arguments() -> Iterator[None]:
             key=_KEYS.get(error.key or "") or _if_given(error.key),
             found=error.found,
             allowed=_if_given(error.allowed),
-        ) from error
+        ) from None
     except Infeasible as error:
         if _NAMES_OPTIONS.get():
             raise
@@ -138,7 +140,7 @@ def naming_arguments() -> Iterator[None]:
             reasons=error.reasons,
             relaxations=[_as_arguments(line) for line in error.relaxations],
             point=error.point,
-        ) from error
+        ) from None
 
 
 def _as_arguments(written: str) -> str:

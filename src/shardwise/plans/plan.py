@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from shardwise.cluster import Cluster, Mesh, mesh_of
 from shardwise.errors import ConfigError, InternalError
@@ -33,7 +33,7 @@ from shardwise.strategy import Job, Strategy, brief_text
 from shardwise.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from shardwise.api import Explanation, PlanComparison
+    from shardwise.api import PlanComparison, PlanExplanation
 
 KIND_TEXTS: Mapping[PlanKind, str] = {
     "uniform": "a plan of one strategy",
@@ -239,18 +239,33 @@ class Plan:
 
     # For people and notebooks
 
+    @overload
+    def explain(
+        self, why_not: None = None, *, workers: int = 1, budget: float | str | None = None
+    ) -> PlanExplanation: ...
+
+    @overload
+    def explain(
+        self,
+        why_not: Mapping[str, Value] | str,
+        *,
+        workers: int = 1,
+        budget: float | str | None = None,
+    ) -> PlanComparison: ...
+
     def explain(
         self,
         why_not: Mapping[str, Value] | str | None = None,
         *,
         workers: int = 1,
         budget: float | str | None = None,
-    ) -> Explanation | PlanComparison:
-        """Why this plan: the outcomes of all candidates, the best alternative of each field, and what binds.
+    ) -> PlanExplanation | PlanComparison:
+        """Why this plan: its stages and free memory and, of a uniform strategy, the outcomes of all
+        candidates, the best alternative of each field, and what binds.
 
         With `why_not`, fields of a strategy such as `{"tp": 8}`: the best plan with these values, compared
         with this one term by term. `workers` are processes of the search, `budget` is its limit in seconds.
-        Raises ConfigError for a plan without certificate, Infeasible if nothing with these values fits.
+        Raises ConfigError for fields that cannot be used, Infeasible if nothing with these values fits.
         """
         from shardwise.api import explain
 
@@ -310,7 +325,9 @@ class Plan:
         if self.best.fields is not None:
             return self._text_of(self.best.fields)
         if isinstance(self.network, OpGraph):
-            return f"{self.stages} stages of mesh {self.mesh.name}"
+            return (
+                f"mesh {self.mesh.name}" if self.stages == 1 else f"{self.stages} stages of {self.mesh.name}"
+            )
         return f"{len(self.best.layout.pipelines)} pipelines"
 
     def _text_of(self, strategy: Strategy) -> str:

@@ -1,30 +1,32 @@
 """From arguments to answers: what a question is about, its space and target, and the plan or frontier that
 answers it. The Python interface and the command line ask through this package."""
 
+from shardwise.questions.after_events import Replanned, replanned
 from shardwise.questions.arguments import (
     MAX_COUNT,
     MIXED_POOL_STAGES,
     Progress,
-    budget_s,
     fields,
+    flag,
+    optional_text,
+    seconds,
     text,
-    workers,
 )
-from shardwise.questions.checking import CheckedPlan, checked_plan
+from shardwise.questions.checking import CheckedPlan, checked_plan, checked_record
+from shardwise.questions.explaining import PlanExplanation, explained, what_if, why_not
 from shardwise.questions.frontiers import (
-    Frontier,
+    FrontierAnswer,
     FrontierArguments,
-    FrontierQuery,
     FrontierSource,
     GraphSource,
     StrategySource,
-    found_frontier,
     frontier_of,
     point_document,
 )
-from shardwise.questions.planning import SearchArguments, evaluated, plan_question, planned
+from shardwise.questions.planning import SearchArguments, evaluated, planned
 from shardwise.questions.request import DTYPES, OPTIMIZERS, OWN_TARGET, JobArguments, Request, request_of
 from shardwise.questions.spaces import counted_space, counted_uneven, require_candidates, space_choice
+from shardwise.questions.sweeps import Sweep, row_of, swept
 from shardwise.questions.targets import not_run, requested_target, require_job
 
 __all__ = [
@@ -34,33 +36,41 @@ __all__ = [
     "OPTIMIZERS",
     "OWN_TARGET",
     "CheckedPlan",
-    "Frontier",
+    "FrontierAnswer",
     "FrontierArguments",
-    "FrontierQuery",
     "FrontierSource",
     "GraphSource",
     "JobArguments",
+    "PlanExplanation",
     "Progress",
+    "Replanned",
     "Request",
     "SearchArguments",
     "StrategySource",
-    "budget_s",
+    "Sweep",
     "checked_plan",
+    "checked_record",
     "counted_space",
     "counted_uneven",
     "evaluated",
+    "explained",
     "fields",
-    "found_frontier",
+    "flag",
     "frontier_of",
     "not_run",
-    "plan_question",
+    "optional_text",
     "planned",
     "point_document",
+    "replanned",
     "request_of",
     "requested_target",
     "require_candidates",
     "require_job",
+    "row_of",
+    "seconds",
     "space_choice",
+    "swept",
     "text",
-    "workers",
+    "what_if",
+    "why_not",
 ]

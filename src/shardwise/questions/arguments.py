@@ -12,7 +12,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, short_repr
 from shardwise.plans import Value
 from shardwise.strategy import ALIASES, FIELDS, is_value, parse_fields
-from shardwise.units import parse_quantity
+from shardwise.units import format_seconds, parse_quantity
 
 MAX_COUNT = 10_000_000
 MIXED_POOL_STAGES = "--mixed-pool-stages"
@@ -136,6 +136,17 @@ def stage_dp(option: str, value: object) -> int:
 def workers(value: object) -> int:
     """The number of processes: at most the number of cores."""
     return count("--workers", value, low=1, high=os.cpu_count() or 1)
+
+
+def seconds(option: str, value: object, *, low: float, high: float) -> float:
+    """Seconds from `low` to `high`: a number, or text such as `6h`."""
+    allowed = f"{format_seconds(low)} to {format_seconds(high)}, in s, min, h or d"
+    found = (
+        0.0 if value in (0, "0s") and value is not False else quantity(option, value, "s", allowed=allowed)
+    )
+    if not low <= found <= high:
+        raise _wrong_type(option, "is not a time in range", value, allowed)
+    return found
 
 
 def budget_s(value: object) -> float | None:

@@ -8,11 +8,12 @@ code of the planner, so these checks stand apart.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import shardwise_verify
 from shardwise.cost import Training
 from shardwise.errors import ConfigError
+from shardwise.notebook import panel, table
 from shardwise.plans import Plan, Result, plan_document, read_plan
 from shardwise.search import RecordCostModel, graph_result, predict_record, predicted_result
 from shardwise_verify import (
@@ -20,6 +21,7 @@ from shardwise_verify import (
     Check,
     InputError,
     Verdict,
+    answer_of,
     fit_check,
     number_check,
     parts_check,
@@ -30,7 +32,7 @@ UNEVEN_EVALUATOR = "max-plus, pipeline by pipeline"
 UNEVEN_SCHEDULE = "1f1b"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckedPlan:
     """The independent verdict on a plan file, and the checks by which the planner computes it again."""
 
@@ -47,6 +49,36 @@ class CheckedPlan:
         """The checks that do not hold."""
         return tuple(check for check in self.checks if not check.ok and not check.is_open)
 
+    @property
+    def ok(self) -> bool:
+        """Whether no check fails; open checks do not fail."""
+        return not self.failed
+
+    def rows(self) -> list[dict[str, object]]:
+        """A row for a data frame for each check: its name, whether it holds or is open, and the values."""
+        return [asdict(check) for check in self.checks]
+
+    def to_dict(self) -> dict[str, object]:
+        """The answer of `check --json`."""
+        return {
+            **answer_of(self.verdict),
+            "ok": self.ok,
+            "computed_again": [asdict(check) for check in self.computed_again],
+        }
+
+    def __repr__(self) -> str:
+        wrong = ", ".join(check.name for check in self.failed)
+        open_checks = sum(check.is_open for check in self.checks)
+        verdict = f"fails: {wrong}" if wrong else "agrees"
+        return f"<CheckedPlan {verdict}; {len(self.checks)} checks, {open_checks} open>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("open" if one.is_open else "ok" if one.ok else "wrong", one.name, one.found, one.expected)
+            for one in self.checks
+        ]
+        return panel(repr(self)[1:-1], table(("", "check", "found", "expected"), rows))
+
 
 def checked_plan(path: str, proof_budget_s: float = PROOF_BUDGET_S) -> CheckedPlan:
     """The verdict of the checker and of the planner on the plan file at `path`. Raises ConfigError for a file
@@ -59,6 +91,12 @@ def checked_plan(path: str, proof_budget_s: float = PROOF_BUDGET_S) -> CheckedPl
             error.message, file=path, key=error.key or None, found=error.found or None,
             allowed=error.allowed or None,
         ) from None  # fmt: skip
+    return CheckedPlan(verdict=verdict, computed_again=tuple(computed_again(plan)))
+
+
+def checked_record(plan: Plan, proof_budget_s: float = PROOF_BUDGET_S) -> CheckedPlan:
+    """The verdict of the checker and of the planner on a plan, as its file would be."""
+    verdict = shardwise_verify.check_document(plan_document(plan), proof_budget_s=proof_budget_s)
     return CheckedPlan(verdict=verdict, computed_again=tuple(computed_again(plan)))
 
 

@@ -182,14 +182,14 @@ class FrontierQuery:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Frontier(Generic[LayoutT]):
+class FrontierAnswer(Generic[LayoutT]):
     """A Pareto frontier of step time and memory, with `points` that no other dominates, and the plan of each
     on demand.
 
     `curves` are the frontiers on the parts of the cluster. `pick` is the point that the mode chooses, None
-    for `profile`. `references` are common layouts on the devices of the pick, or of the last curve with points.
-    `limit_bytes` is infinite without a limit. No layout is better than every point by more than a factor
-    1 + `epsilon`.
+    for `profile`. `references` are common layouts on the devices of the pick, or of the last curve with
+    points. `limit_bytes` is infinite without a limit. No layout is better than every point by more than a
+    factor 1 + `epsilon`.
     """
 
     source: FrontierSource[LayoutT]
@@ -336,7 +336,7 @@ def point_document(source: FrontierSource[LayoutT], point: Point[LayoutT]) -> di
 
 def found_frontier(
     source: FrontierSource[LayoutT], query: FrontierQuery, *, progress: Progress | None = None
-) -> Frontier[LayoutT]:
+) -> FrontierAnswer[LayoutT]:
     """The frontier of any source. Infeasible where nothing fits, with the smallest point where the memory
     limit is below it."""
     curves = search.curves_for(
@@ -362,7 +362,7 @@ def found_frontier(
             reasons={},
             point=point_document(source, nearest),
         )
-    return Frontier(
+    return FrontierAnswer(
         source=source,
         query=query,
         curves=curves,
@@ -406,7 +406,7 @@ class FrontierArguments:
 
 def frontier_of(
     given: JobArguments, wanted: FrontierArguments, *, progress: Progress | None = None
-) -> Frontier[Any]:
+) -> FrontierAnswer[Any]:
     """The frontier of a model or an operator graph. ConfigError for the first argument that cannot be used,
     Infeasible where nothing fits."""
     query, processes = _query(wanted), arguments.workers(wanted.workers)

@@ -36,8 +36,8 @@ from shardwise.search.explanation import (
     why_not,
 )
 from shardwise.search.graph_curves import GraphCurve, GraphCurves, StagedCurve, StagedCurves
-from shardwise.search.graph_pipeline import PipelineEstimate, estimate_pipeline
-from shardwise.search.graph_result import estimate_of, graph_result
+from shardwise.search.graph_pipeline import estimate_pipeline
+from shardwise.search.graph_result import graph_result
 from shardwise.search.hetero import (
     UNEVEN_GAP,
     RecordCostModel,
@@ -50,7 +50,7 @@ from shardwise.search.hetero import (
     relayout,
     spread_stages,
 )
-from shardwise.search.overview import Baseline, PlanOverview, StageShare, computing_s, overview_of
+from shardwise.search.overview import PlanOverview, computing_s, overview_of
 from shardwise.search.plan_timeline import (
     TRAFFIC_PARTS,
     PipelineTimeline,
@@ -82,7 +82,6 @@ __all__ = [
     "UNEVEN_GAP",
     "Alternative",
     "Axis",
-    "Baseline",
     "Binding",
     "BranchAndBound",
     "Curve",
@@ -94,7 +93,6 @@ __all__ = [
     "LedgerEntry",
     "MeshChoice",
     "PartChoice",
-    "PipelineEstimate",
     "PipelineFigures",
     "PipelineTimeline",
     "PlanComparison",
@@ -105,7 +103,6 @@ __all__ = [
     "Reference",
     "ResultDifference",
     "SpaceChoice",
-    "StageShare",
     "StagedCurve",
     "StagedCurves",
     "StepFigures",
@@ -122,7 +119,6 @@ __all__ = [
     "computing_s",
     "curves_for",
     "default_job",
-    "estimate_of",
     "estimate_pipeline",
     "evaluate",
     "explained",

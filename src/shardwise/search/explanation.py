@@ -21,6 +21,7 @@ from shardwise.cluster import Cluster, Device, Node, Tier, multiplied, resized
 from shardwise.cost import Problem, find_recipe, peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.inputs import nearest, short_repr
+from shardwise.notebook import panel, table
 from shardwise.plans import UNEVEN_SPACE, Answer, Plan, Result, Value
 from shardwise.search.answer import goal_of, plan, search
 from shardwise.search.bnb.ledger import LedgerEntry, ledger_entries, ledger_totals
@@ -53,7 +54,7 @@ from shardwise.strategy import (
     target_of,
 )
 from shardwise.ties import first_largest, first_least
-from shardwise.units import parse_quantity
+from shardwise.units import format_bytes, format_seconds, parse_quantity
 
 SHARDS = ("param_shard", "grad_shard", "optim_shard")
 
@@ -589,7 +590,7 @@ class Explanation:
     binding: Binding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ResultDifference:
     """Two results, term by term."""
 
@@ -627,8 +628,45 @@ class ResultDifference:
         difference."""
         return _more(self.before.memory, self.after.memory)
 
+    def rows(self) -> list[dict[str, object]]:
+        """A row for a data frame for each term of the step time, in seconds, and of memory, in bytes: before,
+        after and the difference."""
+        before, after = self.before, self.after
+        return [
+            {
+                "term": name,
+                "unit": unit,
+                "before": first.get(name),
+                "after": second.get(name),
+                "more": more[name],
+            }
+            for unit, first, second, more in (
+                ("s", before.breakdown, after.breakdown, self.breakdown_s),
+                ("B", before.memory, after.memory, self.memory_bytes),
+            )
+            for name in more
+        ]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    def __repr__(self) -> str:
+        before, after = self.before, self.after
+        fields = ", ".join(f"{name} {old} to {new}" for name, (old, new) in self.fields.items())
+        return (
+            f"<{type(self).__name__}: {format_seconds(before.step_time_s)} to "
+            f"{format_seconds(after.step_time_s)} a step, {format_bytes(before.peak_memory.device)} to "
+            f"{format_bytes(after.peak_memory.device)}{f'; {fields}' if fields else ''}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [str(row["term"]).replace("_", " "), *map(text, (row["before"], row["after"], row["more"]))]
+            for row in self.rows()
+            for text in [_seconds_text if row["unit"] == "s" else _bytes_text]
+            if row["more"]
+        ]
+        return panel(repr(self)[1:-1], table(("term", "before", "after", "difference"), rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PlanComparison(ResultDifference):
     """The plan's result compared with the answer to another question."""
 
@@ -636,13 +674,21 @@ class PlanComparison(ResultDifference):
     answer: Answer
 
 
+def _seconds_text(value: object) -> str:
+    return format_seconds(value) if isinstance(value, float) else ""
+
+
+def _bytes_text(value: object) -> str:
+    return format_bytes(value) if isinstance(value, float) else ""
+
+
 def _more(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     return {name: after.get(name, 0.0) - before.get(name, 0.0) for name in dict.fromkeys((*before, *after))}
 
 
 def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) -> Question:
-    """The question that a plan answers, on the devices that it uses. The certificate of a uniform strategy has
-    the restrictions of its target too."""
+    """The question that a plan answers, on the devices that it uses. The certificate of a uniform strategy
+    has the restrictions of its target too."""
     has_restrictions = plan.certificate is not None and plan.certificate.space != UNEVEN_SPACE
     restrictions = plan.certificate if plan.certificate is not None and has_restrictions else plan.question
     return Question(

@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 
 import shardwise_verify
-from shardwise.plans import document_hash, plan_document, read_plan
+from shardwise.plans import plan_document, read_plan
+from shardwise.plans.documents import document_hash
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run

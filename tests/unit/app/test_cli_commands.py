@@ -16,7 +16,8 @@ import pytest
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError, Infeasible, InternalError
-from shardwise.plans import document_hash, read_plan
+from shardwise.plans import read_plan
+from shardwise.plans.documents import document_hash
 from shardwise.schedule import generate
 from shardwise.strategy import parse_fields, target_of
 
@@ -340,7 +341,7 @@ OPTIONS = {
     "--calibration --dtype --optimizer --space --fix --target --memory-margin --expert-imbalance --top "
     "--exhaustive --workers --stage-dp --mixed-pool-stages --budget --save --mtbf --checkpoint-interval "
     "--checkpoint-stall --restart --jitter --events --policy --json",
-    "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
+    "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --save --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --stages "
     "--microbatches --meshes --objectives --epsilon --inter-node --calibration --dtype --optimizer --space "
     "--fix --memory-margin --expert-imbalance --workers --save --plot --use-all --json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,16 @@ from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
 from tests.unit.graph.texts import with_value
 
-from shardwise.app.cli.frontier.graphs import GraphRequest, GraphSubject
+from shardwise import api
 from shardwise.cluster import load_cluster, mesh_of, part_of
 from shardwise.cost import Training
 from shardwise.errors import InternalError
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
 from shardwise.pareto.frontier import frontier_of
-from shardwise.plans import document_hash, plan_document, read_plan, write_plan
-from shardwise.search import MeshChoice, graph_result
+from shardwise.plans import plan_document, read_plan, write_plan
+from shardwise.plans.documents import document_hash
+from shardwise.search import graph_result
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
@@ -43,6 +45,22 @@ def estimate_of(point: Any, batch: int) -> tuple[float, float]:
     layout = layout_from_record(blocks, graph, mesh.ranks)
     estimate = estimate_layout(graph, cluster, Training(dtype="fp16"), mesh, layout)
     return estimate.time_s, estimate.memory_bytes
+
+
+@pytest.mark.parametrize("stages", [(), ("--stages", "2")])
+def test_without_numba_a_frontier_is_refused_in_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, stages: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    found = run(*QUESTION, *stages)
+    [line] = found.err.strip().splitlines()
+    assert found.code == 2 and "numba" in line and "pip install 'shardwise[graph]'" in line
+
+
+def test_without_numba_a_frontier_of_strategies_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    job = ("--cluster", "1x8xH100-SXM", "--seq-len", "2048", "--global-batch-size", "8")
+    assert answer(run, "frontier", "llama-3.1-8b", *job)["points"]
 
 
 @pytest.mark.slow
@@ -225,13 +243,11 @@ def test_a_point_whose_cost_differs_from_its_layout_is_no_plan(
     field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = load_cluster(CLUSTER)
-    request = GraphRequest(
-        graph=scaled(load_graph("graph:mlp"), 256), cluster=cluster, training=Training(dtype="fp16"),
-        memory_margin=0.05, meshes=MeshChoice("tiers"),
-    )  # fmt: skip
-    subject = GraphSubject(request)
-    curve = subject.curves.curve(cluster, epsilon=0.05)
-    plan = subject.plan(curve, 0, epsilon=0.05)
+    found = api.frontier(
+        "graph:mlp", cluster=cluster, global_batch_size=256, dtype="fp16", epsilon=0.05, use_all=True
+    )
+    curve, source = found.curves[0], found.source
+    plan = source.plan(curve, 0, epsilon=0.05)
     own = {"time_s": plan.step_time_s, "memory_bytes": plan.best.peak_memory.device}
     assert own == pytest.approx({name: getattr(curve.points[0], name) for name in own}, rel=1e-9)
 
@@ -242,9 +258,9 @@ def test_a_point_whose_cost_differs_from_its_layout_is_no_plan(
         peak = replace(best.peak_memory, device=best.peak_memory.device * (1.0 + 1e-6))
         return replace(best, peak_memory=peak)
 
-    monkeypatch.setattr("shardwise.app.cli.frontier.graphs.graph_result", estimated)
+    monkeypatch.setattr("shardwise.search.graph_result", estimated)
     with pytest.raises(InternalError, match=r"a point of .* has a layout of"):
-        subject.plan(curve, 0, epsilon=0.05)
+        source.plan(curve, 0, epsilon=0.05)
 
 
 def rewritten(path: Path, change: Callable[[Any], None]) -> Path:

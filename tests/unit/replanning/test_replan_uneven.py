@@ -33,11 +33,10 @@ from shardwise.replanning import (
     Costs,
     Decision,
     Prices,
-    Situation,
     mixed_planner_of,
     planner_of,
-    situation_of,
 )
+from shardwise.replanning.situation import Situation, situation_of
 from shardwise.replanning.transition import unit_elements
 from shardwise.replanning.uneven import UnevenArrangement
 from shardwise.search import Question, UnevenSpace, best_uneven, predict_record

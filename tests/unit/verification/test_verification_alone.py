@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 from tests.architecture.sources import ROOT
 
-from shardwise.plans import document_hash, plan_document, read_plan
+from shardwise.plans import plan_document, read_plan
+from shardwise.plans.documents import document_hash
 from shardwise_verify import InputError, check_document, read_document, targets
 from shardwise_verify.__main__ import main
 

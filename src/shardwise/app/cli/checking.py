@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
+from shardwise import api
 from shardwise.app.cli.output import Line, Output
-from shardwise.questions import CheckedPlan, checked_plan
-from shardwise_verify import PROOF_BUDGET_S, answer_of, check_lines, lines_of
+from shardwise.questions import CheckedPlan
+from shardwise_verify import PROOF_BUDGET_S, check_lines, lines_of
 
 DISAGREES = 4
 """Exit code where a check fails."""
@@ -16,15 +15,10 @@ HEADING = "computed again by the planner"
 
 def checked(path: str, *, is_json: bool, proof_budget_s: float = PROOF_BUDGET_S) -> Output:
     """The verdict on the plan file at `path`. ConfigError for a file that is no plan or was altered."""
-    found = checked_plan(path, proof_budget_s)
+    found = api.check(path, proof_budget=proof_budget_s)
     code = DISAGREES if found.failed else 0
     if is_json:
-        document = {
-            **answer_of(found.verdict),
-            "ok": not found.failed,
-            "computed_again": [asdict(check) for check in found.computed_again],
-        }
-        return Output(document=document, notes=_notes(found), code=code)
+        return Output(document=found.to_dict(), notes=_notes(found), code=code)
     lines = list(lines_of(found.verdict))
     again = list(check_lines(found.computed_again))
     width = max(len(name) for _, name, _ in (*lines, *again))

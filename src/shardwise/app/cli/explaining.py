@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from shardwise import search
+from shardwise import api
 from shardwise.app.cli import documents, words
 from shardwise.app.cli.card import NOT_AS_GIVEN, breakdown_lines, priced_as_lines
 from shardwise.app.cli.differing import changed_lines, term_lines
@@ -18,7 +18,8 @@ from shardwise.app.cli.division import division_text, layout_lines
 from shardwise.app.cli.output import INTERRUPTED, LABEL, WIDTH, Line, Output, progress, row
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import Plan, read_plan
+from shardwise.plans import Plan
+from shardwise.questions import Progress
 from shardwise.search import (
     Alternative,
     Axis,
@@ -28,8 +29,7 @@ from shardwise.search import (
     PlanComparison,
     PlanOverview,
 )
-from shardwise.search.bnb.solver import Progress
-from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy, parse_fields
+from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy
 
 MAX_STAGES = 16
 """Most stages that are shown, those that compute longest."""
@@ -321,21 +321,16 @@ def explained(
     """
     if why_not is not None and what_if is not None:
         raise ConfigError("cannot be combined with --what-if", key="--why-not", allowed="one of the two")
-    pinned = None if why_not is None else parse_fields(why_not, key="--why-not")
-    if pinned == {}:
-        raise ConfigError("names no field", key="--why-not", found=repr(why_not), allowed="name=value,...")
-    plan = read_plan(path)
-    if why_not is not None or what_if is not None:
-        plan.require_kind("uniform", "uneven", key="--why-not" if what_if is None else "--what-if")
+    plan = api.load(path)
     with progress() as show:
-        if pinned is not None:
-            comparison = search.why_not(plan, pinned, workers=workers, budget_s=budget_s, progress=show)
+        if why_not is not None:
+            comparison = api.explain(plan, why_not, workers=workers, budget=budget_s, progress=show)
         elif what_if is not None:
-            comparison = search.what_if(plan, what_if, workers=workers, budget_s=budget_s, progress=show)
+            comparison = api.what_if(plan, what_if, workers=workers, budget=budget_s, progress=show)
         else:
             return _overview(plan, path, workers=workers, budget_s=budget_s, is_json=is_json, progress=show)
     notes, code = _explain_exit_status(comparison.answer.is_interrupted)
-    kind, requested = ("why_not", why_not) if pinned is not None else ("what_if", what_if)
+    kind, requested = ("why_not", why_not) if why_not is not None else ("what_if", what_if)
     if is_json:
         document = documents.comparison(plan, comparison, kind=kind, requested=str(requested))
         return Output(document=document, notes=notes, code=code)
@@ -349,12 +344,10 @@ def _overview(
     """Where the time and memory of the plan go, what limits it, and the outcomes of all candidates of a
     uniform strategy."""
     try:
-        overview = search.overview_of(plan)
+        found = api.explain(plan, workers=workers, budget=budget_s, progress=progress)
     except ConfigError as error:
         raise error.within(file=printable(path)) from None
-    explanation = None
-    if plan.kind == "uniform":
-        explanation = search.explained(plan, workers=workers, budget_s=budget_s, progress=progress)
+    overview, explanation = found.overview, found.candidates
     notes, code = _explain_exit_status(explanation is not None and explanation.is_interrupted)
     if is_json:
         document = documents.explanation(plan, overview, explanation)

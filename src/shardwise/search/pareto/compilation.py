@@ -16,7 +16,7 @@ from shardwise.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-COMPILING = "compiling the search of operator graphs, once after an installation (about 15 s)"
+COMPILING = "compiling the search of operator graphs, once after an installation (about 20 s)"
 """Shown while functions are compiled."""
 
 
@@ -33,10 +33,21 @@ def require_numba() -> None:
 
 def numba_compiled(function: Function) -> Function:
     """Compile with numba, cached for later processes where a folder can be written to."""
+    return _compiled(function)
+
+
+def numba_inlined(function: Function) -> Function:
+    """Compile as part of its callers alone. numba compiles and optimises every function again in each caller,
+    and in theirs, so a function with one caller is compiled once less."""
+    return _compiled(function, inline="always")
+
+
+def _compiled(function: Function, **others: Any) -> Function:
     import numba
 
     _discard_own_stale_caches()
-    options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}  # no value here is NaN
+    options = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}, **others}  # no value here is NaN
+    options["no_cfunc_wrapper"] = True
     found: Any
     try:
         found = numba.njit(cache=True, **options)(function)

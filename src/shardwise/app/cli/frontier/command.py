@@ -38,7 +38,7 @@ from shardwise.cluster import pools_of
 from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import printable, short_repr
 from shardwise.plans import write_file, write_plan
-from shardwise.questions import Frontier, GraphSource, StrategySource
+from shardwise.questions import FrontierAnswer, GraphSource, StrategySource
 from shardwise.search import MOST_UNITED, Curve
 from shardwise.units import format_bytes
 
@@ -63,7 +63,7 @@ def check_folder(folder: str) -> None:
 
 
 def save(
-    folder: str, subject: Subject[LayoutT], found: Frontier[LayoutT], *, inputs: Sequence[str]
+    folder: str, subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], *, inputs: Sequence[str]
 ) -> list[str]:
     """Write a plan file for each point that a plan file can represent, then the answer with their names. Each
     file is written atomically, the index last. Returns a note."""
@@ -179,7 +179,7 @@ def _next_commands(options: JobOptions, frontier_options: FrontierOptions) -> tu
 
 def answered(
     subject: Subject[LayoutT],
-    found: Frontier[LayoutT],
+    found: FrontierAnswer[LayoutT],
     frontier_options: FrontierOptions,
     *,
     inputs: Sequence[str],
@@ -197,7 +197,7 @@ def answered(
     return Output(lines=[*_lines(subject, found), *next_lines(next_commands)], notes=notes)
 
 
-def _lines(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> Iterator[Line]:
+def _lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     yield from subject.heading()
     counts = [curve for curve in found.curves if curve.points]
     where = _where(counts)
@@ -218,7 +218,7 @@ def _lines(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> Iterator[Line
     yield from subject.proof(found.curves)
 
 
-def _unsearched(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> Iterator[Line]:
+def _unsearched(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     """The parts of a cluster of several pools that were not searched."""
     pools = len(pools_of(subject.source.curves.cluster))
     if pools > 1 and [curve.part for curve in found.curves] == [subject.source.curves.cluster]:
@@ -257,11 +257,11 @@ def _proven(proven: float, allowed: float) -> str:
     )
 
 
-def _listed(found: Frontier[LayoutT]) -> str:
+def _listed(found: FrontierAnswer[LayoutT]) -> str:
     return ", ".join(found.objectives[:-1]) + f" and {found.objectives[-1]}"
 
 
-def _why(found: Frontier[LayoutT]) -> str:
+def _why(found: FrontierAnswer[LayoutT]) -> str:
     within = f" within {format_bytes(found.limit_bytes)}" if isfinite(found.limit_bytes) else ""
     return {"time": f"the fastest{within}", "devices": f"the fewest devices{within}, the fastest there"}[
         found.mode

@@ -16,7 +16,7 @@ from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.plot import Dot, Mark, Plot, PlotLine
 from shardwise.cluster import Cluster, pools_of
-from shardwise.questions import Frontier, point_document
+from shardwise.questions import FrontierAnswer, point_document
 from shardwise.search import Curve, Point, Reference, chosen, smallest
 
 LayoutT = TypeVar("LayoutT")
@@ -24,7 +24,7 @@ LayoutT = TypeVar("LayoutT")
 VERSION = 1
 
 
-def frontier_document(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> dict[str, object]:
+def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> dict[str, object]:
     """The whole answer."""
     return {
         "schema": "shardwise.frontier",
@@ -52,7 +52,7 @@ def frontier_document(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> di
     }
 
 
-def _profile(curve: Curve[LayoutT], found: Frontier[LayoutT]) -> Mapping[str, object]:
+def _profile(curve: Curve[LayoutT], found: FrontierAnswer[LayoutT]) -> Mapping[str, object]:
     """An entry of `profile`: figures of the fastest, knee and smallest point, null where there is none."""
     fastest = chosen(curve.points, mode="time", limit_bytes=found.limit_bytes)
     return {
@@ -100,13 +100,13 @@ def figures(point: Point[LayoutT]) -> tuple[str, ...]:
     )
 
 
-def part_text(found: Frontier[LayoutT], part: Cluster) -> str:
+def part_text(found: FrontierAnswer[LayoutT], part: Cluster) -> str:
     """The number of devices of a part, with the names of its pools where the searched parts have several."""
     counted = words.counted(part.devices, "device")
     return f"{counted}, {' + '.join(_pools(part))}" if _has_pools(found) else counted
 
 
-def _has_pools(found: Frontier[LayoutT]) -> bool:
+def _has_pools(found: FrontierAnswer[LayoutT]) -> bool:
     """Whether the searched parts have several pools."""
     return len({pool for curve in found.curves for pool in _pools(curve.part)}) > 1
 
@@ -115,7 +115,7 @@ def _pools(part: Cluster) -> list[str]:
     return [pool.name for pool in pools_of(part)]
 
 
-def frontier_idle_lines(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> Iterator[Line]:
+def frontier_idle_lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     """The idle devices of the pick on a cluster of several pools, and the least step time of all devices."""
     pick, cluster = found.pick, subject.source.curves.cluster
     if pick is None or pick.devices == cluster.devices or len(_pools(cluster)) == 1:
@@ -136,7 +136,9 @@ def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Ite
         yield row("", (line, "value"))
 
 
-def curve_table(subject: Subject[LayoutT], found: Frontier[LayoutT], curve: Curve[LayoutT]) -> Iterator[Line]:
+def curve_table(
+    subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], curve: Curve[LayoutT]
+) -> Iterator[Line]:
     """The frontier on one part: points at even distances, with both extreme points, the pick and the knee."""
     points, knee_point, pick = curve.points, curve.knee, found.pick
     required = {points.index(point) for point in (pick, knee_point) if point is not None and point in points}
@@ -186,7 +188,7 @@ def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[La
         yield ((fixed, ""), (words.shortened(note, WIDTH - len(fixed)), "dim"))
 
 
-def profile_table(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> Iterator[Line]:
+def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     """Per part its fastest point within the limit, its knee and its smallest point: time, memory,
     device-seconds and cost; and the number of its points on the frontier of all parts."""
     yield ()
@@ -231,7 +233,7 @@ def _profile_rows(curve: Curve[LayoutT], limit_bytes: float) -> Iterator[tuple[s
         yield "smallest", smallest(curve.points)
 
 
-def plot_of(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> Plot:
+def plot_of(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Plot:
     """The plot: a line per part with points, the limit, and as marks the pick, the extreme points of its
     curve (or of the last curve with points) and the references."""
 
@@ -268,7 +270,7 @@ def plot_of(subject: Subject[LayoutT], found: Frontier[LayoutT]) -> Plot:
     )
 
 
-def _marked(found: Frontier[LayoutT]) -> Iterator[tuple[str, Point[LayoutT]]]:
+def _marked(found: FrontierAnswer[LayoutT]) -> Iterator[tuple[str, Point[LayoutT]]]:
     """The marked points with their names."""
     if found.pick is not None:
         yield "chosen", found.pick
