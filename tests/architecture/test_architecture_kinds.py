@@ -23,6 +23,7 @@ REASONS = {
     "launch/launchers.py": "hosts can be swapped where all stages are alike",
     "questions/explaining.py": "only candidates of one strategy have a space to count",
     "questions/targets.py": "targets limit fields of a strategy",
+    "replanning/allowed_space.py": "not all targets run uneven plans",
     "replanning/uneven.py": "replicas of a strategy move as a whole, stages of an uneven plan one by one",
     "runtime/distribute.py": "each kind has its class of jobs",
     "runtime/uniform.py": "only jobs of one strategy migrate",
