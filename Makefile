@@ -35,7 +35,8 @@ test-random: .venv/installed-for-tests
 	@for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
 	  $(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup -m hypothesis --hypothesis-profile random || exit 1; done
 
-# Exports read back by the software that they are for, which is installed into .cache and needs no GPU.
+# Exports read back by the software that they are for, which is installed into .cache and needs no GPU; and a sweep on
+# a local Ray.
 test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup tests/targets
 

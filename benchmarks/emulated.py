@@ -36,7 +36,7 @@ from shardwise.cluster import link_graph, load_cluster, mesh_of
 from shardwise.cost import Training, estimate_layout
 from shardwise.inputs import dumps_yaml
 from shardwise.model import model_from_config
-from shardwise.plans import Plan, read_graph_plan, write_plan
+from shardwise.plans import Plan, read_plan, write_plan
 from shardwise.strategy import (
     OWN_PROFILE,
     Calibration,
@@ -295,7 +295,7 @@ def _points(cluster: Path, calibration: Path, folder: Path, count: int) -> list[
 
 def _point_s(path: Path, cluster_file: Path, calibration: Calibration) -> float:
     """Predicted seconds per step of the layout of a saved point, with a calibration."""
-    plan = read_graph_plan(str(path))
+    plan = read_plan(str(path))
     cluster = load_cluster(str(cluster_file), measured=calibration.devices)
     job = plan.job
     training = Training(
@@ -304,7 +304,7 @@ def _point_s(path: Path, cluster_file: Path, calibration: Calibration) -> float:
         profile=calibration.profile_without_data_overlap or job.profile,
     )
     mesh = mesh_of(cluster, plan.mesh.ranks)
-    return estimate_layout(plan.graph, cluster, training, mesh, plan.layout).time_s
+    return estimate_layout(plan.graph, cluster, training, mesh, plan.operators).time_s
 
 
 def plan_of(text: str, cluster_file: Path, calibration: Calibration, seq_len: int) -> Plan:

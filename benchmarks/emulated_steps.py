@@ -26,11 +26,11 @@ from torch import distributed
 from shardwise.accuracy import calibration_document
 from shardwise.app.cli.measuring import KernelMeasurement, LinkMeasurement, ranks_of
 from shardwise.cluster import Cluster, load_cluster
-from shardwise.plans import is_graph_plan, read_graph_plan, read_plan
-from shardwise.runtime import TrainOptions, graph_module, parallelize, reference_module, samples_of
-from shardwise.runtime.data import RandomInputs
-from shardwise.runtime.initialization import initialise
+from shardwise.plans import Plan, read_plan
+from shardwise.runtime import TrainOptions, network_of
+from shardwise.runtime.data import SYNTHETIC
 from shardwise.runtime.private import destroy_groups, process_groups
+from shardwise.runtime.train import start_job
 from shardwise.strategy import Calibration, read_calibration
 
 SETTLED_S = 3.0
@@ -53,7 +53,7 @@ def main(
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with ranks_of(clusters[0]) as ranks:
-        made = [partial(_graph_step if is_graph_plan(path) else _step, path) for path in paths]
+        made = [partial(_step, read_plan(path)) for path in paths]
         found = []
         for epoch, cluster in enumerate(clusters):
             machine, links = (
@@ -146,20 +146,9 @@ def slowest_s(call: Callable[[], object]) -> float:
     return float(slowest)
 
 
-def _step(path: str) -> Callable[[], object]:
-    """A function that runs a step of a strategy's plan, always on the same batch."""
-    plan = read_plan(path)
-    module = reference_module(plan.model)
-    initialise(module, seed=0, layers=plan.model.layers)
-    job, batch = parallelize(module, plan), samples_of(plan, TrainOptions(steps=1)).batch(0)
-    return lambda: job.step(batch)
-
-
-def _graph_step(path: str) -> Callable[[], object]:
-    """A function that runs a step of an operator graph's plan, always on the same batch."""
-    plan = read_graph_plan(path)
-    job = parallelize(graph_module(plan.graph, seed=0), plan)
-    batch = RandomInputs(plan.graph, seed=0).batch(0)
+def _step(plan: Plan) -> Callable[[], object]:
+    """A function that runs a step of `plan`, always on the same batch."""
+    job, batch = start_job(plan, TrainOptions(steps=1)), network_of(plan).samples(SYNTHETIC, seed=0).batch(0)
     return lambda: job.step(batch)
 
 

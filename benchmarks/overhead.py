@@ -68,7 +68,7 @@ def steps_of(report: Report, name: str) -> tuple[list[float], list[float]]:
     by_hand.load_state_dict(whole.state_dict())
     divide: Any = getattr(hand_written, name)
     if name == "pipeline":
-        divide = partial(divide, microbatches=plan.schedule.microbatches)
+        divide = partial(divide, microbatches=plan.microbatches)
     other = divide(by_hand, LR)
     job = parallelize(whole, plan, lr=LR)
     batches = Synthetic(vocab=plan.model.vocab, global_batch_size=BATCH, seq_len=SEQ_LEN, seed=0)

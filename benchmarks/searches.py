@@ -19,7 +19,7 @@ from shardwise.search.bnb.incumbent import Fastest, Goal, Tradeoff
 from shardwise.search.bnb.solver import BranchAndBound
 from shardwise.search.space import Space
 from shardwise.strategy import StrategyTable
-from shardwise.verification import count_space
+from shardwise_verify import count_space
 
 CALCULON_CPU_S = {"gpt3_core_64": 752.0, "gpt3_64": 752.0, "gpt3_4096": 1640.0}
 """CPU seconds of Calculon's exhaustive search for GPT-3 175B (over a subset of the space): as reported for 64

@@ -1,16 +1,50 @@
-"""Plans distributed training, and trains as planned."""
+"""Plans distributed training, and trains as planned.
+
+Names are imported when they are first used: `import shardwise` takes no time, and only what runs plans needs
+PyTorch.
+"""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from shardwise.api import check, evaluate, frontier, load, plan, replan, save, sweep
+    from shardwise.errors import ConfigError, Infeasible, InternalError
+    from shardwise.plans import Plan
     from shardwise.runtime import graph_module, parallelize, reference_module
 
-__all__ = ["graph_module", "parallelize", "reference_module"]
+__all__ = [
+    "ConfigError",
+    "Infeasible",
+    "InternalError",
+    "Plan",
+    "check",
+    "evaluate",
+    "frontier",
+    "graph_module",
+    "load",
+    "parallelize",
+    "plan",
+    "reference_module",
+    "replan",
+    "save",
+    "sweep",
+]
+
+_MODULES = {
+    "errors": ("ConfigError", "Infeasible", "InternalError"),
+    "plans": ("Plan",),
+    "runtime": ("graph_module", "parallelize", "reference_module"),
+}
+"""Modules of the names that are not in `shardwise.api`."""
 
 
 def __getattr__(name: str) -> object:
-    """What runs plans needs PyTorch, so it is imported when it is first asked for."""
     if name not in __all__:
         raise AttributeError(f"module 'shardwise' has no attribute {name!r}")
-    from shardwise import runtime
+    from importlib import import_module
 
-    return getattr(runtime, name)
+    found = next((module for module, names in _MODULES.items() if name in names), "api")
+    return getattr(import_module(f"shardwise.{found}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

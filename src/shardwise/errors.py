@@ -1,9 +1,16 @@
 """The public exceptions: ConfigError, Infeasible and InternalError. Any other exception that escapes is a
-bug."""
+bug.
+
+Errors of all packages name options of the command line, such as `--seq-len`. `naming_arguments` turns them
+into the arguments of a function, `seq_len`, except within `naming_options`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class ShardwiseError(Exception):
@@ -60,11 +67,13 @@ class Infeasible(ShardwiseError):
     question with which a plan fits, cheapest first. `point` is the nearest answer as plain values, or None.
     """
 
+    # `reasons` has a default so that the error can be pickled: other attributes are restored afterwards.
+
     def __init__(
         self,
         message: str,
         *,
-        reasons: Mapping[str, int],
+        reasons: Mapping[str, int] | tuple[()] = (),
         relaxations: Sequence[str] = (),
         point: Mapping[str, object] | None = None,
     ) -> None:
@@ -82,3 +91,69 @@ class InternalError(ShardwiseError):
         super().__init__(message)
         self.seed = seed
         self.plan_hash = plan_hash
+
+
+# Names of options and of arguments
+
+_NAMES_OPTIONS: ContextVar[bool] = ContextVar("names_options", default=False)
+
+_WORDS = ("any", "default", "core", "adafactor")
+"""Texts that messages name as the value of an option."""
+
+_OPTION = re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?: ([0-9][0-9.]*\b|{'|'.join(_WORDS)})\b)?")
+
+
+_KEYS = {"MODEL": "model", "GRAPH": "model", "inter-node": "inter_node"}
+"""Arguments whose places in messages have other names."""
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """Context manager of the command line: errors name options as they are, instead of arguments."""
+    token = _NAMES_OPTIONS.set(True)
+    try:
+        yield
+    finally:
+        _NAMES_OPTIONS.reset(token)
+
+
+@contextmanager
+def naming_arguments() -> Iterator[None]:
+    """Context manager of a public function: errors that leave it name its arguments, not options."""
+    try:
+        yield
+    except ConfigError as error:
+        if _NAMES_OPTIONS.get():
+            raise
+        raise ConfigError(
+            _as_arguments(error.message),
+            file=error.file,
+            key=_KEYS.get(error.key or "") or _if_given(error.key),
+            found=error.found,
+            allowed=_if_given(error.allowed),
+        ) from None
+    except Infeasible as error:
+        if _NAMES_OPTIONS.get():
+            raise
+        raise Infeasible(
+            _as_arguments(error.message),
+            reasons=error.reasons,
+            relaxations=[_as_arguments(line) for line in error.relaxations],
+            point=error.point,
+        ) from None
+
+
+def _as_arguments(written: str) -> str:
+    """`--memory-margin 0` as `memory_margin=0`, `--target any` as `target="any"`, `--dtype` as `dtype`."""
+    return _OPTION.sub(_as_argument, written)
+
+
+def _as_argument(match: re.Match[str]) -> str:
+    name, value = match[1].replace("-", "_"), match[2]
+    if value is None:
+        return name
+    return f'{name}="{value}"' if value in _WORDS else f"{name}={value}"
+
+
+def _if_given(written: str | None) -> str | None:
+    return None if written is None else _as_arguments(written)

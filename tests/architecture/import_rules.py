@@ -8,17 +8,18 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.architecture.sources import Module
+from tests.architecture.sources import CHECKER, Module
 
 LAYERS: Mapping[str, int] = {
-    "app": 7,
+    "app": 8,
+    "api": 7,
+    "questions": 6,
     "runtime": 6,
     "measure": 6,
     "emulate": 6,
     "accuracy": 5,
     "replanning": 5,
     "search": 4,
-    "verification": 4,
     "sim": 3,
     "launch": 3,
     "targets": 3,
@@ -33,8 +34,11 @@ LAYERS: Mapping[str, int] = {
     "equations": 0,
 }
 
-BASE = ("errors", "units", "interrupts", "inputs", "operators", "numbers", "ties")
+BASE = ("errors", "units", "interrupts", "inputs", "operators", "numbers", "ties", "notebook")
 """Base modules and packages, which every package may import; each may import those before it."""
+
+CALLS_UP = {"shardwise.plans.plan": "api"}
+"""The one call upward: methods of `Plan` that ask a question import the public functions when they run."""
 
 TOP = ("", "__main__")
 """The package itself and its command: above all packages."""
@@ -52,34 +56,40 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "runtime": frozenset({"numpy", "torch", "safetensors"}),
     "measure": frozenset({"numpy", "torch"}),
     "targets": frozenset({"torch", "megatron"}),
+    CHECKER: frozenset({"numpy", "yaml"}),
 }
 """Third-party packages per package or base module; every other package has numpy only."""
 
 EQUATIONS_STDLIB = frozenset({"__future__", "collections", "typing", "dataclasses"})
 
-CHECKER_PACKAGES = frozenset({"model", "cluster", "plans", "strategy", "schedule"})
-"""Packages whose records the independent checker may read."""
-
-CHECKER_READERS = frozenset({"read_plan"})
-"""Functions that read records from a file: the only ones that the checker may call."""
-
-CHECKER_NAMES = frozenset(
-    {
-        "AXES", "CP_KINDS", "FIELDS", "OFFLOADS", "RECOMPUTES", "SCHEDULES", "Strategy", "Job", "Optimizer",
-        "Profile", "Limit", "target_of",
-    }
-)  # fmt: skip
-"""The names of `strategy` that the checker may read: records of a strategy, a job and its software, and their
-allowed values."""
+CHECKER_USERS = frozenset({"app", "questions", "api"})
+"""Packages that may import the independent checker; it imports nothing of `shardwise`."""
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, the names taken from it (none for `import a.b`), and the line."""
+    """One imported module, the names taken from it (none for `import a.b`), the line, and whether it is in a
+    function or for type checkers alone."""
 
     target: str
     names: tuple[str, ...]
     line: int
+    is_late: bool
+
+
+NOT_FOR_APP: Mapping[str, frozenset[str] | None] = {
+    "cost": None,
+    "equations": None,
+    "pareto": None,
+    "search": frozenset(
+        {
+            "Question", "answer_at", "best_uneven", "curves_for", "default_job", "evaluate", "explained",
+            "graph_result", "overview_of", "plan", "plan_for", "plan_mixed_cluster", "predict_record",
+            "what_if", "why_not",
+        }
+    ),
+}  # fmt: skip
+"""What commands reach through `api.py` alone: whole packages (None), and names of a package."""
 
 
 def imports_of(module: Module) -> Iterator[Import]:
@@ -87,10 +97,10 @@ def imports_of(module: Module) -> Iterator[Import]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, (), node.lineno)
+                yield Import(alias.name, (), node.lineno, node.col_offset > 0)
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names)
-            yield Import("." * node.level + (node.module or ""), names, node.lineno)
+            yield Import("." * node.level + (node.module or ""), names, node.lineno, node.col_offset > 0)
 
 
 def public_names(modules: list[Module]) -> dict[str, frozenset[str]]:
@@ -102,7 +112,7 @@ def public_names(modules: list[Module]) -> dict[str, frozenset[str]]:
             else ()
         )
         for module in modules
-        if module.name == f"shardwise.{module.package}"
+        if module.name in (f"shardwise.{module.package}", CHECKER)
         for statement in [next(filter(_assigns_all, module.tree.body), None)]
     }
 
@@ -126,6 +136,10 @@ def _problems(module: Module, found: Import, public: Mapping[str, frozenset[str]
     top = found.target.split(".")[0]
     if found.target.startswith("."):
         yield "relative import"
+    elif module.package == CHECKER and top == "shardwise":
+        yield f"the checker imports {found.target}"
+    elif top == CHECKER:
+        yield from _checker_problems(module, found, public)
     elif top == "shardwise" and module.package not in TOP:
         yield from _package_problems(module, found, public)
     elif top != "shardwise" and top not in sys.stdlib_module_names:
@@ -143,7 +157,8 @@ def _package_problems(module: Module, found: Import, public: Mapping[str, frozen
             names = sorted(_attributes_of(module, package))
             yield from _name_problems(module, package, names, public)
     elif parts[1] != module.package:
-        yield from _layer_problems(module, parts[1])
+        if CALLS_UP.get(module.name) != parts[1] or not found.is_late:
+            yield from _layer_problems(module, parts[1])
         if len(parts) > 2:
             yield f"reaches past {parts[1]}'s __init__ into {found.target}"
         elif not found.names:
@@ -169,8 +184,9 @@ def _name_problems(
     for name in names:
         if name not in public.get(target, frozenset()):
             yield f"{name} is not a public name of {target}"
-    if module.package == "verification" and target not in BASE:
-        yield from _checker_problems(target, names)
+        banned = NOT_FOR_APP.get(target, frozenset())
+        if module.package == "app" and (banned is None or name in banned):
+            yield f"app imports {name} of {target}, which api.py answers"
 
 
 def _attributes_of(module: Module, name: str) -> set[str]:
@@ -182,15 +198,16 @@ def _attributes_of(module: Module, name: str) -> set[str]:
     }
 
 
-def _checker_problems(target: str, names: Iterable[str]) -> Iterator[str]:
-    """The independent checker may import records and allowed values; a function would be shared code."""
-    if target not in CHECKER_PACKAGES:
-        yield f"the checker imports {target}"
-    for name in names:
-        if name in CHECKER_READERS:
-            continue
-        if (name not in CHECKER_NAMES) if target == "strategy" else not name[0].isupper():
-            yield f"the checker imports {name}, which is no record"
+def _checker_problems(module: Module, found: Import, public: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """Other packages use the public names of the checker; its own modules import each other."""
+    if module.package == CHECKER:
+        return
+    if module.package not in CHECKER_USERS:
+        yield f"{module.package} imports the checker"
+    if found.target != CHECKER:
+        yield f"reaches past the checker's __init__ into {found.target}"
+    for name in sorted({*found.names, *_attributes_of(module, CHECKER)} - public.get(CHECKER, frozenset())):
+        yield f"{name} is not a public name of the checker"
 
 
 def unused_exports(modules: list[Module], public: Mapping[str, frozenset[str]], documented: str) -> list[str]:
@@ -201,6 +218,8 @@ def unused_exports(modules: list[Module], public: Mapping[str, frozenset[str]], 
             if found.target == "shardwise":
                 for package in found.names:
                     used.setdefault(package, set()).update(_attributes_of(module, package))
+            elif found.target == CHECKER and module.package != CHECKER:
+                used.setdefault(CHECKER, set()).update(found.names, _attributes_of(module, CHECKER))
             elif found.target != f"shardwise.{module.package}":
                 used.setdefault(found.target.removeprefix("shardwise."), set()).update(found.names)
     return [

@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "shardwise"
+CHECKER = "shardwise_verify"
+"""The independent checker, a package of its own beside `shardwise`."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,10 @@ class Module:
 
     @property
     def package(self) -> str:
-        """The part after `shardwise`: a package, a base module, or nothing for the package itself."""
-        return self.name.split(".")[1] if "." in self.name else ""
+        """The part after `shardwise`: a package, a base module, or nothing for `shardwise` itself. The
+        checker is one package."""
+        parts = self.name.split(".")
+        return CHECKER if parts[0] == CHECKER else ".".join(parts[1:2])
 
 
 def module_of(name: str, source: str) -> Module:
@@ -36,9 +40,9 @@ def module_of(name: str, source: str) -> Module:
 
 @cache
 def package_modules() -> list[Module]:
-    """Every module under src/shardwise."""
+    """Every module of both packages under src."""
     modules = []
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted([*PACKAGE.rglob("*.py"), *(PACKAGE.parent / CHECKER).rglob("*.py")]):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         modules.append(module_of(name, path.read_text(encoding="utf-8")))

@@ -6,20 +6,24 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from tests.documented.pages import ROOT
 
 import shardwise
 from shardwise.app.cli.commands import command
+from shardwise.questions import CheckedPlan, FrontierAnswer, PlanExplanation, Replanned, Sweep
+from shardwise.search import PlanComparison
 
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
 API_PAGE = ROOT / "docs" / "reference" / "api.md"
 PLANNING = """\
-They train under a plan on PyTorch (`pip install 'shardwise[torch]'`); [Running a plan](../how-to/train.md)
-shows a program. Planning is available through the [command line](cli.md) today: `shardwise plan --save
-plan.yaml` writes a plan file, and `--json` gives every answer to scripts ([formats](formats.md)). Modules
-of the package that this page does not name may change."""
+[Plan from Python](../how-to/python-api.md) shows how they go together. Times are seconds, sizes bytes, rates
+per second. Planning needs no PyTorch; `graph_module`, `parallelize` and `reference_module` train under a plan
+and need it (`pip install 'shardwise[torch]'`, [Running a plan](../how-to/train.md)). Names of the package
+that this page does not have may change."""
+RESULTS = (FrontierAnswer, PlanExplanation, PlanComparison, CheckedPlan, Replanned, Sweep)
 REMAKE = "This page is made from the code by `python -m tests.documented`."
 
 
@@ -115,21 +119,55 @@ def _api_lines() -> Iterator[str]:
     yield f"\nThe public names of the package `shardwise`. {REMAKE}\n"
     yield PLANNING
     for name in sorted(shardwise.__all__):
-        yield from _documented(name, getattr(shardwise, name), 2)
+        yield from _documented(name, getattr(shardwise, name))
+    yield "\n## Results\n"
+    yield "What the functions return, in addition to `Plan`."
+    for kind in RESULTS:
+        yield from _documented_class(kind.__name__, kind, "###")
 
 
-def _documented(name: str, value: Any, level: int) -> Iterator[str]:
-    yield f"\n{'#' * level} {name}\n"
-    yield "```python"
-    yield f"{'class ' if inspect.isclass(value) else ''}{name}{_signature(value)}"
-    yield "```\n"
+def _documented(name: str, value: Any) -> Iterator[str]:
+    if inspect.isclass(value) and not issubclass(value, Exception):
+        yield from _documented_class(name, value, "##")
+        return
+    yield f"\n## {name}\n"
+    yield f"```python\n{'class ' if inspect.isclass(value) else ''}{name}{_signature(value)}\n```\n"
     yield inspect.getdoc(value) or ""
 
 
+def _documented_class(name: str, kind: type, mark: str) -> Iterator[str]:
+    """A record: its text, its attributes in a table, its methods."""
+    yield f"\n{mark} {name}\n"
+    yield inspect.getdoc(kind) or ""
+    members = {key: member for key, member in inspect.getmembers_static(kind) if not key.startswith("_")}
+    described = {key: _described(member) for key, member in members.items()}
+    properties = {key: text for key, text in described.items() if text}
+    if properties:
+        yield from ("", "| attribute | meaning |", "|---|---|")
+        yield from (f"| `{key}` | {_cell(text)} |" for key, text in properties.items())
+    for key, member in members.items():
+        if inspect.isfunction(member):
+            yield f"\n```python\n{name}.{key}{_signature(member)}\n```\n"
+            yield inspect.getdoc(member) or ""
+
+
+def _described(member: object) -> str:
+    """The text of a property; empty for other members, as fields, which the text of the class describes."""
+    is_property = isinstance(member, property | cached_property)
+    return " ".join((inspect.getdoc(member) or "").split()) if is_property else ""
+
+
 def _signature(value: Any) -> str:
-    text = str(inspect.signature(value)).replace("'", "")
-    return (
-        text
-        if len(text) < 80
-        else text.replace("(", "(\n    ", 1).replace(", *, ", ",\n    *,\n    ").replace(") ->", ",\n) ->")
-    )
+    """The signature, with an argument a line where it is long; names of types without their modules."""
+    signature = inspect.signature(value)
+    parameters = [one for one in signature.parameters.values() if one.name != "self"]
+    returned = "" if signature.return_annotation in (None, "None") else f" -> {signature.return_annotation}"
+    texts: list[str] = []
+    for one in parameters:
+        if one.kind is one.KEYWORD_ONLY and "*" not in texts:
+            texts.append("*")
+        default = "" if one.default is one.empty else f" = {one.default!r}"
+        stars = "**" if one.kind is one.VAR_KEYWORD else ""
+        texts.append(f"{stars}{one.name}: {one.annotation}{default}")
+    short = f"({', '.join(texts)}){returned}"
+    return short if len(short) < 80 else "(\n" + "".join(f"    {text},\n" for text in texts) + f"){returned}"

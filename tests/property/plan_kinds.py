@@ -12,11 +12,10 @@ from typing import Any
 
 from tests.property.plan_mutants import WORDS, with_hash
 
-from shardwise.app.cli.checking import verdict_on
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
-from shardwise.verification import Verdict
+from shardwise.questions import CheckedPlan, checked_plan
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense.json": {
@@ -71,6 +70,9 @@ def document_of(name: str, folder: Path) -> dict[str, Any]:
 
 Place = tuple[str | int, ...]
 
+ADDED = "another"
+"""A key that no plan file has."""
+
 
 def places(value: Any, path: Place = ()) -> Iterator[Place]:
     """The path of every value, lists and mappings included; for a long list, of its first two items."""
@@ -108,7 +110,7 @@ def other(place: Place) -> Callable[[Any], Any]:
             words = [word for word in WORDS.get(str(place[-1]), ()) if word != value]
             return words[0] if words else f"{value}x"
         if isinstance(value, dict):
-            return {**value, "another": 0}
+            return {**value, ADDED: 0}
         if isinstance(value, list):
             return [*value, value[-1]] if value else [0]
         return 1.0
@@ -116,11 +118,11 @@ def other(place: Place) -> Callable[[Any], Any]:
     return change
 
 
-def verdict_of(document: dict[str, Any], folder: Path, proof_budget_s: float = 600.0) -> Verdict | None:
-    """The verdict of the checker on a document as a file; None where it is refused as bad input."""
+def verdict_of(document: dict[str, Any], folder: Path, proof_budget_s: float = 600.0) -> CheckedPlan | None:
+    """What `check` says of a document as a file; None where it is refused as bad input."""
     path = folder / "changed.json"
     path.write_text(json.dumps(document))
     try:
-        return verdict_on(str(path), proof_budget_s)
+        return checked_plan(str(path), proof_budget_s)
     except ConfigError:
         return None

@@ -30,7 +30,7 @@ from shardwise.strategy import (
     Strategy,
     StrategyTable,
 )
-from shardwise.verification import count_space
+from shardwise_verify import count_space
 
 CLUSTERS = (
     "1xH100-SXM", "2xA100-80G", "3xV100-32G", "4xL4", "5xA10G", "6xMI250X", "8xH100-SXM", "2x2xA100-40G",

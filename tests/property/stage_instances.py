@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tests.property.layout_instances import op
+from tests.reference.one_layout import LayoutEstimate, estimate_pipeline, estimate_stage
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import LayoutEstimate, PipelineEstimate, Training, estimate_pipeline
-from shardwise.cost.one_layout import estimate_stage
+from shardwise.cost import Training
 from shardwise.graph import Block, GraphLayout, OpGraph, SizeGrowth, StagedLayout, scaled
 from shardwise.pareto import Chain, non_dominated
 from shardwise.search.pareto.solution import SegmentChoice, Solution
@@ -98,15 +99,15 @@ def estimate_of(
     )  # fmt: skip
 
 
-def estimate_of_point(point: StagedPipeline) -> PipelineEstimate:
-    """The estimate of a pipeline of the frontier, from its names."""
+def estimate_of_point(point: StagedPipeline, estimate: Callable[..., Any] = estimate_pipeline) -> Any:
+    """The estimate of a pipeline of the frontier, from its names, by the reference or by another program."""
     problem, layouts = point.problem, point.layouts
     layout = StagedLayout(
         ranks=problem.mesh.ranks, blocks=tuple(block for each in layouts for block in each.blocks),
         cuts=point.cuts, microbatches=problem.microbatches, schedule="1f1b",
     )  # fmt: skip
     whole = scaled(problem.graph, problem.graph.batch * problem.microbatches)
-    return estimate_pipeline(whole, problem.cluster, problem.training, problem.mesh, layout)
+    return estimate(whole, problem.cluster, problem.training, problem.mesh, layout)
 
 
 def every_pipeline(problem: StagedProblem) -> Values:

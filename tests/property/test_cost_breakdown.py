@@ -39,6 +39,8 @@ def check_layout(problem: Problem, result: Result) -> None:
     assert sum(sum(stage.layers) for stage in stages) == problem.model.layers
     assert sum(stage.devices for stage in stages) == problem.cluster.devices
     tokens = problem.job.global_batch_size * problem.job.seq_len
+    assert result.tokens_per_s_per_device is not None
+    assert result.mfu is not None and result.mfu_full_attention is not None
     found = result.tokens_per_s_per_device * problem.cluster.devices * result.step_time_s
     assert found == pytest.approx(tokens, rel=1e-12)
     assert 0.0 < result.mfu <= result.mfu_full_attention <= 1.0

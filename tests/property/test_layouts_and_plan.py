@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.property.layout_choices import named, option_text, solution_of
 from tests.property.layout_instances import llama
+from tests.reference.one_layout import estimate_layout
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import Training, estimate_layout, layout_chain
+from shardwise.cost import Training, layout_chain
 from shardwise.model import load_model
 from shardwise.search import evaluate
 from shardwise.strategy import Job, complete

@@ -14,18 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.layout_instances import llama, mlp, random_graph, skip_graph
+from tests.reference import one_layout
+from tests.reference.one_layout import LayoutEstimate, estimate_layout
+from tests.reference.one_layout.layout import StepLedger
+from tests.reference.one_layout.rank import rank_of, value_shards
 from tests.sampling import sample_of
 
-import shardwise.cost.one_layout
+from shardwise import cost
 from shardwise.cluster import Mesh, load_cluster, mesh_of
 from shardwise.cost.layouts.block import Structure, Tensor, _Builder, structure_of
-from shardwise.cost.layouts.chain import layout_chain
+from shardwise.cost.layouts.chain import FixedCosts, layout_chain
 from shardwise.cost.layouts.context import CostColumns
 from shardwise.cost.layouts.parameters import parameter_traffic
 from shardwise.cost.layouts.redistribute import data_placements, redistribution_elements, value_placements
-from shardwise.cost.one_layout import LayoutEstimate, estimate_layout
-from shardwise.cost.one_layout.layout import StepLedger
-from shardwise.cost.one_layout.rank import rank_of, value_shards
 from shardwise.cost.training import Training
 from shardwise.graph import (
     Mode,
@@ -293,6 +294,68 @@ def test_every_point_of_a_frontier_has_the_cost_of_its_layout(
         assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
 
 
+def parts_of(price: Any) -> dict[Any, float]:
+    """All numbers of an estimate: totals, parts, and seconds by operator, purpose and pass."""
+    found: dict[Any, float] = {name: getattr(price, name) for name in TOTALS}
+    found |= {("seconds", name): seconds for name, seconds in price.seconds.items()}
+    found |= {("bytes", name): nbytes for name, nbytes in price.nbytes.items()}
+    for charge in price.charges:
+        key = (charge.place, charge.what, charge.when)
+        found[key] = found.get(key, 0.0) + charge.seconds
+    return {key: value for key, value in found.items() if value}
+
+
+TOTALS = ("time_s", "memory_bytes", "at_once_bytes", "forward_s", "backward_s", "end_s", "hidden_s")
+
+
+def parts_differ(seed: int) -> bool:
+    """Whether the estimate of a random layout and that of the reference have different parts."""
+    graph = (random_graph, skip_graph)[seed % 2](seed)
+    machines, training = load_cluster("8x8xH100-SXM"), SOFTWARE[seed % len(SOFTWARE)]
+    meshes = CLUSTERS[0][1]
+    mesh = mesh_of(machines, meshes[seed // 2 % len(meshes)])
+    laid = layout_chain(graph, machines, training, mesh)
+    layout = laid.layout(random_solution(np.random.default_rng(seed), laid.chain))
+    found, expected = (
+        parts_of(estimate(graph, machines, training, mesh, layout))
+        for estimate in (cost.estimate_layout, estimate_layout)
+    )
+    return found != pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("seed", sample_of(range(60), range(28)))
+def test_the_estimate_of_one_layout_has_the_parts_of_the_reference(seed: int) -> None:
+    assert not parts_differ(seed)
+
+
+def _from_the_start(columns: CostColumns, nbytes: Any, mode: Mode, since: int) -> None:
+    SAVE(columns, nbytes, mode, -1)
+
+
+def _at_its_end(columns: CostColumns, seconds: Any, what: str) -> None:
+    CostColumns.once(columns, seconds, what)
+
+
+SAVE = CostColumns.save
+
+PART_MUTANTS = {
+    "saved tensors that exist from the start": ("context.CostColumns.save", _from_the_start),
+    "backward computation at the end of the step": ("context.CostColumns.computed_backward", _at_its_end),
+    "copies of shared parameters at the first reader alone": (
+        "block.copied_bytes",
+        lambda context, moved: 0.0,
+    ),
+    "another purpose of the fixed costs": ("one.fixed_costs", lambda context: FixedCosts(0.0, 0.0, 0.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("mutant", PART_MUTANTS)
+def test_a_wrong_part_of_one_layout_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, replacement = PART_MUTANTS[mutant]
+    monkeypatch.setattr(f"shardwise.cost.layouts.{target}", replacement)
+    assert any(map(parts_differ, range(28)))
+
+
 @pytest.mark.slow
 def test_parts_sum_to_the_whole() -> None:
     _, price = both(llama(layers=2, batch=16, seq_len=64), "8x8xH100-SXM", (4, 8), SOFTWARE[0], 0)
@@ -301,7 +364,7 @@ def test_parts_sum_to_the_whole() -> None:
 
 
 def test_the_walk_shares_no_code_with_the_chain() -> None:
-    folder = Path(shardwise.cost.one_layout.__file__).parent
+    folder = Path(one_layout.__file__).parent
     taken = set()
     for module in folder.glob("*.py"):
         for node in ast.walk(ast.parse(module.read_text("utf-8"))):
@@ -311,7 +374,7 @@ def test_the_walk_shares_no_code_with_the_chain() -> None:
         "shardwise.cluster", "shardwise.equations", "shardwise.errors", "shardwise.graph",
         "shardwise.strategy", "shardwise.ties", "shardwise.cost.problem", "shardwise.cost.training",
     }  # fmt: skip
-    assert {name for name in taken if not name.startswith("shardwise.cost.one_layout")} <= allowed
+    assert taken and taken <= allowed
 
 
 @pytest.mark.parametrize("ranks", [(8,), (2, 4), (3,), (2, 2, 2)])
@@ -329,7 +392,7 @@ def test_chain_and_walk_count_the_same_during_a_redistribution(
 
 
 def _blocked(columns: CostColumns, seconds: object, overlap: object) -> None:
-    columns.blocked(seconds)
+    columns.blocked(seconds, "gradients")
 
 
 def _nothing(*given: object) -> None:
@@ -346,7 +409,7 @@ MUTANTS = {
         "context.CostColumns.computed_backward",
         CostColumns.blocked,
     ),
-    "nothing saved": ("block._save", _nothing),
+    "nothing saved": ("context.CostColumns.save", _nothing),
     "redistribution left out of recomputation": ("block.Structure.is_needed_for_recompute", _never),
     "optimizer states that are never sharded": ("redistribute.REPLICATE_SHARD_STATES", 99),
     "gradients with the placements of the tensor": ("operators.gradient_placements", value_placements),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.checker_records import figures_of, job_of, layers_of
 from tests.property.search_instances import Instance, instance
 
 from shardwise.cost import peaks_of
@@ -26,14 +27,14 @@ from shardwise.strategy import (
     Limit,
     Strategy,
     StrategyTable,
-    Target,
     first_broken,
 )
 from shardwise.strategy.target import target_from_record
-from shardwise.verification.problem import figures_of
-from shardwise.verification.proof import Prover
-from shardwise.verification.rules import rejected_counts
-from shardwise.verification.space import NO_TARGET_LIMITS, SpaceDefinition, TargetLimits, target_limits_of
+from shardwise_verify.proof import Prover
+from shardwise_verify.reading import record
+from shardwise_verify.rules import rejected_counts
+from shardwise_verify.space import SpaceDefinition
+from shardwise_verify.targets import NO_TARGET_LIMITS, CapabilityRecord, TargetLimits, target_limits_of
 
 SEEDS = [seed for seed in range(60) if seed % 40 != 7]
 MOST = 20_000
@@ -61,21 +62,21 @@ def random_record(rng: random.Random) -> Mapping[str, Any]:
     return {"field": "tp", "where": where, "allowed": "less", "models": rng.choice(["all", "all", "experts"])}
 
 
-def random_target(rng: random.Random) -> Target:
-    """One to three such limits."""
-    return target_from_record(
-        {"target": "some", "version": 1, "command": "some", "devices": [], "dtypes": [], "optimizers": [],
-         "families": [], "software": {}, "axes": {},
-         "limits": [random_record(rng) for _ in range(rng.randint(1, 3))]}
-    )  # fmt: skip
+def random_target(rng: random.Random) -> Mapping[str, Any]:
+    """A capability file with one to three such limits."""
+    return {
+        "target": "some", "version": 1, "command": "some", "devices": [], "dtypes": [], "optimizers": [],
+        "families": [], "software": {}, "axes": {},
+        "limits": [random_record(rng) for _ in range(rng.randint(1, 3))],
+    }  # fmt: skip
 
 
 class Case:
     """A small space with the limits of a target, and every candidate of it."""
 
     def __init__(self, one: Instance) -> None:
-        self.given = random_target(random.Random(one.seed)).limits
-        target = random_target(random.Random(one.seed)).for_job(one.question.model, one.question.job)
+        self.given = random_target(random.Random(one.seed))
+        target = target_from_record(self.given).for_job(one.question.model, one.question.job)
         self.limits: tuple[Limit, ...] = target.limits
         self.question = replace(one.question, limits=self.limits)
         self.problem = self.question.problem()
@@ -120,7 +121,8 @@ class Case:
         return float(step_times_s(self.problem, table.take(fits)).min()) if fits.any() else np.inf
 
     def checked(self) -> TargetLimits:
-        return target_limits_of(self.given, self.question.model, self.question.job)
+        limits = record(CapabilityRecord, self.given).limits
+        return target_limits_of(limits, layers_of(self.question.model), job_of(self.question.job))
 
 
 def cases() -> list[Case]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tests.property.uneven_reference import Layouts, filling_of, random_space, random_to_spread, walked_s
 
-from shardwise.plans import Layout, Pipeline, UnevenResult
+from shardwise.plans import Layout, Pipeline, Result
 from shardwise.search import UnevenSpace, predict_record, relayout
 from shardwise.search.hetero import UnevenPipeline, UnevenPlan, pipeline_search
 from shardwise.search.hetero.lower_bounds import stage_lower_bound_s
@@ -30,7 +30,7 @@ SEEDS, FULL_SEEDS = 20, 1000
 
 
 @cache
-def random_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
+def random_plan(seed: int) -> tuple[UnevenSpace, Result] | None:
     """A random plan that fits, of up to three pipelines with any stages and layers, identical ones in a third
     of the plans; None where no pipeline was found.
     """
@@ -74,25 +74,16 @@ def random_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
     return space, result if seed % 3 else without_a_pool(result, seed)
 
 
-def without_a_pool(result: UnevenResult, seed: int) -> UnevenResult:
+def without_a_pool(result: Result, seed: int) -> Result:
     """The plan without the stages of one pipeline on one of its pools, where it has several pools."""
-    pipelines, ways = list(result.layout.pipelines), list(result.recompute)
+    pipelines = list(result.layout.pipelines)
     place = seed % len(pipelines)
     gone = pipelines[place].stages[-1].device_class
     stays = [stage.device_class != gone for stage in pipelines[place].stages]
     if not any(stays):
         return result
-    stages = pipelines[place].stages
-    idle = sum(stage.devices for stage, left in zip(stages, stays, strict=True) if not left)
-    pipelines[place] = Pipeline(stages=tuple(compress(stages, stays)))
-    ways[place] = tuple(compress(ways[place], stays))
-    return replace(
-        result,
-        layout=Layout(pipelines=tuple(pipelines)),
-        recompute=tuple(ways),
-        is_alike=False,
-        idle_devices=result.idle_devices + idle,
-    )
+    pipelines[place] = replace(pipelines[place], stages=tuple(compress(pipelines[place].stages, stays)))
+    return replace(result, layout=Layout(pipelines=tuple(pipelines)), is_alike=False)
 
 
 def _random_pipeline(rng: random.Random, options: StageOptions) -> Layouts:
@@ -141,7 +132,7 @@ def least_in_place_s(seed: int) -> float:
     return best
 
 
-def _in_place(space: UnevenSpace, pools: tuple[int, ...], result: UnevenResult) -> list[Layouts]:
+def _in_place(space: UnevenSpace, pools: tuple[int, ...], result: Result) -> list[Layouts]:
     """All layers of every pipeline."""
     names = [space.pools[pool].name for pool in pools]
     found = []
@@ -212,7 +203,7 @@ def faults(seeds: range) -> list[str]:
     return found
 
 
-def _is_spread(space: UnevenSpace, result: UnevenResult) -> bool:
+def _is_spread(space: UnevenSpace, result: Result) -> bool:
     """Whether stages of a pipeline are on several nodes of a pool though they would fit into one."""
     nodes, pools = NodeLookup(space), {pool.name: place for place, pool in enumerate(space.pools)}
     return any(
@@ -224,7 +215,7 @@ def _is_spread(space: UnevenSpace, result: UnevenResult) -> bool:
     )
 
 
-def _devices(result: UnevenResult) -> list[list[tuple[str, int, int]]]:
+def _devices(result: Result) -> list[list[tuple[str, int, int]]]:
     return [
         [(stage.ranks, stage.tp, stage.dp) for stage in pipeline.stages]
         for pipeline in result.layout.pipelines
@@ -264,11 +255,11 @@ def test_stages_that_the_search_does_not_know_stay_unchanged() -> None:
     space, result = sampled
     first, *others = result.layout.pipelines
     stage = first.stages[0]
-    of_three = Pipeline(stages=(replace(stage, tp=3), *first.stages[1:]))
-    too_long = Pipeline(stages=(stage,) * 9)
-    two_kinds = Pipeline(stages=(stage, replace(stage, tp=2 * stage.tp)))
-    for pipeline in (of_three, too_long, two_kinds):
-        laid = replace(result, layout=Layout(pipelines=(pipeline, *others)))
+    of_three = (replace(stage, tp=3), *first.stages[1:])
+    too_long = (stage,) * 9
+    two_kinds = (stage, replace(stage, tp=2 * stage.tp))
+    for stages in (of_three, too_long, two_kinds):
+        laid = replace(result, layout=Layout(pipelines=(replace(first, stages=stages), *others)))
         assert relayout(space.model, space.cluster, space.job, laid) is None
 
 

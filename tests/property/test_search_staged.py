@@ -11,11 +11,11 @@ import pytest
 from tests.property.layout_instances import llama, random_graph, skips_after_the_first
 from tests.property.stage_instances import cut_graph, estimate_of_point, every_pipeline, problem_of, solutions
 from tests.property.test_layouts_one import random_solution
+from tests.reference.one_layout import estimate_stage
 from tests.sampling import sample_of
 
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import StepCounts, Training, stage_layouts
-from shardwise.cost.one_layout import estimate_stage
 from shardwise.errors import ConfigError
 from shardwise.graph import load_graph, scaled
 from shardwise.search.pareto.solution import SegmentChoice, measure, occurrences

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardwise.search.space import Space
-from shardwise.verification import count_space
+from shardwise_verify import count_space
 
 Fixed = dict[str, int | str | bool]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.checker_records import figures_of, layers_of
 from tests.property.cost_samples import CASES, Case, problem_of
 from tests.property.search_space_reference import SpaceTwin
 from tests.property.software import SOFTWARE, random_software
@@ -18,22 +19,25 @@ from shardwise.cost import Problem, bind, costs_of_all_stages, host_bytes, rank_
 from shardwise.model import active_parameters as planned_active_parameters
 from shardwise.model import parameters as planned_parameters
 from shardwise.plans import Result
+from shardwise.plans.documents import layout_document
 from shardwise.schedule import generate
 from shardwise.search import evaluate as planned_result
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Strategy, StrategyTable
-from shardwise.verification.estimate import (
+from shardwise_verify.estimate import (
     Evaluation,
     estimate_strategy,
     evaluate,
     mfu,
     tokens_per_s_per_device,
 )
-from shardwise.verification.problem import Figures, active_parameters, figures_of, parameters
-from shardwise.verification.rules import first_broken
-from shardwise.verification.schedules import table_of
-from shardwise.verification.stages import layout_of
-from shardwise.verification.strategy_rows import families, rows_of
+from shardwise_verify.problem import Figures, active_parameters, parameters
+from shardwise_verify.reading import record
+from shardwise_verify.records import LayoutRecord
+from shardwise_verify.rules import first_broken
+from shardwise_verify.schedules import table_of
+from shardwise_verify.stages import layout_of
+from shardwise_verify.strategy_rows import families, rows_of
 
 TOLERANCE = 1e-9
 ROWS, FEW_ROWS, RESULTS = 120, 30, 6
@@ -182,7 +186,14 @@ def test_every_figure_of_a_result(case: Case, full: bool) -> None:
         result = planned_result(problem.model, cluster, problem.job, strategy)
         _assert_same_estimates(figures, strategy, result)
         ((_, family),) = families(rows_of([strategy]), problem.job.global_batch_size)
-        assert layout_of(family, problem.model.layers, cluster) == result.layout
+        layout = layout_of(
+            family,
+            problem.model.layers,
+            figures.cluster,
+            problem.job.global_batch_size,
+            result.step_time_s,
+        )
+        assert layout == record(LayoutRecord, layout_document(result.layout))
 
 
 def _assert_same_estimates(figures: Figures, strategy: Strategy, result: Result) -> None:
@@ -203,8 +214,9 @@ def _assert_same_estimates(figures: Figures, strategy: Strategy, result: Result)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_counts_of_elements(case: Case) -> None:
     model = problem_of(case).model
-    assert parameters(model) == planned_parameters(model)
-    assert active_parameters(model) == planned_active_parameters(model)
+    layers = layers_of(model)
+    assert parameters(layers) == planned_parameters(model)
+    assert active_parameters(layers) == planned_active_parameters(model)
 
 
 @pytest.mark.parametrize("case", CASES[::3], ids=str)

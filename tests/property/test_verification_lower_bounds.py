@@ -27,11 +27,11 @@ from tests.property.verification_nodes import LEVELS, opened, pipelines_of, wide
 from shardwise.cost import Problem, bind
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Strategy
-from shardwise.verification.estimate import Evaluation, evaluate
-from shardwise.verification.lower_bounds import memory_lower_bound, time_lower_bound, work_lower_bound
-from shardwise.verification.nodes import PipelineContext, ProofNodes
-from shardwise.verification.schedules import empty_family, table_of, warmup_cooldown_of
-from shardwise.verification.strategy_rows import rows_of
+from shardwise_verify.estimate import Evaluation, evaluate
+from shardwise_verify.lower_bounds import memory_lower_bound, time_lower_bound, work_lower_bound
+from shardwise_verify.nodes import PipelineContext, ProofNodes
+from shardwise_verify.schedules import empty_family, table_of, warmup_cooldown_of
+from shardwise_verify.strategy_rows import rows_of
 
 ROWS, ALL_ROWS = 40, 4_000
 FEW_ROWS = 50
@@ -195,7 +195,7 @@ def test_a_bound_with_too_little_overlap_is_caught(
     part: str, broken: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mutants without overlap of reductions, or of offloaded activations."""
-    monkeypatch.setattr(f"shardwise.verification.lower_bounds.{part}", broken)
+    monkeypatch.setattr(f"shardwise_verify.lower_bounds.{part}", broken)
     assert any(worst_ratio_of_overlap(seed) > 1.0001 for seed in range(4))
 
 
@@ -222,7 +222,7 @@ def test_a_path_that_counts_forwards_twice_is_caught(monkeypatch: pytest.MonkeyP
         ramps = warmup_cooldown_of(schedule, pp, vpp, microbatches)
         return replace(ramps, warmup_forwards=np.maximum(ramps.warmup_forwards - 1, 0))
 
-    monkeypatch.setattr("shardwise.verification.nodes.warmup_cooldown_of", broken)
+    monkeypatch.setattr("shardwise_verify.nodes.warmup_cooldown_of", broken)
     worst = 0.0
     for case in CASES[:6]:
         for pipeline, nodes, found in evaluated.__wrapped__(case, FEW_ROWS):

@@ -23,12 +23,10 @@ from tests.property.plan_mutants import PARTS, mutants, with_hash
 
 from shardwise import search
 from shardwise.cluster import load_cluster
-from shardwise.errors import ConfigError
 from shardwise.model import load_model, model_from_config
-from shardwise.plans import Answer, Plan, plan_document, plan_of, read_plan
-from shardwise.schedule import generate
+from shardwise.plans import Answer, Plan, PlanQuestion, plan_document, plan_of, read_plan
 from shardwise.strategy import target_of
-from shardwise.verification import Verdict, check_file
+from shardwise_verify import InputError, Verdict, check_file
 
 DENSE: dict[str, Any] = {
     "layers": 8, "hidden": 3072, "ffn": 12288, "heads": 24, "vocab": 50257, "seq_len": 2048,
@@ -96,11 +94,11 @@ def plan_for(name: str) -> Plan:
     return _plan_of(answer, model=model, cluster=cluster, job=job, target=TARGET)
 
 
-def _plan_of(answer: Answer, **question: Any) -> Plan:
-    best = answer.best.strategy
-    m = question["job"].global_batch_size // (best.dp * best.micro_batch_size)
-    table = generate(best.schedule, pp=best.pp, microbatches=m, vpp=best.vpp)
-    return plan_of(answer, schedule=table, **question)
+def _plan_of(answer: Answer, *, target: str | None = None, **problem: Any) -> Plan:
+    """The plan of an answer to the question that its certificate is about."""
+    proof = answer.certificate
+    question = PlanQuestion(space=proof.space, fixed=proof.fixed, axes=proof.axes, target=target)
+    return plan_of(answer, question=question, **problem)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +113,7 @@ def verdict_on(document: dict[str, Any], folder: Path) -> Verdict | None:
     path.write_text(json.dumps(document))
     try:
         return check_file(str(path))
-    except ConfigError:
+    except InputError:
         return None
 
 
@@ -189,7 +187,7 @@ def _is_true(plan: Plan) -> bool:
         search.evaluate(plan.model, plan.cluster, plan.job, strategy)
         for strategy in (plan.best.strategy, *(runner_up.strategy for runner_up in plan.runners_up))
     ]
-    answer = Answer(best=results[0], runners_up=tuple(results[1:]), certificate=plan.certificate)
+    answer = Answer(best=results[0], runners_up=tuple(results[1:]), certificate=plan.proof)
     rewritten = plan_document(_plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job))
     written = plan_document(plan)
     return all(
@@ -251,7 +249,7 @@ def test_another_best_is_refused_however_consistent(
     slower = [one for one in plan.runners_up if one.step_time_s > plan.best.step_time_s * (1 + 1e-9)]
     results = [search.evaluate(plan.model, plan.cluster, plan.job, one.strategy) for one in slower]
     best, *rest = results
-    certificate = replace(plan.certificate, best_s=best.step_time_s, lower_bound_s=best.step_time_s, gap=0.0)
+    certificate = replace(plan.proof, best_s=best.step_time_s, lower_bound_s=best.step_time_s, gap=0.0)
     answer = Answer(best=best, runners_up=tuple(rest), certificate=certificate)
     claimed = _plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job, target=plan.target)
     verdict = verdict_on(plan_document(claimed), tmp_path)
@@ -288,11 +286,11 @@ def test_of_a_search_that_ended_early_its_bound_is_proven(
     least_s, best_s = plan.best.step_time_s, best.step_time_s
     assert best_s > least_s * 1.001
     for bound_s, ok in ((0.9 * least_s, True), ((least_s + best_s) / 2, False)):
-        left = plan.certificate.enumerated - plan.certificate.cut_by_bound
+        left = plan.proof.enumerated - plan.proof.cut_by_bound
         certificate = replace(
-            plan.certificate,
+            plan.proof,
             enumerated=left,
-            unexplored=plan.certificate.cut_by_bound,
+            unexplored=plan.proof.cut_by_bound,
             cut_by_bound=0,
             best_s=best_s,
             lower_bound_s=bound_s,

@@ -9,9 +9,8 @@ from tests.property.search_instances import instance
 
 from shardwise import search
 from shardwise.errors import Infeasible
-from shardwise.plans import plan_of, write_plan
-from shardwise.schedule import generate
-from shardwise.verification import check_file
+from shardwise.plans import PlanQuestion, plan_of, write_plan
+from shardwise_verify import check_file
 
 INSTANCES, ALL_INSTANCES = 10, 1_000
 
@@ -31,12 +30,11 @@ def test_plans_of_random_questions_hold(tmp_path: Path, full: bool) -> None:
             answer = search.plan(question)
         except Infeasible:
             continue
-        best, batch = answer.best.strategy, question.job.global_batch_size
-        table = generate(
-            best.schedule, pp=best.pp, microbatches=batch // (best.dp * best.micro_batch_size), vpp=best.vpp
-        )
         used = answer.cluster or question.cluster
-        plan = plan_of(answer, model=question.model, cluster=used, job=question.job, schedule=table)
+        stated = PlanQuestion(
+            objective=answer.objective, space=question.space, fixed=question.fixed, axes=question.axes
+        )
+        plan = plan_of(answer, model=question.model, cluster=used, job=question.job, question=stated)
         write_plan(path, plan)
         wrong = [check for check in check_file(path).checks if not check.ok]
         assert wrong == [], seed

@@ -9,15 +9,16 @@ from math import inf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.checker_records import figures_of
 from tests.property.search_instances import Instance, instance, uneven_pipelines
 
 from shardwise.strategy import Strategy
-from shardwise.verification.estimate import evaluate
-from shardwise.verification.problem import Figures, figures_of
-from shardwise.verification.proof import PROVEN_GAP, ProofOutcome, Prover
-from shardwise.verification.rules import first_broken
-from shardwise.verification.space import SpaceDefinition
-from shardwise.verification.strategy_rows import rows_of
+from shardwise_verify.estimate import evaluate
+from shardwise_verify.problem import Figures
+from shardwise_verify.proof import PROVEN_GAP, ProofOutcome, Prover
+from shardwise_verify.rules import first_broken
+from shardwise_verify.space import SpaceDefinition
+from shardwise_verify.strategy_rows import rows_of
 
 pytestmark = pytest.mark.xdist_group("enumerated spaces")  # by one worker, which enumerates once
 

@@ -10,16 +10,17 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tests.checker_records import figures_of
 from tests.property.search_space_reference import SpaceTwin, keeps
 
-from shardwise.cluster import load_cluster
+from shardwise.cluster import Cluster, load_cluster
 from shardwise.cost import bind
-from shardwise.model import model_from_config
+from shardwise.model import Model, model_from_config
 from shardwise.strategy import RULES, Job, Strategy, StrategyTable
 from shardwise.strategy import first_broken as planned_first_broken
-from shardwise.verification.problem import Figures, figures_of
-from shardwise.verification.rules import first_broken, is_candidate, rejected_counts
-from shardwise.verification.strategy_rows import rows_of
+from shardwise_verify.problem import Figures
+from shardwise_verify.rules import first_broken, is_candidate, rejected_counts
+from shardwise_verify.strategy_rows import rows_of
 
 DENSE = {"layers": 5, "hidden": 384, "ffn": 1032, "heads": 6, "kv_heads": 3, "vocab": 999, "seq_len": 96}
 ROUTED = {
@@ -47,10 +48,17 @@ FIXED: tuple[dict[str, object], ...] = (
 )
 
 
-def figures_for(question: tuple[dict[str, Any], str, int, int]) -> Figures:
+Question = tuple[dict[str, Any], str, int, int]
+
+
+def problem_of(question: Question) -> tuple[Model, Cluster, Job]:
     config, cluster, batch, seq_len = question
     job = Job(seq_len=seq_len, global_batch_size=batch, dtype="bf16")
-    return figures_of(model_from_config(config, name="tiny"), load_cluster(cluster), job)
+    return model_from_config(config, name="tiny"), load_cluster(cluster), job
+
+
+def figures_for(question: Question) -> Figures:
+    return figures_of(*problem_of(question))
 
 
 def twin_of(figures: Figures, *, core: bool) -> SpaceTwin:
@@ -63,8 +71,8 @@ def twin_of(figures: Figures, *, core: bool) -> SpaceTwin:
     )
 
 
-def planned_reasons(figures: Figures, strategies: list[Strategy]) -> list[str]:
-    limits = bind(figures.model, figures.cluster, figures.job).limits
+def planned_reasons(question: Question, strategies: list[Strategy]) -> list[str]:
+    limits = bind(*problem_of(question)).limits
     codes = planned_first_broken(StrategyTable.of(strategies), limits, RULES)
     return ["" if code < 0 else RULES[code].code for code in codes.tolist()]
 
@@ -75,7 +83,7 @@ def test_the_first_broken_rule(question: tuple[dict[str, Any], str, int, int], f
     twin, rng = twin_of(figures, core=False), random.Random(7)
     strategies = [twin.random_candidate(rng) for _ in range(20_000 if full else 1_500)]
     own = first_broken(rows_of(strategies), figures).tolist()
-    assert own == planned_reasons(figures, strategies)
+    assert own == planned_reasons(question, strategies)
     assert len(set(own)) >= 6
     for strategy in strategies[:40]:
         assert is_candidate(figures, strategy, "default", {})
@@ -113,9 +121,10 @@ def test_counts_per_rule_are_those_of_enumeration(
 def enumerated(question: int, space: str) -> tuple[Figures, list[tuple[Strategy, str]]]:
     """Every candidate of the space, with the reason why the planner rejects it."""
     config, cluster, batch, seq_len = QUESTIONS[question]
-    figures = figures_for((config, "4xH100-SXM" if space == "default" else cluster, batch, seq_len))
+    whole = (config, "4xH100-SXM" if space == "default" else cluster, batch, seq_len)
+    figures = figures_for(whole)
     strategies = list(twin_of(figures, core=space == "core").candidates())
-    return figures, list(zip(strategies, planned_reasons(figures, strategies), strict=True))
+    return figures, list(zip(strategies, planned_reasons(whole, strategies), strict=True))
 
 
 def test_strategies_outside_of_the_space_are_no_candidates() -> None:

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 from tests.property.saved_plans import KINDS
 
-from shardwise.app.cli.checking import verdict_on
 from shardwise.app.cli.main import main
-from shardwise.plans import is_graph_plan, is_uneven_plan
+from shardwise.plans import read_plan
+from shardwise.questions import checked_plan
 from shardwise.search.hetero import result
 
 PLANS = int(os.environ.get("PLANS", "30"))
 """Least number of plans."""
 
-SCHEMAS = ("strategy", "uneven", "graph")
+PLAN_KINDS = ("uniform", "uneven", "graph")
 """Kinds of plan files; each is at least a fifteenth of the plans."""
 
 POINTS = 2
@@ -38,7 +38,7 @@ ANSWERED, INFEASIBLE = 0, 3
 def test_every_saved_plan_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved: Counter[str] = Counter()
     seed = 0
-    while sum(saved.values()) < PLANS or min(saved[kind] for kind in SCHEMAS) < PLANS // 15:
+    while sum(saved.values()) < PLANS or min(saved[kind] for kind in PLAN_KINDS) < PLANS // 15:
         kind = list(KINDS)[seed % len(KINDS)]
         folder = tmp_path / str(seed)
         folder.mkdir()
@@ -50,10 +50,8 @@ def test_every_saved_plan_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixt
         assert code in (ANSWERED, INFEASIBLE), (command, stderr.getvalue())
         for path in sorted(target.glob("*.yaml"))[:POINTS] if target.is_dir() else [target]:
             if path.exists():
-                verdict = verdict_on(str(path), 60.0)
-                wrong = [check for check in verdict.checks if not check.ok and not check.is_open]
-                assert wrong == [], command
-                saved[schema_of(str(path))] += 1
+                assert checked_plan(str(path), 60.0).failed == (), command
+                saved[read_plan(path).kind] += 1
         seed += 1
     with capsys.disabled():
         if "PLANS" in os.environ:
@@ -71,10 +69,5 @@ def test_a_mutant_that_names_another_rank_is_refused(tmp_path: Path, monkeypatch
     saved = str(tmp_path / "plan.yaml")
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         assert main([*command, "--global-batch-size", "32", "--save", saved]) == ANSWERED
-    wrong = [check for check in verdict_on(saved, 60.0).checks if not check.ok and not check.is_open]
+    wrong = checked_plan(saved, 60.0).failed
     assert [(check.name, check.found, check.expected) for check in wrong] == [("tightest rank", "5", "0")]
-
-
-def schema_of(path: str) -> str:
-    """The kind of a plan file."""
-    return "graph" if is_graph_plan(path) else "uneven" if is_uneven_plan(path) else "strategy"

@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from shardwise.strategy import OFFLOADS, RECOMPUTES, Strategy
-from shardwise.verification.collectives import fabric_of
-from shardwise.verification.grids import GridCosts, ShardPairs, grid_costs_of, shard_pairs_of
-from shardwise.verification.nodes import Box, PipelineContext, ProofNodes, splits_of
-from shardwise.verification.problem import Figures
-from shardwise.verification.space import SpaceDefinition
-from shardwise.verification.strategy_rows import StrategyRows, rows_of
+from shardwise_verify.collectives import fabric_of
+from shardwise_verify.grids import GridCosts, ShardPairs, grid_costs_of, shard_pairs_of
+from shardwise_verify.nodes import Box, PipelineContext, ProofNodes, splits_of
+from shardwise_verify.problem import Figures
+from shardwise_verify.space import SpaceDefinition
+from shardwise_verify.strategy_rows import StrategyRows, rows_of
 
 LEVELS = ("open", "recomputed", "kept", "paired", "sharded")
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from tests.recorded import records
 from tests.recorded.files import PLANS, frozen
+from tests.reference.one_layout import estimate_layout, estimate_pipeline
 
 from shardwise import search
-from shardwise.app.cli.checking import verdict_on
 from shardwise.cluster import Cluster, cluster_from_record, mesh_of
-from shardwise.cost import Training, estimate_layout, estimate_pipeline
+from shardwise.cost import Training
 from shardwise.errors import Infeasible
 from shardwise.graph import (
     GraphLayout,
@@ -32,7 +32,8 @@ from shardwise.graph import (
 )
 from shardwise.inputs import Fields
 from shardwise.model import Model, model_from_config
-from shardwise.plans import Layout, PeakMemory, Pipeline, Stage, StagePart, UnevenResult, read_any_plan
+from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage, StagePart, read_plan
+from shardwise.questions import checked_plan
 from shardwise.strategy import PROFILES, Job, Profile, Strategy, parse_fields, profile_from_record
 from shardwise.strategy.target import Target, target_from_record
 
@@ -214,20 +215,23 @@ def _uneven_price(case: Mapping[str, Any], candidate: Mapping[str, Any]) -> tupl
     return max(found.pipeline_s), found.device_bytes
 
 
-def uneven_of(candidate: Mapping[str, Any]) -> UnevenResult:
+def uneven_of(candidate: Mapping[str, Any]) -> Result:
     """An uneven plan without an estimate."""
-    microbatches = candidate["microbatches"]
-    return UnevenResult(
+    microbatches, size = candidate["microbatches"], candidate["micro_batch_size"]
+    return Result(
+        fields=None,
         layout=Layout(
             pipelines=tuple(
-                Pipeline(stages=tuple(_stage(stage, own / sum(microbatches)) for stage in stages))
+                Pipeline(
+                    stages=tuple(_stage(stage, own / sum(microbatches)) for stage in stages),
+                    micro_batch_size=size,
+                    microbatches=own,
+                    rows=own * size,
+                    makespan_s=1.0,
+                )
                 for stages, own in zip(candidate["pipelines"], microbatches, strict=True)
             )
         ),
-        micro_batch_size=candidate["micro_batch_size"],
-        microbatches=tuple(microbatches),
-        pipeline_s=(1.0,) * len(microbatches),
-        recompute=tuple(tuple(stage["recompute"] for stage in stages) for stages in candidate["pipelines"]),
         step_time_s=1.0,
         band_s=(1.0, 1.0),
         tokens_per_s_per_device=1.0,
@@ -235,8 +239,8 @@ def uneven_of(candidate: Mapping[str, Any]) -> UnevenResult:
         mfu_full_attention=0.0,
         peak_memory=PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=1.0),
         breakdown={},
+        memory={},
         tightest_rank=0,
-        idle_devices=candidate["idle_devices"],
         pools=tuple(candidate["pools"]),
         is_alike=candidate["is_alike"],
         evaluator="",
@@ -252,6 +256,7 @@ def _stage(stage: Mapping[str, Any], share: float) -> Stage:
         dp=stage["dp"],
         layers=tuple(stage["layers"]),
         share=share,
+        recompute=stage["recompute"],
         parts=tuple(
             StagePart(ranks=part["ranks"], device_class=part["class"], tp=part["tp"], rows=part["rows"])
             for part in stage.get("parts", ())
@@ -273,10 +278,9 @@ _PRICED: Mapping[str, Any] = {"uniform": _uniform_price, "uneven": _uneven_price
 
 def plan_content(name: str) -> dict[str, Any]:
     """The content of the plan file of this name, as the product reads it."""
-    return records.plan_record(read_any_plan(str(PLANS / name)))
+    return records.plan_record(read_plan(str(PLANS / name)))
 
 
 def faults_of(path: Path) -> list[str]:
     """The checks that fail for a plan file; checks that stay open are not failures."""
-    verdict = verdict_on(str(path), PROOF_BUDGET_S)
-    return [check.name for check in verdict.checks if not check.ok and not check.is_open]
+    return [check.name for check in checked_plan(str(path), PROOF_BUDGET_S).failed]

@@ -17,7 +17,6 @@ from shardwise.graph import GraphLayout, StagedLayout, layout_record, staged_rec
 from shardwise.plans import (
     Answer,
     Certificate,
-    GraphPlan,
     Idle,
     Layout,
     MixedFigures,
@@ -28,9 +27,6 @@ from shardwise.plans import (
     Stage,
     StrategyFrontier,
     TraceChoice,
-    UnevenAnswer,
-    UnevenFile,
-    UnevenResult,
 )
 from shardwise.search import Curve, Point, Reference
 from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy
@@ -56,12 +52,12 @@ def in_order(entries: Sequence[Record], what: str) -> list[Record]:
     return [by_text[place] for place in least_first([entry["step_time_s"] for entry in by_text])]
 
 
-def answer_record(answer: Answer | UnevenAnswer) -> Record:
+def answer_record(answer: Answer) -> Record:
     """The answer of `plan`."""
     found: Record = {
-        "best": uneven_record(answer.best)
-        if isinstance(answer, UnevenAnswer)
-        else result_record(answer.best),
+        "best": result_record(answer.best)
+        if answer.best.is_uniform
+        else uneven_record(answer.best, answer.idle.devices),
         "runners_up": [],
         "certificate": certificate_record(answer.certificate),
         "is_proven": answer.is_proven,
@@ -71,7 +67,7 @@ def answer_record(answer: Answer | UnevenAnswer) -> Record:
         "unexplored_parts": answer.unexplored_parts,
         "mixed": mixed_record(answer.mixed),
     }
-    if isinstance(answer, UnevenAnswer):
+    if not answer.best.is_uniform:
         return found
     runners_up = [result_record(result) for result in answer.runners_up]
     return found | {
@@ -109,8 +105,8 @@ def result_record(result: Result) -> Record:
     }
 
 
-def uneven_record(result: UnevenResult) -> Record:
-    """An uneven plan with its estimate."""
+def uneven_record(result: Result, idle_devices: int) -> Record:
+    """An uneven plan with its estimate; so many devices of its cluster are not in use."""
     return {
         "step_time_s": result.step_time_s,
         "pipeline_s": list(result.pipeline_s),
@@ -120,7 +116,7 @@ def uneven_record(result: UnevenResult) -> Record:
         "seconds": dict(result.breakdown),
         "peak_bytes": peak_record(result.peak_memory),
         "tightest_rank": result.tightest_rank,
-        "idle_devices": result.idle_devices,
+        "idle_devices": idle_devices,
         "pools": list(result.pools),
         "is_alike": result.is_alike,
         "band_s": list(result.band_s),
@@ -333,9 +329,9 @@ def _names_of(run: Sequence[Mapping[str, Any]], blocks: dict[str, Record]) -> st
     return ", ".join(names)
 
 
-def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
+def plan_record(plan: Plan) -> Record:
     """The content of a plan file."""
-    if isinstance(plan, GraphPlan):
+    if plan.kind == "graph":
         return _graph_plan_record(plan)
     found: Record = {
         "model": plan.model.name,
@@ -344,11 +340,13 @@ def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
         "software": plan.job.profile.name,
         "batch": plan.job.global_batch_size,
         "target": plan.target,
-        "certificate": certificate_record(plan.certificate),
+        "certificate": certificate_record(plan.proof),
         "for_trace": None if plan.for_trace is None else trace_record(plan.for_trace),
     }
-    if isinstance(plan, UnevenFile):
-        return found | {"best": uneven_record(plan.best), "mixed": mixed_record(plan.mixed)}
+    if plan.kind == "uneven":
+        idle_devices = plan.cluster.devices - plan.devices
+        return found | {"best": uneven_record(plan.best, idle_devices), "mixed": mixed_record(plan.mixed)}
+    (schedule,) = plan.schedules
     return found | {
         "objective": plan.objective,
         "best": result_record(plan.best),
@@ -360,7 +358,7 @@ def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
             }
             for one in plan.runners_up
         ],
-        "schedule": [plan.schedule.name, plan.schedule.microbatches],
+        "schedule": [schedule.name, schedule.microbatches],
     }
 
 
@@ -378,7 +376,7 @@ def trace_record(found: TraceChoice) -> Record:
     }
 
 
-def _graph_plan_record(plan: GraphPlan) -> Record:
+def _graph_plan_record(plan: Plan) -> Record:
     blocks: dict[str, Record] = {}
     return {
         "graph": plan.graph.name,
@@ -387,12 +385,12 @@ def _graph_plan_record(plan: GraphPlan) -> Record:
         "devices": plan.cluster.devices,
         "software": plan.job.profile.name,
         "step_time_s": plan.step_time_s,
-        "device_bytes": plan.device_bytes,
-        "at_once_bytes": plan.at_once_bytes,
-        "seconds": dict(plan.seconds),
-        "bytes": dict(plan.nbytes),
+        "device_bytes": plan.best.peak_memory.device,
+        "at_once_bytes": plan.best.peak_memory.allocated,
+        "seconds": dict(plan.breakdown),
+        "bytes": dict(plan.memory),
         "epsilon": plan.epsilon,
         "idle": idle_record(plan.idle),
-        "layout": graph_layout_record(plan.layout, blocks),
+        "layout": graph_layout_record(plan.operators, blocks),
         "blocks": dict(sorted(blocks.items())),
     }

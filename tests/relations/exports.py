@@ -7,7 +7,7 @@ from tests.relations.questions import Question
 from tests.relations.relation import REL_TOL, is_plan, relation, require
 
 from shardwise.errors import ConfigError
-from shardwise.plans import Plan, read_any_plan
+from shardwise.plans import read_plan
 from shardwise.targets import exported
 
 TARGET = "megatron-lm-0.19"
@@ -45,9 +45,9 @@ def plans_for_a_target_are_exportable(question: Question, shardwise: Commands) -
     """Export accepts every plan that was made for its target; the plan file has the time of the answer."""
     planned = _planned(question, shardwise)
     if planned is not None and planned.fits:
-        plan = read_any_plan(shardwise.path_of(Saved(question.words(target=TARGET))))
-        require(isinstance(plan, Plan), "not a plan of one strategy", planned)
-        assert isinstance(plan, Plan)
+        plan = read_plan(shardwise.path_of(Saved(question.words(target=TARGET))))
+        require(plan.kind == "uniform", "not a plan of one strategy", planned)
+        assert plan.kind == "uniform"
         require(bool(exported(plan, TARGET).flags), "no flags", planned)
         found = f"the file has {plan.best.step_time_s!r} s, the answer {planned.step_time_s!r} s"
         require(plan.best.step_time_s == planned.step_time_s, found, planned)

@@ -12,7 +12,7 @@ from tests.runtime.graph_modules import data_of, module_of
 from torch import nn
 
 from shardwise.graph import OpGraph
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import capture
 from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.graphs.modules import Captured, captured, part_of_parameter
@@ -80,17 +80,14 @@ def _captured(name: str, seed: int, graph: OpGraph) -> Captured:
 
 
 def captured_differences(
-    report: Report, name: str, plans: Sequence[GraphPlan], expected: Run, seed: int
+    report: Report, name: str, plans: Sequence[Plan], expected: Run, seed: int
 ) -> list[float]:
     """On every rank: the difference from `expected` under each plan. All plans have the same number of
     ranks."""
     own = _captured(name, seed, plans[0].graph)
     found = []
     for plan in plans:
-        job = GraphTrainingJob(
-            plan, own.values, matrices=own.matrices, settings=own.settings, data=own.data,
-            device_type="cpu", lr=LR, max_norm=MAX_NORM,
-        )  # fmt: skip
+        job = GraphTrainingJob(own, plan, device_type="cpu", lr=LR, max_norm=MAX_NORM)
         found.append(captured_difference(job, name, expected))
     return found
 

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tests.runtime.jobs import uniform
 from tests.runtime.mutants import ALIKE, HALF_MUTANTS, MUTANTS
 from tests.runtime.mutation import with_mutant
 from torch import nn
@@ -21,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from shardwise.model import Model
-from shardwise.plans import Plan, UnevenFile
+from shardwise.plans import Plan
 from shardwise.runtime import offload, parallelize, reference_module
 from shardwise.runtime.attention import CausalAttention
 from shardwise.runtime.data import Synthetic
@@ -82,14 +83,14 @@ def whole_module(model: Model, seed: int) -> ModelStage:
     return module
 
 
-def batches(plan: Plan | UnevenFile, seed: int) -> Synthetic:
+def batches(plan: Plan, seed: int) -> Synthetic:
     job = plan.job
     return Synthetic(
         vocab=plan.model.vocab, global_batch_size=job.global_batch_size, seq_len=job.seq_len, seed=seed
     )
 
 
-def single_process(plan: Plan | UnevenFile, *, seed: int, steps: int) -> Trajectory:
+def single_process(plan: Plan, *, seed: int, steps: int) -> Trajectory:
     """The run on one process: mean loss over the global batch, its gradient, clipping, one optimizer step."""
     module = whole_module(plan.model, seed)
     matrices = [p for p in module.parameters() if p.dim() > 1]
@@ -126,7 +127,7 @@ def divided(
     """On every rank: the difference of the run under `plan` from `expected`. `broken` names a mutant to
     run."""
     with with_mutant({**MUTANTS, **ALIKE}, broken), _counting() as passes, _buffers() as buffers:
-        job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
+        job = uniform(parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM))
         found = difference(job, expected, seed, _gradient_error, job.parameters)
         layers = tuple(tuple(map(int, stage.layers)) for _, stage in job.stages)
         passed = sum(passes) // len(expected.losses)
@@ -138,7 +139,7 @@ def precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, boo
     """On every rank: whether its weights, and whether its summed gradients, have more digits than bf16.
     Nothing is clipped, since that would scale rounded values."""
     with with_mutant(HALF_MUTANTS, broken):
-        job = parallelize(whole_module(plan.model, 0), plan, max_norm=1e9)
+        job = uniform(parallelize(whole_module(plan.model, 0), plan, max_norm=1e9))
     is_more = []
     job.backward(batches(plan, 0).batch(0))
     for values in ([job.owned(p).detach() for p in job.parameters], [p.grad for p in job.parameters]):

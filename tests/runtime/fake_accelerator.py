@@ -30,14 +30,13 @@ from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
 from shardwise.plans import Plan
-from shardwise.runtime import checkpoint, fsdp, gradients, job, reference_module
-from shardwise.runtime import job as divide
+from shardwise.runtime import fsdp, gradients, reference_module, uniform
 from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.devices import LOCAL_RANK
+from shardwise.runtime.distribute import divided
 from shardwise.runtime.gradients import local
-from shardwise.runtime.job import TrainingJob as Running
-from shardwise.runtime.parallelize import divided
 from shardwise.runtime.private import TensorChunks
+from shardwise.runtime.uniform import UniformTrainingJob as Running
 from shardwise.strategy import MEGATRON_2024, Job, complete, parse_fields, target_of
 
 NAME = "standin"
@@ -118,8 +117,8 @@ def _on_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 def fakes() -> Iterator[None]:
     """Inside, tensors are fake, except the rank numbers of meshes and groups."""
     on_real = [
-        (job, "device_mesh"), (job, "coordinates_of"), (divide, "expert_mesh"), (divide, "rank_grid"),
-        (checkpoint, "chunk_of"), (divide, "_context_of"), (divide, "tie_of"),
+        (uniform, "device_mesh"), (uniform, "coordinates_of"), (uniform, "expert_mesh"),
+        (uniform, "rank_grid"), (uniform, "chunk_of"), (uniform, "_context_of"), (uniform, "tie_of"),
         *((DeviceMesh, name) for name, each in vars(DeviceMesh).items() if isinstance(each, FunctionType)),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -153,6 +152,7 @@ def reported(plan: Plan, rank: int) -> dict[str, Any]:
         with torch.device("meta"):
             module = reference_module(plan.model)
         running = divided(module, plan)
+        assert isinstance(running, Running)
         batch = torch.zeros((plan.job.global_batch_size, plan.job.seq_len + 1), dtype=torch.long)
         with record_collectives() as sent:
             running.step(batch)
@@ -172,7 +172,7 @@ def _local_tensors(running: Running) -> Iterator[Tensor]:
 
 def _saved(running: Running) -> Iterator[Tensor]:
     """The tensors that a checkpoint is written from."""
-    for name, value in checkpoint.copied(running).items():
+    for name, value in running.saved_state().items():
         if isinstance(value, TensorChunks):
             yield from (value.at(item.index) for item in value.__create_write_items__(name, None))
         else:
@@ -188,13 +188,13 @@ def weights_left_on_the_host() -> Iterator[None]:
 @contextlib.contextmanager
 def norm_on_the_host() -> Iterator[None]:
     summed = gradients.square_sum
-    with patch.object(job, "square_sum", lambda own, count, device: summed(own, count, device="cpu")):
+    with patch.object(uniform, "square_sum", lambda own, count, device: summed(own, count, device="cpu")):
         yield
 
 
 @contextlib.contextmanager
 def checkpoint_left_on_the_device() -> Iterator[None]:
-    with patch.object(checkpoint, "_copied", lambda tensor: local(tensor).clone()):
+    with patch.object(uniform, "_copied", lambda tensor: local(tensor).clone()):
         yield
 
 

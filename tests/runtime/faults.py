@@ -13,14 +13,14 @@ from unittest.mock import patch
 
 import torch
 
-from shardwise.plans import AnyPlan
+from shardwise.plans import Plan
 from shardwise.runtime import TrainOptions, checkpoint, train
 from shardwise.runtime import checkpoint as manifest
 from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.graphs.interpreter import Interpreter
-from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.modules import ModelStage
 from shardwise.runtime.uneven import UnevenTrainingJob
+from shardwise.runtime.uniform import UniformTrainingJob
 from shardwise.runtime.workers import Report
 
 PASSES = ("forward", "backward", "optimizer")
@@ -44,7 +44,7 @@ class Fault:
 
 
 def train_with(
-    report: Report, plan: AnyPlan, options: TrainOptions, *, faults: tuple[Fault, ...]
+    report: Report, plan: Plan, options: TrainOptions, *, faults: tuple[Fault, ...]
 ) -> tuple[Any, ...]:
     """`train` with these faults."""
     with contextlib.ExitStack() as stack:
@@ -68,7 +68,7 @@ def _counted(start: int) -> Iterator[list[int]]:
         return counted
 
     with contextlib.ExitStack() as stack:
-        for kind in (TrainingJob, UnevenTrainingJob, GraphTrainingJob):
+        for kind in (UniformTrainingJob, UnevenTrainingJob, GraphTrainingJob):
             stack.enter_context(patch.object(kind, "backward", counting(kind.backward)))
         yield now
 

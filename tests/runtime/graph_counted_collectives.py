@@ -6,19 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any
 from unittest.mock import patch
 
+from tests.reference.one_layout import estimate_layout, estimate_stage
+from tests.reference.one_layout import layout as parameters
+from tests.reference.one_layout import layout as price
+from tests.reference.one_layout import rank as kernels
+from tests.reference.one_layout.layout import ParameterUse, Place, StepLedger
+from tests.reference.one_layout.pipeline import messages_of
+from tests.reference.one_layout.rank import PassSeconds, Rank, rank_of, size
+
 from shardwise.cost import StepCounts, Training
-from shardwise.cost.one_layout import estimate_layout, estimate_stage
-from shardwise.cost.one_layout import layout as parameters
-from shardwise.cost.one_layout import layout as price
-from shardwise.cost.one_layout import rank as kernels
-from shardwise.cost.one_layout.layout import ParameterUse, Place, StepLedger
-from shardwise.cost.one_layout.pipeline import messages_of
-from shardwise.cost.one_layout.rank import PassSeconds, Rank, rank_of, size
 from shardwise.graph import OpGraph, StagedLayout, scaled
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 
 Times = Counter[tuple[str, int]]
 """How often a step has a collective of this kind and number of bytes."""
@@ -192,25 +194,29 @@ def _read_again(graph: OpGraph) -> frozenset[str]:
     )
 
 
-def predicted(plan: GraphPlan) -> Times:
+def predicted(plan: Plan) -> Times:
     """Every estimated collective between two or more ranks, as often as a step has it, on a backend that has
     all collectives."""
     notes = Notes(_read_again(plan.graph))
     with notes.recording():
         training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-        estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+        estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.operators)
     return notes.passes + notes.once
 
 
-def predicted_in_stages(plan: GraphPlan) -> list[Times]:
+def predicted_in_stages(plan: Plan) -> list[Times]:
     """The same for a rank of each stage of a staged plan, with its messages to other stages: collectives of a
     pass count for each micro-batch, those at the end of the step count once.
 
     A gathered parameter counts for each micro-batch, as above.
     """
-    layout = plan.layout
-    if not isinstance(layout, StagedLayout):
-        raise AssertionError("a plan in stages")
+    (pipeline,) = plan.best.layout.pipelines
+    blocks_of = [stage.operators.blocks for stage in pipeline.stages if stage.operators is not None]
+    layout = StagedLayout(
+        ranks=plan.mesh.ranks, blocks=tuple(chain.from_iterable(blocks_of)),
+        cuts=tuple(accumulate(map(len, blocks_of[:-1]))), microbatches=pipeline.microbatches,
+        schedule=plan.best.layout.schedule,
+    )  # fmt: skip
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
     of_one = scaled(plan.graph, plan.graph.batch // layout.microbatches)
     messages = messages_of(of_one, rank_of(plan.cluster, training, plan.mesh), layout)

@@ -9,13 +9,14 @@ import torch
 from tests.runtime.graph_mutants import GRAPH_MUTANTS, SKIP_TENSOR_MUTANTS
 from tests.runtime.graph_plans import alone
 from tests.runtime.graph_stages import STAGE_MUTANTS
+from tests.runtime.jobs import of_graph
 from tests.runtime.mutation import with_mutant
 from torch import Tensor
 
 from shardwise.graph import Operand, OpGraph, OpNode
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import graph_module, parallelize
-from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
+from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.workers import Report
 
 LR = 3e-3
@@ -71,23 +72,22 @@ def run_of(job: GraphTrainingJob, graph: OpGraph, steps: int) -> Run:
     return Run(tuple(losses), tuple(norms), gradients, job.parameters())
 
 
-def single_process(plan: GraphPlan, *, seed: int, steps: int) -> Run:
+def single_process(plan: Plan, *, seed: int, steps: int) -> Run:
     own = alone(plan.graph, optimizer=plan.job.optimizer, dtype=plan.job.dtype)
-    job = graph_training_job(
-        graph_module(plan.graph, seed=seed), own, None, device_type="cpu", lr=LR, max_norm=MAX_NORM
-    )
+    source = GraphTrainingJob.source_of(graph_module(plan.graph, seed=seed), own)
+    job = GraphTrainingJob(source, own, device_type="cpu", lr=LR, max_norm=MAX_NORM)
     return run_of(job, plan.graph, steps)
 
 
-def differences(report: Report, cases: list[tuple[GraphPlan, Run, int, str | None]]) -> list[float]:
+def differences(report: Report, cases: list[tuple[Plan, Run, int, str | None]]) -> list[float]:
     """On every rank: the difference of each plan's run from the expected one."""
     return [_difference(*case) for case in cases]
 
 
-def _difference(plan: GraphPlan, expected: Run, seed: int, broken: str | None) -> float:
+def _difference(plan: Plan, expected: Run, seed: int, broken: str | None) -> float:
     with with_mutant({**GRAPH_MUTANTS, **SKIP_TENSOR_MUTANTS, **STAGE_MUTANTS}, broken):
         module = graph_module(plan.graph, seed=seed)
-        job = parallelize(module, plan, lr=LR, max_norm=MAX_NORM)
+        job = of_graph(parallelize(module, plan, lr=LR, max_norm=MAX_NORM))
         run = run_of(job, plan.graph, len(expected.losses))
     return max(
         relative(torch.tensor(run.losses), torch.tensor(expected.losses)),

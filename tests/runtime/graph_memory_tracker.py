@@ -7,15 +7,16 @@ import warnings
 from unittest.mock import patch
 
 import torch
+from tests.runtime.jobs import of_graph
 from tests.runtime.memory_tracker import Host, Tracker, fake_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import graph_module, parallelize
 from shardwise.runtime.graphs.job import GraphTrainingJob
 
 
-def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
+def allocated_bytes(plan: Plan, rank: int = 0) -> int:
     """Bytes in tensors of `rank` at the peak of its second step (the first creates optimizer states). The
     full batch is on the host; the part that the rank reads is copied and counts, as on an accelerator."""
     fake, there = FakeTensorMode(allow_non_fake_inputs=True), Host()
@@ -29,7 +30,7 @@ def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
         patch.object(torch.Tensor, "__float__", lambda _: 1.0),
     ):
         warnings.simplefilter("ignore")
-        job = parallelize(graph_module(plan.graph, seed=0), plan)
+        job = of_graph(parallelize(graph_module(plan.graph, seed=0), plan))
         batch = {name: torch.zeros(shape) for name, shape in plan.graph.inputs.items()}
         for tensor in batch.values():
             there.take(tensor)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 from tests.property.test_layouts_one import random_solution
 
-from shardwise.app.cli.checking import estimate_of
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training
 from shardwise.cost.layouts.chain import layout_chain
-from shardwise.graph import GraphLayout, OpGraph, OpNode, ShardingRule, StagedLayout, allows, rules_of, scaled
+from shardwise.graph import (
+    BlockLayout,
+    GraphLayout,
+    OpGraph,
+    OpNode,
+    ShardingRule,
+    StagedLayout,
+    allows,
+    rules_of,
+    scaled,
+)
 from shardwise.graph.baselines import layout_from_rules
-from shardwise.plans import GraphJob, GraphPlan
-from shardwise.search import GraphCurves, StagedCurves
-from shardwise.strategy import PROFILES, Optimizer
+from shardwise.plans import Layout, PeakMemory, Pipeline, Plan, Result, Stage
+from shardwise.search import GraphCurves, StagedCurves, graph_result
+from shardwise.strategy import PROFILES, Job, Optimizer
 
 RulePreference = Callable[[OpNode], Sequence[str]]
 """Names of rules for an operator, most preferred first; the first that the operator has and that is legal is
@@ -31,36 +40,47 @@ def plan_with(
     *,
     optimizer: Optimizer = "adamw",
     dtype: str = "fp32",
-) -> GraphPlan:
+) -> Plan:
     """A plan of `layout` on that many processes; its predictions do not matter."""
-    devices = int(np.prod(ranks))
-    cluster = load_cluster(f"1x{devices}xcpu")
-    return GraphPlan(
-        graph=graph,
-        cluster=cluster,
-        job=GraphJob(dtype=dtype, optimizer=optimizer, memory_margin=0.05, profile=PROFILES["megatron-2024"]),
-        mesh=mesh_of(cluster, tuple(ranks)),
-        layout=layout,
-        step_time_s=1.0,
-        device_bytes=1.0,
-        at_once_bytes=1.0,
-        seconds={"forward": 1.0},
-        nbytes={"parameters": 1.0},
-        epsilon=0.0,
-    )
+    job = Job(
+        seq_len=graph.seq_len or 1, global_batch_size=graph.batch, dtype=dtype, optimizer=optimizer,
+        memory_margin=0.05, profile=PROFILES["megatron-2024"],
+    )  # fmt: skip
+    cluster = load_cluster(f"1x{int(np.prod(ranks))}xcpu")
+    return Plan(network=graph, cluster=cluster, job=job, best=_result(graph, layout), epsilon=0.0)
 
 
-def estimated(plan: GraphPlan) -> GraphPlan:
-    """`plan` with the predictions for its layout."""
-    training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-    price = estimate_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
-    return replace(
-        plan, step_time_s=price.time_s, device_bytes=price.memory_bytes, at_once_bytes=price.at_once_bytes,
-        seconds=price.seconds, nbytes=price.nbytes,
+def _result(graph: OpGraph, layout: GraphLayout) -> Result:
+    """`layout` without predictions, on the first ranks."""
+    microbatches = layout.microbatches if isinstance(layout, StagedLayout) else 1
+    layouts = layout.stages if isinstance(layout, StagedLayout) else (layout,)
+    devices = int(np.prod(layout.ranks))
+    stages = tuple(
+        Stage(
+            devices=devices, ranks=f"{place * devices}-{(place + 1) * devices - 1}", device_class="cpu", tp=1,
+            dp=1, layers=(len(own.blocks),), share=1.0, operators=own,
+        )
+        for place, own in enumerate(layouts)
+    )  # fmt: skip
+    pipeline = Pipeline(
+        stages=stages, micro_batch_size=graph.batch // microbatches, microbatches=microbatches,
+        rows=graph.batch, makespan_s=1.0,
+    )  # fmt: skip
+    return Result(
+        fields=None, layout=Layout(pipelines=(pipeline,)), step_time_s=1.0, band_s=(1.0, 1.0),
+        tokens_per_s_per_device=None, mfu=None, mfu_full_attention=None,
+        peak_memory=PeakMemory(allocated=1.0, reserved=1.0, device=1.0, capacity=1.0),
+        breakdown={"forward": 1.0}, memory={"parameters": 1.0}, tightest_rank=0, evaluator="none",
     )  # fmt: skip
 
 
-def alone(graph: OpGraph, *, optimizer: Optimizer = "adamw", dtype: str = "fp32") -> GraphPlan:
+def estimated(plan: Plan) -> Plan:
+    """`plan` with the predictions for its layout."""
+    training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
+    return replace(plan, best=graph_result(plan.graph, plan.cluster, training, plan.operators))
+
+
+def alone(graph: OpGraph, *, optimizer: Optimizer = "adamw", dtype: str = "fp32") -> Plan:
     """The whole graph on one process."""
     layout = by_rules(graph, (1,), lambda op: ("replicate",))
     return plan_with(graph, (1,), layout, optimizer=optimizer, dtype=dtype)
@@ -81,7 +101,7 @@ def by_rules(graph: OpGraph, ranks: Sequence[int], *required: RulePreference) ->
     return layout_from_rules(graph, tuple(ranks), found)
 
 
-def sampled(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterator[GraphPlan]:
+def sampled(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterator[Plan]:
     """Layouts with any rule of each operator, any placement of each tensor, any storage of each parameter."""
     devices = int(np.prod(ranks))
     cluster = load_cluster(f"1x{devices}xcpu")
@@ -92,7 +112,7 @@ def sampled(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Itera
         yield plan_with(graph, ranks, laid.layout(random_solution(random, laid.chain)))
 
 
-def on_frontier(graph: OpGraph, devices: int, count: int) -> list[GraphPlan]:
+def on_frontier(graph: OpGraph, devices: int, count: int) -> list[Plan]:
     """Plans of `count` points of the frontier on processes of this machine, its extreme points among them."""
     cluster = load_cluster(f"1x{devices}xcpu")
     curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(cluster, epsilon=0.01)
@@ -100,20 +120,21 @@ def on_frontier(graph: OpGraph, devices: int, count: int) -> list[GraphPlan]:
     return [plan_with(graph, curve.meshes[0].ranks, curve.points[place].layout) for place in places]
 
 
-def in_stages(plan: GraphPlan, cuts: Sequence[int], microbatches: int) -> GraphPlan:
+def in_stages(plan: Plan, cuts: Sequence[int], microbatches: int) -> Plan:
     """The layout of `plan`, made for one micro-batch, cut before the blocks `cuts` into stages on equal
     meshes."""
     layout = StagedLayout(
-        ranks=plan.mesh.ranks, blocks=plan.layout.blocks, cuts=tuple(cuts), microbatches=microbatches,
+        ranks=plan.mesh.ranks, blocks=plan.operators.blocks, cuts=tuple(cuts), microbatches=microbatches,
         schedule="1f1b",
     )  # fmt: skip
     cluster = load_cluster(f"1x{plan.mesh.devices * len(layout.spans)}xcpu")
-    return replace(plan, cluster=cluster, mesh=mesh_of(cluster, plan.mesh.ranks), layout=layout)
+    job = replace(plan.job, global_batch_size=plan.graph.batch)
+    return replace(plan, cluster=cluster, job=job, best=_result(plan.graph, layout))
 
 
 def staged_by_rules(
     graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, *required: RulePreference
-) -> GraphPlan:
+) -> Plan:
     """A staged layout; each operator has the first requested rule that is legal along each axis."""
     layout = by_rules(scaled(graph, graph.batch // microbatches), ranks, *required)
     return in_stages(plan_with(graph, ranks, layout), cuts, microbatches)
@@ -121,15 +142,15 @@ def staged_by_rules(
 
 def sampled_in_stages(
     graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, seeds: Sequence[int]
-) -> Iterator[GraphPlan]:
+) -> Iterator[Plan]:
     """Staged layouts of a micro-batch, sampled as in `sampled`: tensors cross cuts in any legal placement."""
     for plan in sampled(scaled(graph, graph.batch // microbatches), ranks, seeds):
-        yield in_stages(replace(plan, graph=graph), cuts, microbatches)
+        yield in_stages(replace(plan, network=graph), cuts, microbatches)
 
 
 def on_staged_frontier(
     graph: OpGraph, devices: int, stages: int, microbatches: int, count: int
-) -> list[GraphPlan]:
+) -> list[Plan]:
     """Plans of `count` points of the staged frontier, its extreme points among them."""
     cluster = load_cluster(f"1x{devices}xcpu")
     curves = StagedCurves(graph, cluster, Training(dtype="fp32"), 0.05, stages, (microbatches,))
@@ -145,7 +166,19 @@ def on_staged_frontier(
     return found
 
 
-def without_recomputation(plan: GraphPlan) -> GraphPlan:
+def without_recomputation(plan: Plan) -> Plan:
     """The plan with no block recomputed: the trace does not list recomputation separately."""
-    blocks = tuple(replace(block, mode="kept") for block in plan.layout.blocks)
-    return replace(plan, layout=replace(plan.layout, blocks=blocks))
+    return with_blocks(plan, [replace(block, mode="kept") for block in plan.operators.blocks])
+
+
+def with_blocks(plan: Plan, blocks: Sequence[BlockLayout]) -> Plan:
+    """The plan with other layouts of its blocks, without predictions."""
+    (pipeline,) = plan.best.layout.pipelines
+    left = iter(blocks)
+    stages = []
+    for stage in pipeline.stages:
+        assert stage.operators is not None
+        own = tuple(islice(left, len(stage.operators.blocks)))
+        stages.append(replace(stage, operators=replace(stage.operators, blocks=own)))
+    layout = replace(plan.best.layout, pipelines=(replace(pipeline, stages=tuple(stages)),))
+    return replace(plan, best=replace(plan.best, layout=layout))

@@ -10,15 +10,16 @@ from typing import Any
 
 from tests.runtime.graph_equality import MAX_NORM, batches
 from tests.runtime.graph_plans import alone
+from tests.runtime.jobs import of_graph
 from tests.runtime.mutation import with_mutant
 from torch import Tensor
 
 from shardwise.graph import OpGraph
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import AsyncCheckpoint, graph_module, load, parallelize, resumable
-from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
+from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.graphs.parameters import ShardedParameter
-from shardwise.runtime.state_dict import StateDict, graph_load_targets
+from shardwise.runtime.state_dict import StateDict
 from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 3
@@ -41,16 +42,11 @@ def stepped(job: GraphTrainingJob, graph: OpGraph, first: int, last: int) -> tup
     return tuple(job.step(batches(graph, step)).loss for step in range(first, last))
 
 
-def whole_losses(plan: GraphPlan) -> tuple[float, ...]:
+def whole_losses(plan: Plan) -> tuple[float, ...]:
     """Losses of an uninterrupted run on one process."""
-    job = graph_training_job(
-        graph_module(plan.graph, seed=1),
-        alone(plan.graph, optimizer=plan.job.optimizer),
-        None,
-        device_type="cpu",
-        lr=LR,
-        max_norm=MAX_NORM,
-    )
+    own = alone(plan.graph, optimizer=plan.job.optimizer)
+    source = GraphTrainingJob.source_of(graph_module(plan.graph, seed=1), own)
+    job = GraphTrainingJob(source, own, device_type="cpu", lr=LR, max_norm=MAX_NORM)
     return stepped(job, plan.graph, 0, BEFORE + AFTER)
 
 
@@ -70,12 +66,12 @@ def tensors_of(job: GraphTrainingJob) -> dict[str, tuple[str, str]]:
 
 
 def saves(
-    report: Report, cases: Sequence[tuple[GraphPlan, str]], broken: str | None = None
+    report: Report, cases: Sequence[tuple[Plan, str]], broken: str | None = None
 ) -> list[CheckpointedRun]:
     """Runs under each of these plans; each saves a checkpoint to its folder midway and continues."""
     found = []
     for plan, root in cases:
-        job = parallelize(graph_module(plan.graph, seed=1), plan, lr=LR, max_norm=MAX_NORM)
+        job = of_graph(parallelize(graph_module(plan.graph, seed=1), plan, lr=LR, max_norm=MAX_NORM))
         losses = stepped(job, plan.graph, 0, BEFORE)
         tensors = tensors_of(job)
         with with_mutant(SAVING_MUTANTS, broken):
@@ -87,12 +83,12 @@ def saves(
 
 
 def loads(
-    report: Report, cases: Sequence[tuple[GraphPlan, str]], broken: str | None = None
+    report: Report, cases: Sequence[tuple[Plan, str]], broken: str | None = None
 ) -> list[CheckpointedRun]:
     """Runs that start from other parameters, then load the checkpoint of each folder."""
     found = []
     for plan, root in cases:
-        job = parallelize(graph_module(plan.graph, seed=5), plan, lr=LR, max_norm=MAX_NORM)
+        job = of_graph(parallelize(graph_module(plan.graph, seed=5), plan, lr=LR, max_norm=MAX_NORM))
         with with_mutant(LOADING_MUTANTS, broken):
             load(job, resumable(plan, root)[0])
         tensors = tensors_of(job)
@@ -100,25 +96,23 @@ def loads(
     return found
 
 
-def narrow(plan: GraphPlan) -> GraphPlan:
+def narrow(plan: Plan) -> Plan:
     return replace(plan, job=replace(plan.job, dtype="bf16"))
 
 
 def _without(ending: str) -> Callable[[GraphTrainingJob], StateDict]:
     """Load targets without names of this ending: those are not read."""
-    return lambda job: {
-        name: own for name, own in graph_load_targets(job).items() if not name.endswith(ending)
-    }
+    return lambda job: {name: own for name, own in LOAD_TARGETS(job).items() if not name.endswith(ending)}
 
 
 def _parameters_alone(job: GraphTrainingJob) -> StateDict:
-    return {name: own for name, own in graph_load_targets(job).items() if name.startswith("model.")}
+    return {name: own for name, own in LOAD_TARGETS(job).items() if name.startswith("model.")}
 
 
 def _first_copies(job: GraphTrainingJob) -> StateDict:
     """Load targets without further copies of a parameter: those ranks keep their own values."""
     stale = {f"model.{param.name}" for param in job.store.values() if not param.is_first_copy}
-    return {name: own for name, own in graph_load_targets(job).items() if name not in stale}
+    return {name: own for name, own in LOAD_TARGETS(job).items() if name not in stale}
 
 
 def _upside_down(param: ShardedParameter, own: Tensor) -> dict[Any, Tensor]:
@@ -136,8 +130,9 @@ def _at_anothers_place(param: ShardedParameter, own: Tensor) -> dict[Any, Tensor
 
 
 CHUNKS = ShardedParameter.chunks
+LOAD_TARGETS = GraphTrainingJob.load_targets
 
-_LOAD_TARGETS = "shardwise.runtime.state_dict.graph_load_targets"
+_LOAD_TARGETS = "shardwise.runtime.graphs.job.GraphTrainingJob.load_targets"
 
 LOADING_MUTANTS: Mapping[str, tuple[str, Any]] = {
     "the optimizer begins anew": (_LOAD_TARGETS, _parameters_alone),

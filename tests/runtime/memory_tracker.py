@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from tests.runtime.jobs import uniform
 from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools import mod_tracker
@@ -20,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from shardwise.plans import Plan
 from shardwise.runtime import offload, parallelize, reference_module
 from shardwise.runtime.gradients import local
-from shardwise.runtime.job import TrainingJob
+from shardwise.runtime.uniform import UniformTrainingJob
 
 
 class Host:
@@ -97,7 +98,7 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
     ):
         with fake:
             module = reference_module(plan.model)
-        job = parallelize(module, plan)  # meshes need real tensors
+        job = uniform(parallelize(module, plan))  # meshes need real tensors
         with (
             fake,
             warnings.catch_warnings(),
@@ -117,7 +118,7 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
     return {getattr(kind, "value", kind): nbytes for kind, nbytes in found.items()}
 
 
-def _tracking(job: TrainingJob, there: Host) -> Iterator[Any]:
+def _tracking(job: UniformTrainingJob, there: Host) -> Iterator[Any]:
     """Tracks what the device holds from step to step in addition to parameters."""
     for _, stage in job.stages:
         if stage.replicas is not None:

@@ -15,13 +15,13 @@ from shardwise.runtime.collectives import _local_chunk
 from shardwise.runtime.context_parallel import _all_to_all
 from shardwise.runtime.fsdp import shard_states, split_experts, synchronise
 from shardwise.runtime.gradients import local
-from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import ModelStage
 from shardwise.runtime.moe import GroupedExperts
 from shardwise.runtime.offload import ActivationOffload
 from shardwise.runtime.private import with_layout_of
 from shardwise.runtime.rope import rotation_of
+from shardwise.runtime.uniform import UniformTrainingJob
 from shardwise.schedule import Schedule, generate, lower
 
 
@@ -40,7 +40,7 @@ def _averaging(stage: ModelStage, mesh: Any, experts: Any, strategy: Any, dtype:
             module.set_gradient_divide_factor(2.0)
 
 
-def _own_rows_of_replica_0(self: TrainingJob, batch: torch.Tensor) -> Any:
+def _own_rows_of_replica_0(self: UniformTrainingJob, batch: torch.Tensor) -> Any:
     rows = self.plan.job.global_batch_size // self.plan.best.strategy.dp
     own = batch[:rows].unflatten(0, (-1, self.plan.best.strategy.micro_batch_size))
     places = self.stages[0][1].places(self.plan.job.seq_len)
@@ -186,19 +186,19 @@ MUTANTS: dict[str, tuple[str, Any]] = {
         _as_it_is,
     ),
     "every part of an expert adds its bias": (
-        "shardwise.runtime.job.split_experts",
+        "shardwise.runtime.uniform.split_experts",
         _every_part_adds_its_bias,
     ),
-    "no sum over tensor ranks": ("shardwise.runtime.job.reduce_partial_gradients", nothing),
+    "no sum over tensor ranks": ("shardwise.runtime.uniform.reduce_partial_gradients", nothing),
     "no tie": ("shardwise.runtime.gradients.TiedWeights.add_up", nothing),
-    "gradients averaged over data ranks": ("shardwise.runtime.job.shard_states", _averaging),
+    "gradients averaged over data ranks": ("shardwise.runtime.uniform.shard_states", _averaging),
     "no clipping": ("shardwise.runtime.gradients.scale", nothing),
     "loss over half of the batch": (
-        "shardwise.runtime.job.batch_share_loss",
+        "shardwise.runtime.uniform.batch_share_loss",
         _loss_of_all_microbatches_twice,
     ),
     "all replicas take the same rows": (
-        "shardwise.runtime.job.TrainingJob._local_batch",
+        "shardwise.runtime.uniform.UniformTrainingJob._local_batch",
         _own_rows_of_replica_0,
     ),
     "keys stay where they are": ("shardwise.runtime.context_parallel.RingAttention.ring_shift", _stay),
@@ -228,8 +228,8 @@ MUTANTS: dict[str, tuple[str, Any]] = {
         "shardwise.runtime.collectives._Split.backward",
         staticmethod(_own_gradients),
     ),
-    "replicas of experts are not added up": ("shardwise.runtime.job.synchronise", _never_all),
-    "groups of replicas are not added up": ("shardwise.runtime.job.synchronise", _never_between_groups),
+    "replicas of experts are not added up": ("shardwise.runtime.uniform.synchronise", _never_all),
+    "groups of replicas are not added up": ("shardwise.runtime.uniform.synchronise", _never_between_groups),
     "passes of weights are lost": (
         "shardwise.runtime.private.SynchronisedStage.backward_weight_one_chunk",
         _all_but_the_first,
@@ -249,10 +249,10 @@ HALF_MUTANTS: dict[str, tuple[str, Any]] = {
 """Mutants that only runs in bf16 can show."""
 
 ALIKE: dict[str, tuple[str, Any]] = {
-    "nothing goes to the host": ("shardwise.runtime.job.OFFLOADS_ACTIVATIONS", ()),
-    "nothing is computed again": ("shardwise.runtime.job.recompute_kinds", _nothing_again),
-    "both halves compute again each time": ("shardwise.runtime.job.SPLIT_NAMES", ()),
-    "all stages have as many layers": ("shardwise.runtime.job.layer_counts", _cut_alike),
+    "nothing goes to the host": ("shardwise.runtime.uniform.OFFLOADS_ACTIVATIONS", ()),
+    "nothing is computed again": ("shardwise.runtime.uniform.recompute_kinds", _nothing_again),
+    "both halves compute again each time": ("shardwise.runtime.uniform.SPLIT_NAMES", ()),
+    "all stages have as many layers": ("shardwise.runtime.uniform.layer_counts", _cut_alike),
     "another order of actions": ("shardwise.runtime.pipeline.lower", _all_forward_first),
 }
 """Mutants that change no number: the run does other than its plan, with equal results."""

@@ -75,7 +75,7 @@ def test_a_run_that_migrates_twice_ends_like_one_that_does_not(
     advised = replace(options, advisor=Scripted([plan.best.strategy for plan in plans[1:]]))
     for records in team.run(4, trained, plans[0], advised):
         assert [record.loss for record in records] == pytest.approx([r.loss for r in quiet], rel=2e-5)
-        assert [record.tokens for record in records] == [record.tokens for record in quiet]
+        assert [record.step for record in records] == [record.step for record in quiet]
         assert [record.step for record in records] == [1, 2, 3, 4, 5]
         ran = [record.strategy for record in records]
         assert ran[:3] == [plan.best.strategy for plan in plans] and ran[3:] == [ran[2]] * 2
@@ -218,7 +218,7 @@ def scripted_run(steps: list[tuple[Strategy, float, float]]) -> Callable[..., ob
         for step, (strategy, step_s, predicted_s) in enumerate(steps, start=1):
             record = StepRecord(
                 step=step, loss=1.0, gradient_norm=1.0, step_time_s=step_s, predicted_s=predicted_s,
-                strategy=strategy, tokens=step,
+                strategy=strategy,
             )  # fmt: skip
             report(record)
         return [[Span(0, COMPUTE, "0F0", 0.0, 1.0)]]

@@ -13,11 +13,11 @@ import pytest
 from tests.runtime.equality import divided, single_process
 from tests.runtime.plans import make_plan
 
-from shardwise.app.cli.request import DTYPES, OPTIMIZERS
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.launch import TARGET
 from shardwise.model import Experts
 from shardwise.plans import Plan
+from shardwise.questions import DTYPES, OPTIMIZERS
 from shardwise.runtime import WorkerPool, check_runnable
 from shardwise.strategy import FIELD_VALUES
 from shardwise.strategy.target import Condition, Limit
@@ -28,7 +28,7 @@ DEGREES = ((1, 1, 2, 2), (2, 1, 1, 2), (2, 1, 2, 1), (1, 2, 1, 2), (1, 2, 2, 1),
 
 
 def with_strategy(plan: Plan, **changes: Any) -> Plan:
-    return replace(plan, best=replace(plan.best, strategy=replace(plan.best.strategy, **changes)))
+    return replace(plan, best=replace(plan.best, fields=replace(plan.best.strategy, **changes)))
 
 
 def refused(plan: Plan) -> tuple[str | None, str | None]:
@@ -89,18 +89,18 @@ def test_a_job_beyond_the_capability_file_is_refused() -> None:
     for name in set(OPTIMIZERS) - set(TARGET.optimizers):
         job = replace(plan.job, optimizer=name)  # type: ignore[arg-type]
         assert refused(replace(plan, job=job))[0] == "job.optimizer"
-    assert refused(replace(plan, model=replace(plan.model, family="t5")))[0] == "model"
+    assert refused(replace(plan, network=replace(plan.model, family="t5")))[0] == "model"
 
 
 def test_parts_of_models_that_the_file_lacks_are_refused() -> None:
     plan = make_plan("dp=4")
     predicts = replace(plan.model, head_layers=1)
-    assert refused(replace(plan, model=predicts)) == ("model", "models without it")
+    assert refused(replace(plan, network=predicts)) == ("model", "models without it")
     (kind,) = plan.model.kinds
     capped = replace(
         plan.model, kinds=(replace(kind, experts=Experts(experts=4, top_k=2, capacity_factor=1.0)),)
     )
-    assert refused(replace(plan, model=capped)) == ("model", "models without it")
+    assert refused(replace(plan, network=capped)) == ("model", "models without it")
 
 
 @pytest.mark.parametrize("name", ["phi3", "gemma2", "gemma3", "gpt_oss"])

@@ -24,6 +24,7 @@ import pytest
 import torch
 from tests.runtime.equality import LR, MAX_NORM, batches, single_process, whole_module
 from tests.runtime.faults import OF_RANK_0, PASSES, PHASES, Fault, train_with
+from tests.runtime.jobs import uneven
 from tests.runtime.plans import BATCH, make_plan
 from tests.runtime.uneven_plans import make_uneven
 from tests.sampling import sample_of
@@ -31,7 +32,7 @@ from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
-from shardwise.plans import AnyPlan, Plan, UnevenFile, write_plan
+from shardwise.plans import Plan, write_plan
 from shardwise.runtime import (
     RankLost,
     StepRecord,
@@ -58,8 +59,8 @@ from shardwise.runtime.checkpoint import (
     prune,
     resumable,
 )
-from shardwise.runtime.state_dict import state_of
 from shardwise.runtime.uneven import OptimizerShards
+from shardwise.runtime.uniform import UniformTrainingJob
 from shardwise.runtime.weights import load_weights
 from shardwise.runtime.workers import Report
 
@@ -67,7 +68,7 @@ BEFORE, AFTER = 2, 2
 """Steps before and after the checkpoint."""
 
 
-def saves(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
+def saves(report: Report, plan: Plan, root: str) -> list[float]:
     """Losses of a run that saves a checkpoint midway and continues."""
     job = parallelize(whole_module(plan.model, 0), plan, lr=LR, max_norm=MAX_NORM)
     losses = [job.step(batches(plan, 0).batch(step)).loss for step in range(BEFORE)]
@@ -77,7 +78,7 @@ def saves(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
     return losses
 
 
-def loads(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
+def loads(report: Report, plan: Plan, root: str) -> list[float]:
     """Losses of a run that starts from other parameters, then loads the checkpoint."""
     job = parallelize(whole_module(plan.model, 5), plan, lr=LR, max_norm=MAX_NORM)
     load(job, resumable(plan, root)[0])
@@ -150,7 +151,7 @@ UNEVEN_MIGRATIONS = [
 ]
 
 
-def of_either_kind(text: str, model: str, optimizer: str) -> Plan | UnevenFile:
+def of_either_kind(text: str, model: str, optimizer: str) -> Plan:
     if "=" in text:
         return make_plan(text, model=model, optimizer=optimizer)
     shares = sum(int(pipeline.split()[0]) for pipeline in text.split("+"))
@@ -172,7 +173,7 @@ def test_a_run_resumes_from_or_under_an_uneven_plan(
     assert loaded == pytest.approx(whole[BEFORE:], rel=2e-5)
 
 
-def shares_of_3_and_1(model: str = "llama", devices: int | None = None) -> UnevenFile:
+def shares_of_3_and_1(model: str = "llama", devices: int | None = None) -> Plan:
     """Two pipelines with 3 and 1 of four micro-batches."""
     return make_uneven("3 tp2l4 + 1 l4", model=model, micro_batch_size=2, devices=devices)
 
@@ -213,7 +214,7 @@ def test_an_uneven_run_exports_the_weights_that_another_plan_would(team: WorkerP
     assert not all(torch.allclose(uneven[key], start[key], rtol=0.0, atol=5e-5) for key in even)
 
 
-def loads_upside_down(report: Report, plan: UnevenFile, root: str) -> list[float]:
+def loads_upside_down(report: Report, plan: Plan, root: str) -> list[float]:
     """As `loads`, with every shard of weights and states reversed."""
     scattered = OptimizerShards.scattered
     with patch.object(
@@ -222,9 +223,9 @@ def loads_upside_down(report: Report, plan: UnevenFile, root: str) -> list[float
         return loads(report, plan, root)
 
 
-def loads_without_states(report: Report, plan: UnevenFile, root: str) -> list[float]:
+def loads_without_states(report: Report, plan: Plan, root: str) -> list[float]:
     """As `loads`, with optimizer states as before the first step."""
-    job = parallelize(whole_module(plan.model, 5), plan, lr=LR, max_norm=MAX_NORM)
+    job = uneven(parallelize(whole_module(plan.model, 5), plan, lr=LR, max_norm=MAX_NORM))
     load(job, resumable(plan, root)[0])
     if job.optimizer is not None:
         job.optimizer.state.clear()
@@ -314,7 +315,7 @@ def saves_late(report: Report, plan: Plan, root: str, is_broken: bool) -> list[f
     with ExitStack() as stack:
         stack.enter_context(patch("torch.distributed.checkpoint.save", late))
         if is_broken:
-            stack.enter_context(patch("shardwise.runtime.checkpoint.copied", state_of))
+            stack.enter_context(patch.object(UniformTrainingJob, "saved_state", UniformTrainingJob.state))
         job = parallelize(whole_module(plan.model, 0), plan, lr=LR, max_norm=MAX_NORM)
         for step in range(BEFORE):
             job.step(batches(plan, 0).batch(step))
@@ -430,7 +431,7 @@ class Survived:
         self.losses = {done: loss for done, loss in self.losses.items() if done <= step}
 
 
-def survived(plan: AnyPlan, root: Path, faults: tuple[Fault, ...] = ()) -> Survived:
+def survived(plan: Plan, root: Path, faults: tuple[Fault, ...] = ()) -> Survived:
     options = TrainOptions(steps=STEPS, checkpoint=str(root), checkpoint_every=EVERY)
     run = Survived()
     train_locally(
@@ -441,7 +442,7 @@ def survived(plan: AnyPlan, root: Path, faults: tuple[Fault, ...] = ()) -> Survi
 
 
 def check_survives(
-    plan: AnyPlan, folder: Path, whole: Mapping[int, float], struck: Sequence[tuple[int, int, str]]
+    plan: Plan, folder: Path, whole: Mapping[int, float], struck: Sequence[tuple[int, int, str]]
 ) -> None:
     """Rank, step and phase of each death, in order, are in `struck`; the run ends like one without deaths."""
     faults = tuple(
@@ -455,7 +456,7 @@ def check_survives(
     assert resumable(plan, str(folder / "run"))[1].step == STEPS
 
 
-def undisturbed(team: WorkerPool, plan: AnyPlan) -> dict[int, float]:
+def undisturbed(team: WorkerPool, plan: Plan) -> dict[int, float]:
     """Losses of a run that is not interrupted and saves nothing."""
     run = Survived()
     team.run(plan.cluster.devices, train, plan, TrainOptions(steps=STEPS), report=run.report)

@@ -344,13 +344,14 @@ def strayed(plan: Plan, found: list[Difference]) -> list[str]:
     """Deviations of the ranks from the plan: the layers of each rank, the layers that recompute attention,
     and the actions of its schedule in order (communication between them is ignored)."""
     places = plan.best.layout.pipelines[0].stages
+    (schedule,) = plan.schedules
     local_layers = {stage: own for stage, own in enumerate(layers_of_stages(plan))}
     strategy = plan.best.strategy
     microbatches = BATCH // strategy.dp // strategy.micro_batch_size
     wrong = []
     for number, rank in enumerate(found):
         place = next(at for at, stage in enumerate(places) if number in stage.rank_numbers)
-        own = [local_layers[stage] for stage, at in enumerate(plan.schedule.stage_rank) if at == place]
+        own = [local_layers[stage] for stage, at in enumerate(schedule.stage_rank) if at == place]
         if rank.layers != tuple(own):
             wrong.append("layers")
         recomputed = sum(map(len, own)) if strategy.recompute == "selective" else 0
@@ -365,7 +366,7 @@ def strayed(plan: Plan, found: list[Difference]) -> list[str]:
         ]
         if rank.buffers != (strategy.offload in OFFLOADS_STATES, strategy.offload in OFFLOADS_ACTIVATIONS):
             wrong.append("offload")
-        if strategy.pp > 1 and computation != [str(action) for action in plan.schedule.ranks[place]]:
+        if strategy.pp > 1 and computation != [str(action) for action in schedule.ranks[place]]:
             wrong.append("order")
     return sorted(set(wrong))
 
@@ -373,7 +374,7 @@ def strayed(plan: Plan, found: list[Difference]) -> list[str]:
 def layers_of_stages(plan: Plan) -> list[tuple[int, ...]]:
     """The numbers of the layers of each stage, from the counts in the plan's layout."""
     counts = [list(place.layers) for place in plan.best.layout.pipelines[0].stages]
-    end_modules = list(accumulate(counts[place].pop(0) for place in plan.schedule.stage_rank))
+    end_modules = list(accumulate(counts[place].pop(0) for place in plan.schedules[0].stage_rank))
     return [tuple(range(start, stop)) for start, stop in zip([0, *end_modules], end_modules, strict=False)]
 
 

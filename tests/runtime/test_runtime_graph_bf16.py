@@ -20,15 +20,16 @@ from tests.runtime.graph_counted_collectives import predicted
 from tests.runtime.graph_equality import Run, batches, run_of, single_process
 from tests.runtime.graph_modules import data_of, module_of
 from tests.runtime.graph_plans import alone, by_rules, plan_with, sampled
+from tests.runtime.jobs import of_graph
 from tests.runtime.test_runtime_graph_plan_is_followed import MLP as EVEN
 from tests.runtime.test_runtime_graph_plan_is_followed import as_predicted, steps_of
 from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
 from shardwise.graph import OpGraph
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, graph_module, parallelize
-from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job, interpreter
+from shardwise.runtime.graphs import GraphTrainingJob, interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.kernels_elementwise import LOSSES
 from shardwise.runtime.graphs.parameters import ShardedParameter
@@ -43,14 +44,16 @@ LOSS, GRADIENT = 0.01, 0.03
 """Tolerances, relative: of the loss, and of the norm of a gradient's error. One rounding is 0.002."""
 
 
-def narrow(plan: GraphPlan) -> GraphPlan:
+def narrow(plan: Plan) -> Plan:
     return replace(plan, job=replace(plan.job, dtype="bf16"))
 
 
-def runs(report: Report, plans: list[GraphPlan], seed: int) -> list[Run]:
+def runs(report: Report, plans: list[Plan], seed: int) -> list[Run]:
     """The run of each plan."""
     return [
-        run_of(parallelize(graph_module(plan.graph, seed=seed), plan, max_norm=0.5), plan.graph, STEPS)
+        run_of(
+            of_graph(parallelize(graph_module(plan.graph, seed=seed), plan, max_norm=0.5)), plan.graph, STEPS
+        )
         for plan in plans
     ]
 
@@ -109,10 +112,9 @@ def noting(kernel: Any, seen: set[torch.dtype]) -> Any:
 
 
 def alone_in_bf16(graph: OpGraph, lr: float) -> GraphTrainingJob:
-    module = graph_module(graph, seed=1)
-    return graph_training_job(
-        module, alone(graph, dtype="bf16"), None, device_type="cpu", lr=lr, max_norm=1e9
-    )
+    plan = alone(graph, dtype="bf16")
+    source = GraphTrainingJob.source_of(graph_module(graph, seed=1), plan)
+    return GraphTrainingJob(source, plan, device_type="cpu", lr=lr, max_norm=1e9)
 
 
 @contextmanager
@@ -164,18 +166,18 @@ def test_collectives_in_bf16_are_as_predicted(team: WorkerPool, ranks: tuple[int
         if on == ranks
     ]
     for plan, found in zip(plans, team.run(plans[0].mesh.devices, steps_of, plans)[0], strict=True):
-        assert as_predicted(found) == predicted(plan), plan.layout
+        assert as_predicted(found) == predicted(plan), plan.operators
 
 
 MODULES = ("vgg", "lstm", "transformer", "vision", "rows", "cells")
 
 
-def modules_run(report: Report, name: str, plans: list[GraphPlan]) -> list[tuple[float, dict[str, Tensor]]]:
+def modules_run(report: Report, name: str, plans: list[Plan]) -> list[tuple[float, dict[str, Tensor]]]:
     """Loss and gradients of the module's first step under each plan."""
     data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
     found = []
     for plan in plans:
-        job = parallelize(module_of(name, 1).float(), plan, data, max_norm=1e9)
+        job = of_graph(parallelize(module_of(name, 1).float(), plan, data, max_norm=1e9))
         loss = job.backward(data).loss
         found.append((loss, job.gradients()))
     return found

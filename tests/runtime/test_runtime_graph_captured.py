@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwise.errors import ConfigError
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, capture
 from shardwise.runtime.graphs.modules import captured
 
@@ -30,7 +30,7 @@ FEW = ("vgg", "lstm", "transformer", "vision", "again", "rows", "cells", "skip_t
 """Modules that are run without `--full`."""
 
 
-def worst(team: WorkerPool, name: str, plans: list[GraphPlan]) -> float:
+def worst(team: WorkerPool, name: str, plans: list[Plan]) -> float:
     devices = plans[0].mesh.devices
     return max(max(of) for of in team.run(devices, captured_differences, name, plans, plain(name), 1))
 

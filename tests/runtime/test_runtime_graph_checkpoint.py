@@ -43,10 +43,11 @@ from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, scaled
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import AsyncCheckpoint, WorkerPool, graph_module, load, parallelize, resumable
-from shardwise.runtime.checkpoint import folder_of, graph_hash
+from shardwise.runtime.checkpoint import folder_of
 from shardwise.runtime.graphs.placements import boxes_of_range, extents
+from shardwise.runtime.network import graph_hash
 from shardwise.runtime.workers import Report
 
 CHAIN = chain(8, 6, 12, 5)
@@ -62,7 +63,7 @@ def columns(op: OpNode) -> Sequence[str]:
 
 
 @cache
-def layouts(graph: str) -> list[GraphPlan]:
+def layouts(graph: str) -> list[Plan]:
     """Any rule, placement, storage and use on 1, 2 and 4 processes, also in stages."""
     of = {"chain": CHAIN, "uneven": UNEVEN}[graph]
     return [
@@ -75,14 +76,14 @@ def layouts(graph: str) -> list[GraphPlan]:
     ]
 
 
-def with_optimizer(plan: GraphPlan, optimizer: Any) -> GraphPlan:
+def with_optimizer(plan: Plan, optimizer: Any) -> Plan:
     return replace(plan, job=replace(plan.job, optimizer=optimizer))
 
 
 def run_all(
     team: WorkerPool,
     work: Callable[..., list[CheckpointedRun]],
-    cases: Sequence[tuple[GraphPlan, str]],
+    cases: Sequence[tuple[Plan, str]],
     *more: Any,
 ) -> list[list[CheckpointedRun]]:
     """Results of `work` on each rank in each case; cases with the same number of ranks run together."""
@@ -187,7 +188,7 @@ def furthest(found: Sequence[Sequence[CheckpointedRun]]) -> float:
     )
 
 
-Cases = Sequence[tuple[GraphPlan, str]]
+Cases = Sequence[tuple[Plan, str]]
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +234,7 @@ def test_a_run_in_stages_survives_a_killed_rank(team: WorkerPool, tmp_path: Path
     check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 4, "writing"), (0, 6, "optimizer")])
 
 
-def saved_once(report: Report, plan: GraphPlan, root: str) -> None:
+def saved_once(report: Report, plan: Plan, root: str) -> None:
     job = parallelize(graph_module(plan.graph, seed=0), plan)
     AsyncCheckpoint(job, root, step=0, data="random").wait()
 
@@ -291,7 +292,7 @@ def test_a_graph_is_identified_by_its_computation() -> None:
     assert len({known, *map(graph_hash, others)}) == 1 + len(others)
 
 
-def own_module(report: Report, plan: GraphPlan, root: str, seed: int, first: int) -> tuple[float, ...]:
+def own_module(report: Report, plan: Plan, root: str, seed: int, first: int) -> tuple[float, ...]:
     """A user's module that is saved after step 2, or resumes there."""
     job = parallelize(module_of("perceptron", seed), plan, data_of("perceptron", 0))
     if first:

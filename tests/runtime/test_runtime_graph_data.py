@@ -18,7 +18,7 @@ from tests.runtime.graph_plans import by_rules, plan_with
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.graph import SizeGrowth, scaled
-from shardwise.plans import write_graph_plan
+from shardwise.plans import write_plan
 from shardwise.runtime import data
 from shardwise.runtime import data as graph_data
 from shardwise.runtime.data import ArrayFolder
@@ -162,7 +162,7 @@ def test_training_on_arrays_resumes_with_the_same_arrays_only(
     """The loss falls, as each sample has its class. After a checkpoint the files must have the same content,
     wherever they are."""
     plan, log, runs = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl", str(tmp_path / "runs")
-    write_graph_plan(plan, plan_with(GRAPH, (2,), by_rules(GRAPH, (2,), lambda op: ("split b",))))
+    write_plan(plan, plan_with(GRAPH, (2,), by_rules(GRAPH, (2,), lambda op: ("split b",))))
     for name in ("here", "there", "others"):
         (tmp_path / name).mkdir()
     classes = np.random.default_rng(0).integers(5, size=40)

@@ -14,7 +14,14 @@ import pytest
 import torch
 from tests.property.layout_instances import chain, op
 from tests.runtime.graph_memory_tracker import allocated_bytes
-from tests.runtime.graph_plans import by_rules, estimated, in_stages, plan_with, without_recomputation
+from tests.runtime.graph_plans import (
+    by_rules,
+    estimated,
+    in_stages,
+    plan_with,
+    with_blocks,
+    without_recomputation,
+)
 from tests.runtime.test_runtime_graph_plan_is_followed import steps_of
 from tests.runtime.test_runtime_memory import with_memory
 from tests.sampling import sample_of
@@ -22,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwise.cost import Training
-from shardwise.cost.one_layout.layout import StepLedger, _Bytes
+from shardwise.cost.layouts import block as block_costs
 from shardwise.graph import (
     REPLICATE,
     REPLICATE_SHARD_STATES,
@@ -34,7 +41,7 @@ from shardwise.graph import (
     shard,
 )
 from shardwise.graph.sizes import SizeGrowth
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool
 from shardwise.runtime.graphs import interpreter, kernels, kernels_elementwise
 from shardwise.runtime.graphs.interpreter import Interpreter, _SectionRun
@@ -53,26 +60,26 @@ def deep(batch: int) -> OpGraph:
     return replace(graph, blocks=tuple(replace(b, repeat=4 if b.repeat > 1 else 1) for b in graph.blocks))
 
 
-def stored_as(word: Placement, graph: OpGraph, ranks: int = RANKS) -> GraphPlan:
+def stored_as(word: Placement, graph: OpGraph, ranks: int = RANKS) -> Plan:
     """A plan with a sharded batch, no recomputation, and all parameters stored as `word`."""
     plan = without_recomputation(
         plan_with(graph, (ranks,), by_rules(graph, (ranks,), lambda op: ("split b",)))
     )
-    blocks = tuple(replace(b, stored=dict.fromkeys(b.stored, (word,))) for b in plan.layout.blocks)
-    return replace(plan, layout=replace(plan.layout, blocks=blocks))
+    blocks = tuple(replace(b, stored=dict.fromkeys(b.stored, (word,))) for b in plan.operators.blocks)
+    return with_blocks(plan, blocks)
 
 
-def predicted_bytes(plan: GraphPlan) -> float:
+def predicted_bytes(plan: Plan) -> float:
     """The predicted bytes of all tensors together, without the context and fragmentation."""
-    parts = estimated(plan).nbytes
+    parts = estimated(plan).memory
     return sum(nbytes for part, nbytes in parts.items() if part not in ("context", "fragmentation"))
 
 
-def at_once_bytes(plan: GraphPlan) -> float:
+def at_once_bytes(plan: Plan) -> float:
     """The predicted bytes of the tensors that exist at the same moment."""
     price = estimated(plan)
-    context, more = (price.nbytes[part] for part in ("context", "fragmentation"))
-    return (price.at_once_bytes - context) / (1.0 + more / predicted_bytes(plan))
+    context, more = (price.memory[part] for part in ("context", "fragmentation"))
+    return (price.best.peak_memory.allocated - context) / (1.0 + more / predicted_bytes(plan))
 
 
 @pytest.mark.parametrize("word", [REPLICATE, REPLICATE_SHARD_STATES, shard(0)])
@@ -99,7 +106,7 @@ def shallow(graph: OpGraph) -> OpGraph:
     return replace(graph, blocks=tuple(replace(b, repeat=min(b.repeat, 2)) for b in graph.blocks))
 
 
-def ends(graph: OpGraph) -> list[GraphPlan]:
+def ends(graph: OpGraph) -> list[Plan]:
     """The fastest and the smallest plan of the frontier on processes of one machine with enough memory."""
     cluster = with_memory(RANKS)
     curve = GraphCurves(graph, cluster, Training(dtype="fp32"), 0.05).curve(cluster, epsilon=0.05)
@@ -134,15 +141,9 @@ def test_saved_activations_are_gone_when_early_layers_need_most(full: bool) -> N
     assert allocated < 0.9 * predicted
 
 
-def small_gpt(batch: int = 64) -> GraphPlan:
+def small_gpt(batch: int = 64) -> Plan:
     """Two layers, in which weights are a small part."""
     return stored_as(shard(0), shallow(scaled(load_graph("graph:gpt2-1.5b"), batch)))
-
-
-def _needed_once(ledger: StepLedger, nbytes: float) -> None:
-    """Replaces `need`: memory is only needed at the moment at which it is counted."""
-    ledger.peak_bytes = max(ledger.peak_bytes, nbytes)
-    ledger.needs.append(_Bytes(ledger.order, ledger.block, nbytes))
 
 
 def test_a_table_that_is_read_first_and_last_is_gathered_while_all_activations_are_saved() -> None:
@@ -153,10 +154,7 @@ def test_a_table_that_is_read_first_and_last_is_gathered_while_all_activations_a
     plan = replace(plan, job=replace(plan.job, profile=profile))
     reported = at_once_bytes(plan)
     assert allocated_bytes(plan) == pytest.approx(reported, rel=0.1)
-    with (
-        patch.object(StepLedger, "need", _needed_once),
-        patch.object(StepLedger, "need_now", lambda ledger, nbytes: None),
-    ):
+    with patch.object(block_costs, "copied_bytes", lambda context, moved: 0.0):
         assert at_once_bytes(plan) < 0.9 * reported
 
 
@@ -254,7 +252,7 @@ def test_a_share_of_a_weight_is_no_copy() -> None:
 def test_gathered_parameters_do_not_wait_for_their_gradients() -> None:
     """In stages with two micro-batches in flight; the mutant keeps the gathered parameters."""
     whole = deep(BATCH)
-    plan = in_stages(replace(stored_as(shard(0), deep(BATCH // 4)), graph=whole), (3,), 4)
+    plan = in_stages(replace(stored_as(shard(0), deep(BATCH // 4)), network=whole), (3,), 4)
     assert allocated_bytes(plan) < predicted_bytes(plan)
     with patch.object(interpreter, "rematerialize", lambda made: nullcontext()):
         assert allocated_bytes(plan) > 1.1 * predicted_bytes(plan)
@@ -269,7 +267,7 @@ def test_parameters_gathered_for_recomputation_do_not_wait_for_their_gradients()
         assert allocated_bytes(plan) > 1.3 * least
 
 
-def all_gathers(report: Report, plan: GraphPlan, broken: bool) -> int:
+def all_gathers(report: Report, plan: Plan, broken: bool) -> int:
     """The number of all-gathers of a step."""
     mutant: Any = (
         patch.object(interpreter, "rematerialize", lambda made: nullcontext()) if broken else nullcontext()
@@ -298,20 +296,18 @@ def test_recomputation_gathers_parameters_again_as_predicted(team: WorkerPool) -
     first needs none, as its input is data: 17 all-gathers. The cost model counts three passes, or two without
     recomputation. The mutant keeps the weights gathered for recomputation and has 12."""
     plan = layers_again(64, ranks=2)
-    head = replace(plan.layout.blocks[1], stored={"w_down": (REPLICATE,)})
+    head = replace(plan.operators.blocks[1], stored={"w_down": (REPLICATE,)})
     profile = replace(plan.job.profile, shard_overlap=0.0)
-    plan = replace(
-        plan,
-        job=replace(plan.job, profile=profile),
-        layout=replace(plan.layout, blocks=(plan.layout.blocks[0], head)),
+    plan = with_blocks(
+        replace(plan, job=replace(plan.job, profile=profile)), (plan.operators.blocks[0], head)
     )
     assert set(team.run(2, all_gathers, plan, False)) == {17}
     assert set(team.run(2, all_gathers, plan, True)) == {12}
-    again_s, stored_s = (estimated(each).seconds["gathers"] for each in (plan, without_recomputation(plan)))
+    again_s, stored_s = (estimated(each).breakdown["gathers"] for each in (plan, without_recomputation(plan)))
     assert again_s == pytest.approx(1.5 * stored_s, rel=1e-9) and stored_s > 0.0
 
 
-def layers_again(batch: int, ranks: int = RANKS) -> GraphPlan:
+def layers_again(batch: int, ranks: int = RANKS) -> Plan:
     """Six layers, each with a ReLU, in one recomputed block; weights are sharded."""
     sizes = {"b": batch, "v": 16, **dict.fromkeys("cdefghi", WIDTH)}
     layers = []
@@ -337,5 +333,5 @@ def layers_again(batch: int, ranks: int = RANKS) -> GraphPlan:
         growth={"b": SizeGrowth(batch=1)},
     )
     plan = stored_as(shard(0), graph, ranks)
-    first, *others = plan.layout.blocks
-    return replace(plan, layout=replace(plan.layout, blocks=(replace(first, mode="recomputed"), *others)))
+    first, *others = plan.operators.blocks
+    return with_blocks(plan, (replace(first, mode="recomputed"), *others))

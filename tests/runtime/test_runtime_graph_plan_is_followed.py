@@ -20,12 +20,13 @@ from tests.runtime import graph_modules
 from tests.runtime.graph_counted_collectives import Times, predicted
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_modules import data_of, module_of
-from tests.runtime.graph_plans import by_rules, plan_with, sampled, without_recomputation
+from tests.runtime.graph_plans import by_rules, plan_with, sampled, with_blocks, without_recomputation
+from tests.runtime.jobs import of_graph
 from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
 from shardwise.graph import REPLICATE_SHARD_STATES, OpNode, rules_of
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, capture, graph_module, parallelize
 from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.graphs import GraphTrainingJob, interpreter
@@ -49,14 +50,14 @@ EXTRA = {
 """Collectives of which the cost model counts the latency only (docs/concepts/pareto-search.md)."""
 
 
-def steps_of(report: Report, plans: list[GraphPlan], broken: str | None = None) -> list[Times]:
+def steps_of(report: Report, plans: list[Plan], broken: str | None = None) -> list[Times]:
     """The collectives of this rank's second step under each plan; `broken` names a mutant to run."""
     with patch(broken, MUTANTS[broken]) if broken else nullcontext():
         return [_step_of(plan) for plan in plans]
 
 
-def _step_of(plan: GraphPlan) -> Times:
-    return second_step(parallelize(graph_module(plan.graph, seed=0), plan), batches(plan.graph, 0))
+def _step_of(plan: Plan) -> Times:
+    return second_step(of_graph(parallelize(graph_module(plan.graph, seed=0), plan)), batches(plan.graph, 0))
 
 
 def second_step(job: GraphTrainingJob, batch: Any) -> Times:
@@ -94,13 +95,15 @@ def as_predicted(found: Times) -> Times:
     return words
 
 
-def _modules_steps(report: Report, name: str, plans: list[GraphPlan], early: bool) -> list[Times]:
+def _modules_steps(report: Report, name: str, plans: list[Plan], early: bool) -> list[Times]:
     """The same for a captured module in fp32. With `early`, a parameter's gradient is reduced once for each
     reader. Gathered parameters are kept here, so that none is gathered again."""
     data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
     mutant: Any = patch.object(ShardedParameter, "receive", _receive_early) if early else nullcontext()
     with mutant, patch.object(interpreter, "rematerialize", lambda made: nullcontext()):
-        return [second_step(parallelize(module_of(name, 1).float(), plan, data), data) for plan in plans]
+        return [
+            second_step(of_graph(parallelize(module_of(name, 1).float(), plan, data)), data) for plan in plans
+        ]
 
 
 def _receive_early(param: ShardedParameter, gradient: Tensor, used: TensorSpec) -> None:
@@ -119,7 +122,7 @@ def test_any_layout_has_the_predicted_collectives(team: WorkerPool, ranks: int, 
     kinds: set[str] = set()
     for plan, found in zip(plans, team.run(ranks, steps_of, plans)[0], strict=True):
         assert found[("all_reduce", 8)] == 1
-        assert as_predicted(found) == predicted(plan), plan.layout
+        assert as_predicted(found) == predicted(plan), plan.operators
         kinds |= {kind for kind, _ in found}
     assert kinds >= {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 
@@ -132,7 +135,7 @@ def test_layouts_of_two_axes_have_the_predicted_collectives(team: WorkerPool) ->
     ]
     assert len(plans) > 1
     for plan, found in zip(plans, team.run(4, steps_of, plans)[0], strict=True):
-        assert as_predicted(found) == predicted(plan), plan.layout
+        assert as_predicted(found) == predicted(plan), plan.operators
 
 
 def test_lstm_states_are_gathered_as_often_as_predicted(team: WorkerPool) -> None:
@@ -143,7 +146,7 @@ def test_lstm_states_are_gathered_as_often_as_predicted(team: WorkerPool) -> Non
     plans = [split, *map(without_recomputation, sampled(graph, (2,), range(3)))]
     found = team.run(2, _modules_steps, "lstm", plans, False)[0]
     for plan, each in zip(plans, found, strict=True):
-        assert as_predicted(each) == predicted(plan), plan.layout
+        assert as_predicted(each) == predicted(plan), plan.operators
     state = 4 * 32 * 4
     assert found[0]["reduce_scatter", state] >= 2 * 5 and found[0]["all_gather", state] >= 2 * 5
     assert any(each["reduce_scatter", state] < 2 * 5 for each in found[1:])
@@ -189,9 +192,9 @@ def test_parameters_of_a_block_share_one_collective(team: WorkerPool) -> None:
     has a lower limit for a message."""
     weights = {"w_up": 8 * 16 * 4, "w_down": 16 * 4 * 4}
     plain = plan_with(MLP, (2,), by_rules(MLP, (2,), lambda op: ("split b",)))
-    (block,) = plain.layout.blocks
+    (block,) = plain.operators.blocks
     split = replace(block, stored=dict.fromkeys(weights, (REPLICATE_SHARD_STATES,)))
-    plans = [plain, replace(plain, layout=replace(plain.layout, blocks=(split,)))]
+    plans = [plain, with_blocks(plain, (split,))]
     assert [predicted(plan) for plan in plans] == [
         Counter({("all_reduce", 768): 1}),
         Counter({("all_reduce", 768): 1, ("pass", 768): 1}),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.property.layout_instances import chain, skips_after_the_first, without_first_weights
+from tests.reference.one_layout.pipeline import actions_of
 from tests.runtime.captured_equality import captured_differences, graph_of, plain
 from tests.runtime.graph_equality import MAX_NORM, Run, batches, differences, run_of, single_process
 from tests.runtime.graph_plans import (
@@ -22,6 +23,7 @@ from tests.runtime.graph_plans import (
     staged_by_rules,
 )
 from tests.runtime.graph_stages import STAGE_MUTANTS
+from tests.runtime.jobs import of_graph
 from tests.runtime.test_runtime_graph_bf16 import GRADIENT, LOSS, gradients_off, loss_off
 from tests.runtime.test_runtime_graph_captured import IN_FP32
 from tests.runtime.test_runtime_graph_captured import TOLERANCE as IN_FP64
@@ -30,11 +32,10 @@ from tests.sampling import sample_of
 from torch import distributed
 
 from shardwise.app.cli.main import main
-from shardwise.cost.one_layout.pipeline import actions_of
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode, graph_text, loss_weight
-from shardwise.plans import GraphPlan, read_graph_plan
-from shardwise.runtime import WorkerPool, check_graph_runnable, graph_module, parallelize
+from shardwise.plans import Plan, read_plan
+from shardwise.runtime import WorkerPool, check_runnable, graph_module, parallelize
 from shardwise.runtime.profiling import NORM, OPTIMIZER, traced
 from shardwise.runtime.workers import Report
 from shardwise.sim import COMPUTE
@@ -66,12 +67,10 @@ def expected(graph: str, optimizer: str = "adamw") -> Run:
     return single_process(alone(GRAPHS[graph], optimizer=optimizer), seed=1, steps=STEPS)  # type: ignore[arg-type]
 
 
-def differ(
-    team: WorkerPool, plans: Sequence[GraphPlan], graph: str, broken: str | None = None
-) -> list[float]:
+def differ(team: WorkerPool, plans: Sequence[Plan], graph: str, broken: str | None = None) -> list[float]:
     """The largest difference of any rank, for each plan; all have the same number of devices."""
     for plan in plans:
-        check_graph_runnable(plan)
+        check_runnable(plan)
     cases = [(plan, expected(graph, plans[0].job.optimizer), 1, broken) for plan in plans]
     ranks = team.run(plans[0].devices, differences, cases)
     return [max(of) for of in zip(*ranks, strict=True)]
@@ -125,9 +124,9 @@ def test_a_broken_mechanism_is_caught(team: WorkerPool, mutant: str) -> None:
     assert max(differ(team, plans, "chain", broken=mutant)) > 100 * TOLERANCE
 
 
-def _local_sizes(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[str]]:
+def _local_sizes(report: Report, plan: Plan) -> tuple[dict[str, int], list[str]]:
     """Elements of this rank's parameters, and the passes of a step by its profile."""
-    job = parallelize(graph_module(plan.graph, seed=0), plan)
+    job = of_graph(parallelize(graph_module(plan.graph, seed=0), plan))
     with traced(distributed.get_rank()) as trace:
         job.step(batches(plan.graph, 0))
     passes = [
@@ -152,8 +151,10 @@ def test_a_rank_holds_its_stage_and_runs_the_predicted_passes(team: WorkerPool) 
         assert passes == [f"{stage}{kind}{number}" for kind, number in actions_of(stage, 3, 4)]
 
 
-def _bf16_run(report: Report, plan: GraphPlan) -> Run:
-    return run_of(parallelize(graph_module(plan.graph, seed=1), plan, max_norm=MAX_NORM), plan.graph, 1)
+def _bf16_run(report: Report, plan: Plan) -> Run:
+    return run_of(
+        of_graph(parallelize(graph_module(plan.graph, seed=1), plan, max_norm=MAX_NORM)), plan.graph, 1
+    )
 
 
 @pytest.mark.parametrize(("ranks", "cuts"), [((1,), (2,)), ((2,), (1, 3))])
@@ -178,9 +179,9 @@ FEW = ("vgg", "readers")
 """Modules that are run without `--full`."""
 
 
-def worst(team: WorkerPool, name: str, plans: Sequence[GraphPlan]) -> float:
+def worst(team: WorkerPool, name: str, plans: Sequence[Plan]) -> float:
     for plan in plans:
-        check_graph_runnable(plan)
+        check_runnable(plan)
     return max(
         max(of) for of in team.run(plans[0].devices, captured_differences, name, list(plans), plain(name), 1)
     )
@@ -204,8 +205,8 @@ def test_operators_that_need_the_whole_batch_are_refused_by_name() -> None:
     normed = chain(8, 6, 12, 5, norm="batch_norm")
     plan = staged_by_rules(normed, (1,), (2,), 2, whole)
     with pytest.raises(ConfigError, match="batch_norm operator norm computes across samples"):
-        check_graph_runnable(plan)
-    check_graph_runnable(staged_by_rules(normed, (1,), (2,), 1, whole))
+        check_runnable(plan)
+    check_runnable(staged_by_rules(normed, (1,), (2,), 1, whole))
 
 
 def test_a_batch_norm_of_the_whole_batch_trains_in_stages(team: WorkerPool) -> None:
@@ -215,7 +216,7 @@ def test_a_batch_norm_of_the_whole_batch_trains_in_stages(team: WorkerPool) -> N
     assert max(map(max, team.run(4, differences, [(plan, right, 1, None) for plan in plans]))) < TOLERANCE
 
 
-def _of_whole_numbers(report: Report, plan: GraphPlan) -> None:
+def _of_whole_numbers(report: Report, plan: Plan) -> None:
     job = parallelize(graph_module(plan.graph, seed=0), plan)
     job.step({name: tensor.long() for name, tensor in batches(plan.graph, 0).items()})
 
@@ -229,9 +230,9 @@ def test_integers_do_not_cross_a_stage_boundary(team: WorkerPool) -> None:
 
 def test_a_parameter_of_two_stages_is_refused_by_name() -> None:
     graph = graph_of("transformer")
-    plan = plan_with(graph, (1,), alone(graph).layout)
+    plan = plan_with(graph, (1,), alone(graph).operators)
     with pytest.raises(ConfigError, match=r"embedding\.weight in several stages"):
-        check_graph_runnable(in_stages(plan, (1,), 1))
+        check_runnable(in_stages(plan, (1,), 1))
 
 
 def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +244,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
     question += ["--global-batch-size", "8", "--dtype", "fp32", "--save", str(points)]
     assert main(["frontier", str(graph), *question]) == 0
     (name, *_) = [name for name in json.loads((points / "frontier.json").read_text())["plans"] if name]
-    assert read_graph_plan(str(points / name)).stages == 2
+    assert read_plan(str(points / name)).stages == 2
     capsys.readouterr()
     assert main(["train", str(points / name), "--steps", "40", "--lr", "0.03", "--log", str(log)]) == 0
     shown = capsys.readouterr()

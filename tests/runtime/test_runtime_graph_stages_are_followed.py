@@ -12,16 +12,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from tests.property.layout_instances import chain, without_first_weights
+from tests.reference.one_layout import layout
+from tests.reference.one_layout.rank import owned_shards
 from tests.runtime.graph_counted_collectives import Times, predicted_in_stages
 from tests.runtime.graph_equality import batches
-from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules, without_recomputation
+from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules, with_blocks, without_recomputation
+from tests.runtime.jobs import of_graph
 from tests.runtime.test_runtime_graph_plan_is_followed import as_predicted, second_step
 from tests.runtime.test_runtime_graph_stages import columns, data, whole
 
 from shardwise.cost.layouts.parameters import storage_placements
-from shardwise.cost.one_layout import layout
-from shardwise.cost.one_layout.rank import owned_shards
-from shardwise.plans import GraphPlan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, graph_module, parallelize
 from shardwise.runtime.graphs.interpreter import _Passes
 from shardwise.runtime.graphs.parameters import reduce_gradients
@@ -33,13 +34,13 @@ CHAIN = chain(16, 8, 16, 4)
 MICROBATCHES = 4
 
 
-def steps_of(report: Report, plans: list[GraphPlan], early: bool) -> list[Times]:
+def steps_of(report: Report, plans: list[Plan], early: bool) -> list[Times]:
     """The collectives of this rank's second step under each plan. With `early`, gradients are reduced after
     every micro-batch."""
     mutant: Any = patch.object(_Passes, "_backward", _settled) if early else nullcontext()
     with mutant:
         return [
-            second_step(parallelize(graph_module(plan.graph, seed=0), plan), batches(plan.graph, 0))
+            second_step(of_graph(parallelize(graph_module(plan.graph, seed=0), plan)), batches(plan.graph, 0))
             for plan in plans
         ]
 
@@ -53,7 +54,7 @@ def _settled(passes: _Passes, number: int) -> None:
 BACKWARD = _Passes._backward
 
 
-def is_obeyed(team: WorkerPool, plans: list[GraphPlan], *, early: bool = False) -> list[bool]:
+def is_obeyed(team: WorkerPool, plans: list[Plan], *, early: bool = False) -> list[bool]:
     """For each plan, whether the first rank of every stage has the predicted collectives."""
     found = team.run(plans[0].devices, steps_of, plans, early)
     return [
@@ -84,17 +85,17 @@ def test_stages_on_two_axes_communicate_as_predicted(team: WorkerPool) -> None:
     )
 
 
-def stored_anyhow(plan: GraphPlan, seed: int) -> GraphPlan:
+def stored_anyhow(plan: Plan, seed: int) -> Plan:
     """The plan with a random storage of each parameter."""
     random = np.random.default_rng(seed)
     operators = [op for block in plan.graph.blocks for op in block.operators]
     shapes = {own.name: op.shape(own.dims) for op in operators for own in op.parameters}
     blocks = []
-    for block in plan.layout.blocks:
+    for block in plan.operators.blocks:
         forms = {name: storage_placements(shapes[name], plan.mesh.ranks).named for name in block.stored}
         sampled_forms = {name: among[random.integers(len(among))] for name, among in forms.items()}
         blocks.append(replace(block, stored=sampled_forms))
-    return replace(plan, layout=replace(plan.layout, blocks=tuple(blocks)))
+    return with_blocks(plan, blocks)
 
 
 def test_gradients_along_two_axes_are_reduced_as_often_as_predicted(team: WorkerPool) -> None:

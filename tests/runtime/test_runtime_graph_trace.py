@@ -27,9 +27,9 @@ from tests.runtime.graph_plans import (
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwise.app.cli.main import main
-from shardwise.cluster import load_cluster, mesh_of
+from shardwise.cluster import load_cluster
 from shardwise.graph import OpGraph, block_labels, operator_label
-from shardwise.plans import GraphPlan, write_graph_plan
+from shardwise.plans import Plan, write_plan
 from shardwise.runtime import WorkerPool, graph_module, parallelize
 from shardwise.runtime.graphs.parameters import ShardedParameter, publish
 from shardwise.runtime.graphs.placements import ProcessMesh
@@ -44,7 +44,7 @@ CHAIN = chain(16, 8, 16, 4)
 MICROBATCHES = 4
 
 
-def traced_steps(report: Report, plans: list[GraphPlan], mutant: str | None) -> list[tuple[Span, ...]]:
+def traced_steps(report: Report, plans: list[Plan], mutant: str | None) -> list[tuple[Span, ...]]:
     """The spans of this rank's second step under each plan."""
     with ExitStack() as stack:
         if mutant is not None:
@@ -52,7 +52,7 @@ def traced_steps(report: Report, plans: list[GraphPlan], mutant: str | None) -> 
         return [_traced(plan) for plan in plans]
 
 
-def _traced(plan: GraphPlan) -> tuple[Span, ...]:
+def _traced(plan: Plan) -> tuple[Span, ...]:
     job = parallelize(graph_module(plan.graph, seed=0), plan)
     batch = batches(plan.graph, 0)
     job.step(batch)
@@ -137,7 +137,7 @@ def test_recomputed_operators_are_distinguished_in_the_trace(team: WorkerPool) -
         again = [
             operator_label(label, op.name)
             for label, block_layout, block in zip(
-                block_labels(CHAIN), plan.layout.blocks,
+                block_labels(CHAIN), plan.operators.blocks,
                 [block for block in CHAIN.blocks for _ in range(block.repeat)], strict=True,
             )
             if block_layout.mode == "recomputed"
@@ -175,7 +175,7 @@ def predicted_by_kind(times: Times) -> Counter[str]:
     return found
 
 
-def is_as_predicted(spans: Sequence[Span], plan: GraphPlan) -> bool:
+def is_as_predicted(spans: Sequence[Span], plan: Plan) -> bool:
     """Whether collectives are as many as predicted, with one more all-reduce for the norm, and one for the
     reported loss where that is a sum over ranks."""
     found, reported = by_kind(spans), predicted_by_kind(predicted(plan))
@@ -254,7 +254,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
     """Trains with a trace, then compares: every operator is there, forward and backward, and parts sum to the
     step."""
     path, measured = str(tmp_path / "p.yaml"), str(tmp_path / "m.json")
-    write_graph_plan(path, estimated(without_recomputation(next(sampled(CHAIN, (2,), [1])))))
+    write_plan(path, estimated(without_recomputation(next(sampled(CHAIN, (2,), [1])))))
     assert main(["train", path, "--steps", "3", "--trace", measured]) == 0
     trace = read_trace(measured)
     assert trace.ranks == [0, 1] and trace.plan_hash is not None
@@ -275,7 +275,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
             assert measured_of[block.name, op.name, "forward"] > 0.0
             assert measured_of[block.name, op.name, "backward"] > 0.0
     other = str(tmp_path / "other.yaml")
-    write_graph_plan(other, estimated(without_recomputation(next(sampled(CHAIN, (2,), [2])))))
+    write_plan(other, estimated(without_recomputation(next(sampled(CHAIN, (2,), [2])))))
     assert main(["compare", other, measured]) == 2
     assert "plan_hash: is a trace of another plan" in capsys.readouterr().err
 
@@ -285,7 +285,7 @@ def test_traces_are_refused_on_accelerators(tmp_path: Path, capsys: pytest.Captu
     plan = plan_with(CHAIN, (2,), by_rules(CHAIN, (2,), lambda op: ("split b",)))
     cluster = load_cluster("1x2xH100-SXM")
     path, trace = str(tmp_path / "p.yaml"), tmp_path / "t.json"
-    write_graph_plan(path, estimated(replace(plan, cluster=cluster, mesh=mesh_of(cluster, (2,)))))
+    write_plan(path, estimated(replace(plan, cluster=cluster)))
     assert main(["train", path, "--trace", str(trace)]) == 2
     assert "--trace: is not supported on accelerators" in capsys.readouterr().err
     assert not trace.exists()

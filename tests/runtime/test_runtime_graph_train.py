@@ -24,10 +24,10 @@ from tests.sampling import sample_of
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, graph_text
-from shardwise.plans import GraphPlan, read_graph_plan, write_graph_plan, write_plan
+from shardwise.plans import Plan, read_plan, write_plan
 from shardwise.runtime import check_computable
 from shardwise.runtime.checkpoint import finished
-from shardwise.runtime.train import module_of_graph
+from shardwise.runtime.weights import graph_weights_in
 
 MLP = mlp(8, 6, 12, 5)
 
@@ -43,7 +43,7 @@ def test_the_documented_command_lines_work(
     question = ["--cluster", "1x2xcpu", "--global-batch-size", "8", "--dtype", dtype, "--save", str(points)]
     assert main(["frontier", str(graph), *question]) == 0
     names = [name for name in json.loads((points / "frontier.json").read_text())["plans"] if name]
-    on_two = next(name for name in names if read_graph_plan(str(points / name)).mesh.devices == 2)
+    on_two = next(name for name in names if read_plan(str(points / name)).mesh.devices == 2)
     capsys.readouterr()
     assert main(["train", str(points / on_two), "--steps", "40", "--lr", "0.03", "--log", str(log)]) == 0
     shown = capsys.readouterr()
@@ -57,7 +57,7 @@ def test_the_documented_command_lines_work(
     # Matrix products of a step: 2 x 8 x (6 x 12 + 12 x 5) forward, the same again for the weights, and 2 x 8
     # x 12 x 5 for the hidden layer (the input has no gradient): 2,112 + 2,112 + 960 = 5,184 flop on two
     # devices.
-    peak = read_graph_plan(str(points / on_two)).cluster.classes["cpu"].peak_flop_per_s[dtype]
+    peak = read_plan(str(points / on_two)).cluster.classes["cpu"].peak_flop_per_s[dtype]
     for record in records:
         assert record["mfu"] == pytest.approx(5_184 / (record["step_time_s"] * 2 * peak))
         assert record["samples_per_s"] * record["step_time_s"] == pytest.approx(8)
@@ -65,12 +65,12 @@ def test_the_documented_command_lines_work(
     assert sum(losses[-4:]) < sum(losses[:4]) - 0.2  # the same four batches
 
 
-def saved(path: Path, plan: GraphPlan) -> str:
-    write_graph_plan(str(path), plan)
+def saved(path: Path, plan: Plan) -> str:
+    write_plan(str(path), plan)
     return str(path)
 
 
-def halves(graph: OpGraph = MLP) -> GraphPlan:
+def halves(graph: OpGraph = MLP) -> Plan:
     """Data parallelism on two processes."""
     return plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",)))
 
@@ -142,8 +142,8 @@ def test_a_run_resumes_under_another_plan_and_appends_to_its_log(
         "middle.1.scale": (12,), "middle.1.mix": (12, 12), "w_down": (12, 5),
     }  # fmt: skip
     assert {tensor.dtype for tensor in written.values()} == {torch.float32}
-    module = dict(module_of_graph(graph, seed=3, weights=str(out)).named_parameters())
-    assert all(torch.equal(module[name], written[name]) for name in written)
+    value = graph_weights_in(str(out), graph)
+    assert all(torch.equal(value(name, each.shape), each) for name, each in written.items())
     assert main(["train", first, "--weights", str(out), "--steps", "1", "--log", str(logs[2])]) == 0
     assert losses_of(logs[2])[0] < losses_of(logs[0])[0] - 0.01  # trained on this batch twice
     written["w_up"] = written["w_up"][:, :5].contiguous()

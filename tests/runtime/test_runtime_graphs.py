@@ -15,8 +15,8 @@ from tests.runtime.graph_plans import alone, by_rules, plan_with, sampled
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode
-from shardwise.plans import GraphPlan
-from shardwise.runtime import WorkerPool, check_graph_runnable
+from shardwise.plans import Plan
+from shardwise.runtime import WorkerPool, check_runnable
 
 TOLERANCE = 2e-5
 """Relative, in fp32: sums have another order."""
@@ -57,9 +57,7 @@ BY_HAND = {
 }
 
 
-def differ(
-    team: WorkerPool, plans: Sequence[GraphPlan], graph: str, broken: str | None = None
-) -> list[float]:
+def differ(team: WorkerPool, plans: Sequence[Plan], graph: str, broken: str | None = None) -> list[float]:
     """The largest difference of any rank, for each plan; all have the same number of devices."""
     run = expected(graph, plans[0].job.optimizer)
     cases = [(plan, run, 1, broken) for plan in plans]
@@ -72,7 +70,7 @@ def differ(
 def test_layouts_by_hand_train_as_one_process_does(team: WorkerPool, name: str, graph: str) -> None:
     ranks, required = BY_HAND[name]
     plan = plan_with(GRAPHS[graph], ranks, by_rules(GRAPHS[graph], ranks, *required))
-    check_graph_runnable(plan)
+    check_runnable(plan)
     assert max(differ(team, [plan], graph)) < TOLERANCE
 
 
@@ -111,5 +109,5 @@ def test_plans_that_the_runtime_does_not_run_are_refused_by_name() -> None:
         (replace(plan, job=replace(plan.job, optimizer="muon")), "job.optimizer"),
     ):
         with pytest.raises(ConfigError) as caught:
-            check_graph_runnable(bad)
+            check_runnable(bad)
         assert caught.value.key == key

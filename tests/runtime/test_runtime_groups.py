@@ -11,13 +11,13 @@ from tests.runtime.uneven_plans import make_uneven
 from torch import distributed
 from torch.distributed import DeviceMesh
 
-from shardwise.plans import Plan, UnevenFile
+from shardwise.plans import Plan
 from shardwise.runtime import parallelize, reference_module
 from shardwise.runtime.mesh import group_among, mesh_of
 from shardwise.runtime.private import process_groups
 
 
-def groups_of(plan: Plan | UnevenFile, rank: int) -> list[list[int]]:
+def groups_of(plan: Plan, rank: int) -> list[list[int]]:
     """The ranks of each group that a job makes on one of the plan's ranks, in order."""
     with fake_ranks(rank, plan.cluster.devices):
         parallelize(reference_module(plan.model), plan)

@@ -17,7 +17,7 @@ from tests.runtime.plans import make_plan
 
 from shardwise.app.cli import main
 from shardwise.app.cli.launched import TORCHRUN_VARIABLE
-from shardwise.plans import write_graph_plan, write_plan
+from shardwise.plans import write_plan
 
 
 def test_torchrun_trains_as_launched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def test_torchrun_resumes_under_the_plan_of_a_graph(tmp_path: Path) -> None:
     """From a checkpoint of a run without torchrun, appending to its log."""
     graph, log = mlp(8, 6, 12, 5), tmp_path / "steps.jsonl"
     plan = str(tmp_path / "p.yaml")
-    write_graph_plan(plan, plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))
+    write_plan(plan, plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))
     common = ["--checkpoint", str(tmp_path / "ck"), "--log", str(log)]
     assert main(["train", plan, "--steps", "2", *common]) == 0
     path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"

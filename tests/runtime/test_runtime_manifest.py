@@ -39,10 +39,10 @@ from shardwise.runtime.checkpoint import (
     folder_of,
     load,
     mark_folder,
-    model_hash,
     newest,
     prune,
 )
+from shardwise.runtime.network import model_hash
 from shardwise.runtime.workers import Report
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.runtime.equality import LR, MAX_NORM, batches, single_process, whole_module
+from tests.runtime.jobs import uniform
 from tests.runtime.plans import make_plan
 from tests.sampling import sample_of
 
@@ -15,9 +16,8 @@ from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, migrate, parallelize
 from shardwise.runtime.checkpoint import AsyncCheckpoint, load, resumable
 from shardwise.runtime.gradients import local
-from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.private import process_groups
-from shardwise.runtime.state_dict import state_of
+from shardwise.runtime.uniform import UniformTrainingJob
 from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 2
@@ -26,9 +26,9 @@ BEFORE, AFTER = 2, 2
 MESSAGE_BYTES = 4096
 
 
-def differing(one: TrainingJob, other: TrainingJob) -> list[str]:
+def differing(one: UniformTrainingJob, other: UniformTrainingJob) -> list[str]:
     """Names of parameters and states that differ in any bit."""
-    first, second = state_of(one), state_of(other)
+    first, second = one.state(), other.state()
     return [name for name in {**first, **second} if not torch.equal(local(first[name]), local(second[name]))]
 
 
@@ -37,13 +37,13 @@ def migrated_run(
 ) -> tuple[list[str], list[float], bool]:
     """A run that migrates from one plan to the other: the names that differ from the checkpoint, all losses,
     and whether unused process groups are left."""
-    job = parallelize(whole_module(before.model, 0), before, lr=LR, max_norm=MAX_NORM)
+    job = uniform(parallelize(whole_module(before.model, 0), before, lr=LR, max_norm=MAX_NORM))
     losses = [job.step(batches(before, 0).batch(step)).loss for step in range(BEFORE)]
     AsyncCheckpoint(job, root, step=BEFORE, seed=0, data="synthetic").wait()
     earlier = process_groups()
     job, _ = migrate(job, after, message_bytes=message_bytes)
     left = bool(earlier & process_groups())
-    other = parallelize(whole_module(after.model, 5), after, lr=LR, max_norm=MAX_NORM)
+    other = uniform(parallelize(whole_module(after.model, 5), after, lr=LR, max_norm=MAX_NORM))
     load(other, resumable(after, root)[0])
     different = differing(job, other)
     losses += [job.step(batches(after, 0).batch(BEFORE + step)).loss for step in range(AFTER)]

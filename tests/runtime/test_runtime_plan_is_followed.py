@@ -25,7 +25,7 @@ from shardwise.cluster import find_device
 from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, parallelize
 from shardwise.runtime.collectives import CollectiveRecord, record_collectives
-from shardwise.runtime.job import TrainingJob
+from shardwise.runtime.uniform import UniformTrainingJob
 from shardwise.runtime.workers import Report
 
 Times = dict[tuple[str, int], int]
@@ -266,7 +266,7 @@ def begun_before_the_end(report: Report, plan: Plan) -> tuple[int, int]:
     """The number of this rank's gradient blocks whose reduction has started when a step's backward passes
     end, and the number of all blocks."""
     job = parallelize(whole_module(plan.model, 0), plan)
-    assert isinstance(job, TrainingJob)
+    assert isinstance(job, UniformTrainingJob)
     (replicas,) = [stage.replicas for _, stage in job.stages if stage.replicas is not None]
     begun = []
     reduce = replicas.reduce

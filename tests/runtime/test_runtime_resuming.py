@@ -79,7 +79,7 @@ def test_the_command_to_resume_names_the_launcher(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv(TORCHRUN_VARIABLE, raising=False)
     (line,) = resume_lines(run, options)
     assert line.startswith("  to resume from the beginning: shardwise train p.yaml --data synthetic")
-    committed(tmp_path, 2, run.plan)  # type: ignore[arg-type]
+    committed(tmp_path, 2, run.plan)
     monkeypatch.setenv(TORCHRUN_VARIABLE, "x")
     (line,) = resume_lines(run, options)
     assert line.startswith(
@@ -191,9 +191,7 @@ def test_the_folder_of_temporary_files_may_have_a_long_name(tmp_path: Path, leng
 
 
 def record(step: int) -> StepRecord:
-    return StepRecord(
-        step=step, loss=1.0, gradient_norm=1.0, step_time_s=1.0, predicted_s=1.0, strategy=None, tokens=1
-    )
+    return StepRecord(step=step, loss=1.0, gradient_norm=1.0, step_time_s=1.0, predicted_s=1.0, strategy=None)
 
 
 def test_an_error_during_training_reports_how_to_resume(tmp_path: Path) -> None:

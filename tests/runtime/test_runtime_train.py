@@ -149,7 +149,7 @@ def test_a_trace_shows_the_actions_of_the_plan_in_its_order(team: WorkerPool, te
     for rank, spans in enumerate(team.run(2, train, plan, options)):
         assert {span.rank for span in spans} == {rank}
         computed = [span.name for span in spans if span.track == COMPUTE]
-        row = plan.schedule.ranks[rank if plan.best.strategy.pp > 1 else 0]
+        row = plan.schedules[0].ranks[rank if plan.best.strategy.pp > 1 else 0]
         assert computed == [*map(str, row), "optimizer"]
         talked = {span.name for span in spans if span.track == COMMUNICATION}
         assert talked >= ({"send", "recv"} if plan.best.strategy.pp > 1 else {"all_reduce"})
@@ -272,7 +272,7 @@ def ended(command: list[str], environment: dict[str, str] | None = None) -> subp
 
 def test_a_newer_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(saved(tmp_path, "dp=2"))
-    path.write_text(path.read_text().replace("version: 1\n", "version: 2\n", 1))
+    path.write_text(path.read_text().replace("version: 2\n", "version: 3\n", 1))
     assert main(["train", str(path)]) == 2
     error = capsys.readouterr().err
     assert "version: " in error and "newer" in error and error.count("\n") == 1

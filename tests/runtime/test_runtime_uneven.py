@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime.equality import Difference, Trajectory, batches, single_process, whole_module
+from tests.runtime.jobs import uneven
 from tests.runtime.mutation import with_mutant
 from tests.runtime.plans import make_plan, tiny
 from tests.runtime.uneven_equality import divided_unevenly
@@ -22,8 +23,8 @@ from tests.sampling import sample_of
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
-from shardwise.plans import Layout, Pipeline, StagePart, UnevenFile, read_uneven_plan, write_uneven_plan
-from shardwise.runtime import TrainOptions, WorkerPool, parallelize, reference_module, train
+from shardwise.plans import Layout, Pipeline, Plan, StagePart, read_plan, write_plan
+from shardwise.runtime import TrainOptions, WorkerPool, check_runnable, parallelize, reference_module, train
 from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 from shardwise.runtime.gradients import local
 from shardwise.runtime.regions import LocalRegion, region_of
@@ -68,7 +69,7 @@ def expected(model: str, optimizer: str, seed: int, steps: int) -> Trajectory:
 
 
 def run(
-    team: WorkerPool, plan: UnevenFile, seed: int = 0, broken: str | None = None, steps: int = STEPS
+    team: WorkerPool, plan: Plan, seed: int = 0, broken: str | None = None, steps: int = STEPS
 ) -> list[Difference]:
     right = expected(plan.model.name, plan.job.optimizer, seed, steps)
     return team.run(plan.cluster.devices, divided_unevenly, plan, right, seed, broken)
@@ -89,7 +90,7 @@ def test_an_uneven_run_equals_one_process(team: WorkerPool, text: str, model: st
     assert parameters(plan.model) <= total < parameters(plan.model) + 100
 
 
-def check_tables(plan: UnevenFile, found: list[Difference]) -> None:
+def check_tables(plan: Plan, found: list[Difference]) -> None:
     """Every rank ran 1F1B of its own pipeline; communication between the actions is ignored."""
     for pipeline, share in zip(plan.best.layout.pipelines, plan.best.microbatches, strict=True):
         table = generate("1f1b", pp=len(pipeline.stages), microbatches=share, vpp=1)
@@ -118,15 +119,15 @@ def test_bf16_with_fp32_reduction_stays_close(team: WorkerPool, text: str, model
     assert max(rank.norm for rank in found) < HALF_TOLERANCE
 
 
-def _precision(report: Report, plan: UnevenFile, broken: str | None) -> tuple[bool, bool, bool]:
+def _precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, bool, bool]:
     """Whether the weights are in bf16 and equal the rounded owned weights; whether owned weights have more
     digits than bf16 before the first step; and whether summed gradients do."""
     with with_mutant(HALF_MUTANTS, broken):
         return _precision_of(plan)
 
 
-def _precision_of(plan: UnevenFile) -> tuple[bool, bool, bool]:
-    job = parallelize(reference_module(plan.model), plan)
+def _precision_of(plan: Plan) -> tuple[bool, bool, bool]:
+    job = uneven(parallelize(reference_module(plan.model), plan))
 
     def is_more(shares: list[Any]) -> bool:
         return any(bool((share != share.bfloat16().float()).any()) for share in shares)
@@ -196,7 +197,7 @@ def test_every_mutant_is_tried() -> None:
     assert {mutant for mutant, *_ in BROKEN} == set(MUTANTS)
 
 
-def _recorded(report: Report, plan: UnevenFile) -> Counter[CollectiveRecord]:
+def _recorded(report: Report, plan: Plan) -> Counter[CollectiveRecord]:
     job = parallelize(whole_module(plan.model, 0), plan)
     with record_collectives() as record:
         job.step(batches(plan, 0).batch(0))
@@ -232,8 +233,8 @@ def test_stages_send_every_element_once(team: WorkerPool) -> None:
     assert (last["send", 2_048], last["recv", 2_048]) == (16, 16)
 
 
-def _recompute_kinds(report: Report, plan: UnevenFile) -> list[str]:
-    job = parallelize(reference_module(plan.model), plan)
+def _recompute_kinds(report: Report, plan: Plan) -> list[str]:
+    job = uneven(parallelize(reference_module(plan.model), plan))
     assert job.stage is not None
     return [layer.recompute for layer in job.stage.layers.values()]
 
@@ -259,11 +260,11 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
                 "--seq-len", "64", "--global-batch-size", "16", "--dtype", "fp32"]  # fmt: skip
     assert main(["plan", *question, "--save", plan]) == 0
     assert f"shardwise train {plan}" in capsys.readouterr().out
-    shares = read_uneven_plan(plan).best.microbatches
+    shares = read_plan(plan).best.microbatches
     assert len(shares) == 2 and shares[0] != shares[1]
     assert main(["train", plan, "--steps", "6", "--log", str(log)]) == 0
     shown = capsys.readouterr()
-    assert f"uneven: 2 pipelines, {shares[0]} + {shares[1]} micro-batches" in shown.out
+    assert "plan          uneven: 2 data-parallel pipelines" in shown.out
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert set(records[0]) == {
         "step", "loss", "gradient_norm", "step_time_s", "exposed_communication_s", "predicted_s", "tokens",
@@ -273,32 +274,39 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
     assert records[-1]["loss"] < records[0]["loss"] - 0.1
 
 
-def saved(tmp_path: Path, plan: UnevenFile) -> str:
+def saved(tmp_path: Path, plan: Plan) -> str:
     path = str(tmp_path / "uneven.yaml")
-    write_uneven_plan(path, plan)
+    write_plan(path, plan)
     return path
 
 
-def changed(plan: UnevenFile, **changes: Any) -> UnevenFile:
+def changed(plan: Plan, **changes: Any) -> Plan:
     return replace(plan, best=replace(plan.best, **changes))
 
 
-def doubled(plan: UnevenFile) -> UnevenFile:
+def doubled(plan: Plan) -> Plan:
     """Both pipelines on the ranks of the first."""
-    first = plan.best.layout.pipelines[0]
-    return changed(plan, layout=replace(plan.best.layout, pipelines=(first, first)))
+    first, second = plan.best.layout.pipelines
+    pipelines = (first, replace(second, stages=first.stages))
+    return changed(plan, layout=replace(plan.best.layout, pipelines=pipelines))
 
 
-def on_two_pools(plan: UnevenFile) -> UnevenFile:
+def on_two_pools(plan: Plan) -> Plan:
     """Its first two stages joined to one stage on two device pools."""
     (one,), (other,) = (pipeline.stages for pipeline in plan.best.layout.pipelines)
     parts = tuple(
         StagePart(ranks=stage.ranks, device_class=stage.device_class, tp=1, rows=1) for stage in (one, other)
     )
     stage = replace(one, devices=2, ranks=f"{one.ranks},{other.ranks}", dp=2, parts=parts)
-    layout = Layout(pipelines=(Pipeline(stages=(stage,)),))
-    recompute = plan.best.recompute[:1]
-    return changed(plan, layout=layout, microbatches=(8,), pipeline_s=(1.0,), recompute=recompute)
+    pipeline = Pipeline(stages=(stage,), micro_batch_size=1, microbatches=8, rows=8, makespan_s=1.0)
+    return changed(plan, layout=Layout(pipelines=(pipeline,)))
+
+
+def without_a_sequence(plan: Plan) -> Plan:
+    """Its last pipeline has one micro-batch fewer."""
+    *others, last = plan.best.layout.pipelines
+    last = replace(last, microbatches=last.microbatches - 1, rows=last.rows - last.micro_batch_size)
+    return changed(plan, layout=replace(plan.best.layout, pipelines=(*others, last)))
 
 
 PLAN = make_uneven("5 l4 + 3 l4")
@@ -311,7 +319,6 @@ PLAN = make_uneven("5 l4 + 3 l4")
         (make_uneven("5 l4 + 3 l4", optimizer="muon"), [], "job.optimizer: is not supported"),
         (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not supported by this runtime; found"),
         (make_uneven("8 tp3l4"), [], "best.layout: is not supported by this runtime; found tp 3"),
-        (changed(PLAN, microbatches=(5, 2)), [], "best.microbatches: is not supported"),
         (on_two_pools(PLAN), [], "best.layout: is not supported by this runtime; found a stage on two pools"),
         (doubled(PLAN), [], "best.layout: is not supported by this runtime; found ranks used twice"),
         (PLAN, ["--resume"], "--resume: needs --checkpoint"),
@@ -320,18 +327,24 @@ PLAN = make_uneven("5 l4 + 3 l4")
     ],
 )  # fmt: skip
 def test_an_unsupported_uneven_plan_is_a_one_line_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], plan: UnevenFile, options: list[str], named: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], plan: Plan, options: list[str], named: str
 ) -> None:
     assert main(["train", saved(tmp_path, plan), *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"shardwise: error: {named}") and error.count("\n") == 1
 
 
+def test_a_batch_that_the_pipelines_do_not_share_is_refused() -> None:
+    """Files of such plans are not read at all."""
+    with pytest.raises(ConfigError, match=r"best\.microbatches: is not supported by this runtime; found 7"):
+        check_runnable(without_a_sequence(PLAN))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
         ("global_batch_size: 8", "global_batch_size: 16", "hash: does not match the content"),
-        ("version: 1\n", "version: 2\n", "newer"),
+        ("version: 2\n", "version: 3\n", "newer"),
     ],
 )
 def test_changed_and_newer_plans_are_refused(

@@ -4,25 +4,40 @@ Ranks allocate only the weights that they hold, except for blocks with sharded s
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from unittest.mock import patch
 
 import pytest
 import torch
+from tests.property.layout_instances import chain
+from tests.runtime.graph_plans import sampled, sampled_in_stages
 from tests.runtime.plans import make_plan
 from tests.runtime.uneven_plans import make_uneven
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwise.errors import ConfigError
-from shardwise.plans import Plan, UnevenFile
-from shardwise.runtime import WorkerPool, devices, parallelize, reference_module, state_dict
+from shardwise.plans import Plan
+from shardwise.runtime import (
+    WorkerPool,
+    devices,
+    graph_module,
+    network_of,
+    parallelize,
+    reference_module,
+    uneven,
+    uniform,
+)
+from shardwise.runtime.distribute import divided
 from shardwise.runtime.gradients import local
-from shardwise.runtime.initialization import initial_value, initialise
+from shardwise.runtime.graphs import GraphTrainingJob
+from shardwise.runtime.graphs.parameters import ShardedParameter
+from shardwise.runtime.initialization import initialise
 from shardwise.runtime.job import TrainingJob
-from shardwise.runtime.parallelize import divided
 from shardwise.runtime.regions import Region
 from shardwise.runtime.uneven import UnevenTrainingJob
+from shardwise.runtime.uniform import UniformTrainingJob
 from shardwise.runtime.workers import Report
 
 SEED = 3
@@ -34,36 +49,55 @@ def first_corner(value: Tensor, region: Region) -> Tensor:
     return value[places]
 
 
-def local_tensors(job: TrainingJob | UnevenTrainingJob) -> list[Tensor]:
+def local_weights(job: TrainingJob) -> list[Tensor]:
+    """The weights that a rank computes with."""
+    if isinstance(job, GraphTrainingJob):
+        return [param.weight for param in job.store.values()]
+    assert isinstance(job, UniformTrainingJob | UnevenTrainingJob)
+    return [local(parameter) for parameter in job.parameters]
+
+
+def local_tensors(job: TrainingJob) -> list[Tensor]:
     """All values of a rank: its weights, and those that it owns."""
-    owned = [own for own, _ in job.owned.parameters] if isinstance(job, UnevenTrainingJob) else []
-    return [local(parameter).detach() for parameter in (*job.parameters, *owned)]
+    owned: list[Tensor] = []
+    if isinstance(job, UnevenTrainingJob):
+        owned = [own for own, _ in job.owned.parameters]
+    if isinstance(job, GraphTrainingJob):
+        owned = [param.owned for param in job.store.values()]
+    return [each.detach() for each in (*local_weights(job), *owned)]
+
+
+def whole_module(plan: Plan) -> nn.Module:
+    if plan.kind == "graph":
+        return graph_module(plan.graph, seed=SEED)
+    whole = reference_module(plan.model)
+    initialise(whole, seed=SEED, layers=plan.model.layers)
+    return whole
 
 
 def filled(
-    report: Report, plan: Plan | UnevenFile, part: Callable[[Tensor, Region], Tensor] | None
+    report: Report, plan: Plan, part: Callable[[Tensor, Region], Tensor] | None
 ) -> tuple[bool, int, int]:
     """Whether a rank has the same values both ways, the number of elements that it holds, and the number that
     it allocated."""
     made: list[int] = []
 
     def placed(tensor: Tensor, device_type: str) -> Tensor:
-        there = torch.empty_like(tensor, device=device_type)
+        there = torch.full_like(tensor, torch.nan, device=device_type)
         made.append(local(there).numel())
         return there
 
-    whole = reference_module(plan.model)
-    initialise(whole, seed=SEED, layers=plan.model.layers)
-    expected = local_tensors(parallelize(whole, plan))
-    with torch.device("meta"):
-        module = reference_module(plan.model)
-    with patch.object(devices, "_placed", placed):
-        job = divided(module, plan)
-    with patch.object(state_dict, "_part", part or state_dict._part):
-        state_dict.fill_parameters(job, partial(initial_value, seed=SEED, layers=plan.model.layers))
+    expected = local_tensors(parallelize(whole_module(plan), plan))
+    network = network_of(plan)
+    with patch.object(devices, "placed", placed), patch("shardwise.runtime.graphs.job.placed", placed):
+        job = divided(network.module(), plan)
+    with ExitStack() as stack:
+        for module in (uniform, uneven) if part else ():
+            stack.enter_context(patch.object(module, "part_of", part))
+        job.fill(network.values(seed=SEED, weights=None))
     found = local_tensors(job)
     is_same = len(found) == len(expected) and all(map(torch.equal, found, expected))
-    return is_same, sum(local(parameter).numel() for parameter in job.parameters), sum(made)
+    return is_same, sum(each.numel() for each in local_weights(job)), sum(made)
 
 
 PLANS = [
@@ -97,11 +131,35 @@ def test_an_uneven_model_has_the_initial_values_of_the_whole_one(team: WorkerPoo
 
 
 @pytest.mark.parametrize("plan", [make_plan(PLANS[2][0], model="gpt"), make_uneven("5 tp2l4 + 3 l4")])
-def test_a_mutant_that_forgets_where_a_part_begins_is_caught(
-    team: WorkerPool, plan: Plan | UnevenFile
-) -> None:
+def test_a_mutant_that_forgets_where_a_part_begins_is_caught(team: WorkerPool, plan: Plan) -> None:
     found = team.run(plan.cluster.devices, filled, plan, first_corner)
     assert not all(is_same for is_same, _, _ in found)
+
+
+CHAIN = chain(8, 6, 12, 5)
+CHUNKS = ShardedParameter.chunks
+
+
+def at_the_first_corner(param: ShardedParameter, own: Tensor) -> dict[tuple[int, ...], Tensor]:
+    """Replaces `chunks` by a mutant that forgets where a chunk begins."""
+    return {(0,) * box.dim(): box for box in CHUNKS(param, own).values()}
+
+
+def filled_graphs(report: Report, plans: list[Plan], is_broken: bool) -> list[bool]:
+    """For each plan, whether a rank has the same values both ways."""
+    chunks = at_the_first_corner if is_broken else CHUNKS
+    with patch.object(ShardedParameter, "chunks", chunks):
+        return [filled(report, plan, None)[0] for plan in plans]
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_graph_has_the_initial_values_of_the_whole_one(team: WorkerPool, is_broken: bool) -> None:
+    """Any storage of parameters and states, in fp32 and in bf16, and in stages."""
+    plans = list(sampled(CHAIN, (4,), range(4)))
+    plans += [replace(plan, job=replace(plan.job, dtype="bf16")) for plan in plans]
+    plans += sampled_in_stages(CHAIN, (2,), (2,), 2, range(2))
+    found = team.run(4, filled_graphs, plans, is_broken)
+    assert all(map(all, found)) is not is_broken
 
 
 def _refused(report: Report, plan: Plan) -> str:

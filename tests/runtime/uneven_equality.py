@@ -6,22 +6,23 @@ from typing import Any
 
 import numpy as np
 from tests.runtime.equality import LR, MAX_NORM, Difference, Gradients, Trajectory, difference, whole_module
+from tests.runtime.jobs import uneven
 from tests.runtime.mutation import with_mutant
 from tests.runtime.uneven_mutants import MUTANTS
 
-from shardwise.plans import UnevenFile
+from shardwise.plans import Plan
 from shardwise.runtime import parallelize
-from shardwise.runtime.uneven import TABLE
+from shardwise.runtime.modules import TABLE
 from shardwise.runtime.workers import Report
 
 
 def divided_unevenly(
-    report: Report, plan: UnevenFile, expected: Trajectory, seed: int, broken: str | None = None
+    report: Report, plan: Plan, expected: Trajectory, seed: int, broken: str | None = None
 ) -> Difference:
     """On every rank: the difference of the run under `plan` from `expected`. `broken` names a mutant to
     run."""
     with with_mutant(MUTANTS, broken):
-        job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
+        job = uneven(parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM))
         return difference(job, expected, seed, _gradient_error, [own for own, _ in job.owned.parameters])
 
 

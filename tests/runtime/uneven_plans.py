@@ -7,16 +7,7 @@ import re
 from tests.runtime.plans import BATCH, SEQ_LEN, tiny
 
 from shardwise.cluster import load_cluster
-from shardwise.plans import (
-    Certificate,
-    Layout,
-    MixedFigures,
-    PeakMemory,
-    Pipeline,
-    Stage,
-    UnevenFile,
-    UnevenResult,
-)
+from shardwise.plans import Certificate, Layout, MixedFigures, PeakMemory, Pipeline, Plan, Result, Stage
 from shardwise.strategy import Job
 
 _STAGE = re.compile(r"(?:tp(\d+))?(?:dp(\d+))?l(\d+)(selective|full)?")
@@ -30,18 +21,18 @@ def make_uneven(
     optimizer: str = "adamw",
     dtype: str = "fp32",
     devices: int | None = None,
-) -> UnevenFile:
+) -> Plan:
     """The plan that `text` names, on as many cpu devices as it needs (or on `devices`); not estimated.
 
     Pipelines are joined by `+`. Each begins with its number of micro-batches and continues with its stages:
     `3 l1 tp2l3full` has 3 micro-batches, a stage of one layer, and one of three layers on two tensor ranks
     that recomputes them.
     """
-    pipelines, microbatches, recompute = [], [], []
+    pipelines = []
     first = 0
     for part in text.split("+"):
         share, *words = part.split()
-        stages, ways = [], []
+        stages = []
         for word in words:
             match = _STAGE.fullmatch(word)
             assert match is not None, word
@@ -50,25 +41,27 @@ def make_uneven(
                 Stage(
                     devices=tp * dp, ranks=f"{first}-{first + tp * dp - 1}", device_class="cpu", tp=tp, dp=dp,
                     layers=(layers,), share=int(share) * micro_batch_size / BATCH,
+                    recompute=match[4] or "none",
                 )
             )  # fmt: skip
-            ways.append(match[4] or "none")
             first += tp * dp
-        pipelines.append(Pipeline(stages=tuple(stages)))
-        microbatches.append(int(share))
-        recompute.append(tuple(ways))
+        pipelines.append(
+            Pipeline(
+                stages=tuple(stages), micro_batch_size=micro_batch_size, microbatches=int(share),
+                rows=int(share) * micro_batch_size, makespan_s=1.0,
+            )
+        )  # fmt: skip
     devices = devices or first
     nothing = PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=1.0)
-    return UnevenFile(
-        model=tiny(model),
+    return Plan(
+        network=tiny(model),
         cluster=load_cluster(f"1x{devices}xcpu"),
         job=Job(seq_len=SEQ_LEN, global_batch_size=BATCH, dtype=dtype, optimizer=optimizer),  # type: ignore[arg-type]
-        best=UnevenResult(
-            layout=Layout(pipelines=tuple(pipelines)), micro_batch_size=micro_batch_size,
-            microbatches=tuple(microbatches), pipeline_s=(1.0,) * len(pipelines), recompute=tuple(recompute),
-            step_time_s=1.0, band_s=(0.5, 2.0), tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1,
-            peak_memory=nothing, breakdown={"busiest_stage": 1.0}, tightest_rank=0,
-            idle_devices=devices - first, pools=("cpu",), is_alike=False, evaluator="none",
+        best=Result(
+            fields=None, layout=Layout(pipelines=tuple(pipelines)), step_time_s=1.0, band_s=(0.5, 2.0),
+            tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1, peak_memory=nothing,
+            breakdown={"busiest_stage": 1.0}, memory={}, tightest_rank=0, pools=("cpu",), is_alike=False,
+            evaluator="none",
         ),
         certificate=Certificate(
             space="uneven", enumerated=0, rejected={}, cut_by_bound=0, simulated=0, best_s=1.0,

@@ -182,7 +182,7 @@ def _trapped(plan: Plan, changes: Mapping[str, Any]) -> Plan:
     """The plan with changed fields of its job or its strategy, unchecked."""
     of_job = {name: value for name, value in changes.items() if hasattr(plan.job, name)}
     of_strategy = {name: value for name, value in changes.items() if name not in of_job}
-    best = replace(plan.best, strategy=replace(plan.best.strategy, **of_strategy))
+    best = replace(plan.best, fields=replace(plan.best.strategy, **of_strategy))
     return replace(plan, best=best, job=replace(plan.job, **of_job))
 
 

@@ -39,10 +39,9 @@ from shardwise.accuracy.calibration import (
 )
 from shardwise.accuracy.compare import (
     Comparison,
-    GraphComparison,
+    OperatorComparison,
     OperatorTimes,
     compare,
-    compare_graph,
     stage_label,
 )
 from shardwise.accuracy.cross_validation import fit_document, fit_rows
@@ -63,7 +62,6 @@ __all__ = [
     "Collective",
     "Comparison",
     "Fault",
-    "GraphComparison",
     "Group",
     "JudgedRow",
     "LinkSample",
@@ -71,6 +69,7 @@ __all__ = [
     "MeasuredStep",
     "MemorySample",
     "NcclTable",
+    "OperatorComparison",
     "OperatorTimes",
     "OverlapSample",
     "Skipped",
@@ -82,7 +81,6 @@ __all__ = [
     "calibration_document",
     "calibration_plans",
     "compare",
-    "compare_graph",
     "device_named",
     "device_speed",
     "eager_profile",

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
 
-from shardwise import search
 from shardwise.accuracy.stage_breakdown import (
     PARTS,
     Passes,
@@ -25,10 +24,10 @@ from shardwise.accuracy.stage_breakdown import (
 )
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
-from shardwise.plans import AnyPlan, GraphPlan, Plan, UnevenFile, plan_hash
-from shardwise.schedule import Schedule, generate
-from shardwise.search import TRAFFIC_PARTS, graph_timeline, graph_trace
-from shardwise.sim import Durations, Span, Trace, simulate, task_graph, trace_of
+from shardwise.plans import Plan, plan_hash
+from shardwise.schedule import Schedule
+from shardwise.search import TRAFFIC_PARTS, PipelineTimeline, pipeline_trace, plan_timelines
+from shardwise.sim import Span, Trace
 from shardwise.ties import first_largest
 
 # Plans of transformer models
@@ -42,6 +41,22 @@ StageKey = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorComparison:
+    """The parts of the step of each stage of an operator graph, and the times of single operators.
+
+    `predicted_parts` and `measured_parts` have one mapping per stage; its parts sum to the step time.
+    `operators` comes in the order of decreasing difference. `busiest` is the stage with the longest predicted
+    time. `hidden_s` is the predicted gradient reduction of each stage that the last backward pass hides; no
+    part counts it."""
+
+    busiest: int
+    hidden_s: tuple[float, ...]
+    predicted_parts: tuple[Mapping[str, float], ...]
+    measured_parts: tuple[Mapping[str, float], ...]
+    operators: tuple[OperatorTimes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """The predicted step of a plan and a measured step.
 
@@ -49,7 +64,7 @@ class Comparison:
     mean over the ranks of the stage. `order_violation` describes the first action that a rank ran out of the
     order of the schedule; None where there is none. `predicted_collectives_s`, `predicted_copies_s` and
     `predicted_optimizer_s` are those of the busiest stage; None for uneven plans, which do not have them.
-    `both` is one trace with both timelines.
+    `both` is one trace with both timelines. Of an operator graph, `operators` has parts and operators.
     """
 
     predicted_s: float
@@ -62,6 +77,7 @@ class Comparison:
     predicted_optimizer_s: float | None
     order_violation: str | None
     both: Trace
+    operators: OperatorComparison | None = None
 
     @property
     def error(self) -> float:
@@ -86,28 +102,42 @@ class PredictedPipeline:
         return replace(times, collectives_s=None, copies_s=None, optimizer_s=None)
 
 
-def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
+def compare(plan: Plan, measured: Trace) -> Comparison:
     """Compares `measured`, a trace of one step by `train --trace`, with the prediction of `plan`.
 
-    Raises ConfigError where the trace is of another plan: its hash (if any), its ranks or its actions differ.
-    Idle devices of an uneven plan have no actions.
+    Raises ConfigError where the trace is of another plan: its hash (if any), its ranks or its actions differ;
+    or where this version predicts another step time for the plan's layout. Idle devices of an uneven plan
+    have no actions.
     """
-    pipelines = _uneven_pipelines(plan) if isinstance(plan, UnevenFile) else [_only_pipeline(plan)]
+    found = plan_timelines(plan)
+    pipelines = [PredictedPipeline(one.schedule, pipeline_trace(plan, one), one.ranks) for one in found]
     steps = measured_steps(plan, pipelines, measured, devices=plan.cluster.devices)
-    step_s = plan.best.step_time_s
-    parts = None if isinstance(plan, UnevenFile) else plan.best.breakdown
+    step_s = plan.step_time_s
+    operators = _operator_comparison(plan, found[0], steps) if found[0].estimates else None
     return Comparison(
         predicted_s=step_s,
         measured_s=steps.finish_s - steps.start_s,
         places=steps.places,
         predicted=tuple(pipelines[one].times(stage, step_s) for one, stage in steps.places),
         measured=steps.times,
-        predicted_collectives_s=None if parts is None else sum(parts[part] for part in COLLECTIVES),
-        predicted_copies_s=None if parts is None else parts["offload"],
-        predicted_optimizer_s=None if parts is None else parts["optimizer"],
+        **_predicted_sums(plan, operators),
         order_violation=steps.order_violation,
         both=steps.both,
+        operators=operators,
     )
+
+
+def _predicted_sums(plan: Plan, operators: OperatorComparison | None) -> dict[str, float | None]:
+    """The predicted seconds in collectives, host copies and the optimizer, as far as the plan is estimated in
+    such parts; of a graph those of the busiest stage."""
+    parts = plan.breakdown if operators is None else operators.predicted_parts[operators.busiest]
+    collectives = [part for part in (*COLLECTIVES, *TRAFFIC_PARTS) if part in parts]
+    optimizer_s = parts.get("optimizer")
+    return {
+        "predicted_collectives_s": sum(parts[part] for part in collectives) if collectives else None,
+        "predicted_copies_s": None if optimizer_s is None else parts.get("offload", 0.0),
+        "predicted_optimizer_s": optimizer_s,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +158,7 @@ class MeasuredSteps:
 
 
 def measured_steps(
-    plan: AnyPlan,
+    plan: Plan,
     pipelines: Sequence[PredictedPipeline],
     measured: Trace,
     *,
@@ -169,45 +199,6 @@ def measured_steps(
         order_violation=order_violation,
         both=_both(pipelines, by_rank, place_of, start_s),
     )
-
-
-def _only_pipeline(plan: Plan) -> PredictedPipeline:
-    pipelines = plan.best.layout.pipelines
-    if len(pipelines) != 1:
-        raise ConfigError(
-            "cannot be compared",
-            key="best.layout",
-            found=f"{len(pipelines)} pipelines",
-            allowed="one pipeline",
-        )
-    schedule, durations = search.step_durations(plan.model, plan.cluster, plan.job, plan.best.strategy)
-    if schedule != plan.schedule:
-        raise ConfigError("is not the schedule of the strategy", key="schedule")
-    return _pipeline(schedule, durations, [stage.rank_numbers for stage in pipelines[0].stages])
-
-
-def _uneven_pipelines(plan: UnevenFile) -> list[PredictedPipeline]:
-    best = plan.best
-    found = search.predict_record(plan.model, plan.cluster, plan.job, best)
-    if found.faults:
-        raise ConfigError("is not a plan of its cluster", key="best", found=found.faults[0])
-    return [
-        _pipeline(
-            generate("1f1b", pp=len(pipeline.stages), microbatches=count, vpp=1),
-            times.durations,
-            [stage.rank_numbers for stage in pipeline.stages],
-        )
-        for pipeline, count, times in zip(
-            best.layout.pipelines, best.microbatches, found.pipelines, strict=True
-        )
-    ]
-
-
-def _pipeline(
-    schedule: Schedule, durations: Durations, ranks: Sequence[tuple[int, ...]]
-) -> PredictedPipeline:
-    timeline = trace_of(simulate(task_graph(schedule, durations)))
-    return PredictedPipeline(schedule, timeline, tuple(ranks))
 
 
 def _spans_of_ranks(
@@ -324,61 +315,22 @@ class OperatorTimes:
         return abs(self.predicted_s - self.measured_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphComparison(Comparison):
-    """A `Comparison` with the parts of the step and the times of single operators.
-
-    `predicted_parts` and `measured_parts` have one mapping per place; its parts sum to the step time.
-    `operators` comes in the order of decreasing difference. `busiest` is the stage with the longest predicted
-    time. `hidden_s` is the predicted gradient reduction of each stage that the last backward pass hides; no
-    part counts it."""
-
-    busiest: int
-    hidden_s: tuple[float, ...]
-    predicted_parts: tuple[Mapping[str, float], ...]
-    measured_parts: tuple[Mapping[str, float], ...]
-    operators: tuple[OperatorTimes, ...]
-
-
-def compare_graph(plan: GraphPlan, measured: Trace) -> GraphComparison:
-    """Compares `measured`, a trace of one step by `train --trace`, with the prediction of `plan`.
-
-    Raises ConfigError where the trace is of another plan, or where this version predicts another step time
-    for the plan's layout.
-    """
-    found = graph_timeline(plan)
-    devices = plan.mesh.devices
-    pipeline = PredictedPipeline(
-        found.schedule,
-        graph_trace(plan.graph, found),
-        tuple(tuple(range(stage * devices, (stage + 1) * devices)) for stage in range(plan.stages)),
-    )
-    steps = measured_steps(plan, [pipeline], measured, devices=plan.devices)
-    predictions = [predicted_parts(estimate, plan.step_time_s) for estimate in found.stages]
-    measurements = [_mean_parts([_parts_of(steps, rank) for rank in ranks]) for ranks in pipeline.ranks]
+def _operator_comparison(plan: Plan, found: PipelineTimeline, steps: MeasuredSteps) -> OperatorComparison:
+    """The parts and operators of a graph's stages, as estimated in `found`, and as measured."""
     operators: list[OperatorTimes] = []
-    for stage, (estimate, ranks) in enumerate(zip(found.stages, pipeline.ranks, strict=True)):
+    for stage, (estimate, ranks) in enumerate(zip(found.estimates, found.ranks, strict=True)):
         passes = [measured_passes(steps.by_rank[rank]) for rank in ranks]
         operators += _operators(
             plan, stage, predicted_passes(plan.graph, estimate, plan.microbatches), passes
         )
     operators.sort(key=lambda each: -each.difference_s)
-    busiest_stage = int(first_largest([estimate.time_s for estimate in found.stages]))
-    return GraphComparison(
-        predicted_s=plan.step_time_s,
-        measured_s=steps.finish_s - steps.start_s,
-        places=steps.places,
-        predicted=tuple(pipeline.times(stage, plan.step_time_s) for _, stage in steps.places),
-        measured=steps.times,
-        predicted_collectives_s=sum(predictions[busiest_stage][part] for part in TRAFFIC_PARTS),
-        predicted_copies_s=0.0,
-        predicted_optimizer_s=predictions[busiest_stage]["optimizer"],
-        order_violation=steps.order_violation,
-        both=steps.both,
-        busiest=busiest_stage,
-        hidden_s=tuple(estimate.hidden_s for estimate in found.stages),
-        predicted_parts=tuple(predictions),
-        measured_parts=tuple(measurements),
+    return OperatorComparison(
+        busiest=int(first_largest([estimate.time_s for estimate in found.estimates])),
+        hidden_s=tuple(estimate.hidden_s for estimate in found.estimates),
+        predicted_parts=tuple(predicted_parts(estimate, plan.step_time_s) for estimate in found.estimates),
+        measured_parts=tuple(
+            _mean_parts([_parts_of(steps, rank) for rank in ranks]) for ranks in found.ranks
+        ),
         operators=tuple(operators),
     )
 
@@ -392,10 +344,10 @@ def _parts_of(steps: MeasuredSteps, rank: int) -> dict[str, float]:
 
 
 def _operators(
-    plan: GraphPlan, stage: int, predictions: Passes, measurements: Sequence[Passes]
+    plan: Plan, stage: int, predictions: Passes, measurements: Sequence[Passes]
 ) -> list[OperatorTimes]:
     """The times of all operators of a stage that have a predicted or a measured time."""
-    first, end = plan.layout.spans[stage] if isinstance(plan.layout, StagedLayout) else (0, None)
+    first, end = plan.operators.spans[stage] if isinstance(plan.operators, StagedLayout) else (0, None)
     found = []
     for block, operator, labels in _repeated(plan.graph, first, end):
         for direction in ("forward", "backward"):

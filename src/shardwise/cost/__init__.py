@@ -39,16 +39,19 @@ from shardwise.cost.bounds.time import (
 from shardwise.cost.collectives import alike_grids
 from shardwise.cost.estimate import GridCostTable, TableCosts, costs_of_all_stages, costs_of_peak_stages
 from shardwise.cost.layers import PhaseTimes
-from shardwise.cost.layouts import LayoutSpace, entry_shapes, layout_chain, relaxed_layouts, stage_layouts
-from shardwise.cost.layouts.chain import StageTransfer, stage_transfer_of
-from shardwise.cost.memory import MEMORY_PARTS, host_bytes, outside_schedule_s, peaks_of, rank_bytes
-from shardwise.cost.one_layout import (
+from shardwise.cost.layouts import (
     Charge,
     LayoutEstimate,
-    PipelineEstimate,
+    LayoutSpace,
+    entry_shapes,
     estimate_layout,
-    estimate_pipeline,
+    estimate_stage,
+    layout_chain,
+    relaxed_layouts,
+    stage_layouts,
 )
+from shardwise.cost.layouts.chain import StageTransfer, stage_transfer_of
+from shardwise.cost.memory import MEMORY_PARTS, host_bytes, outside_schedule_s, peaks_of, rank_bytes
 from shardwise.cost.problem import Index, Problem, bind, distinct_rows, has_fused_attention, limits_of
 from shardwise.cost.recipe import OPTIMIZERS, RECIPES, find_recipe
 from shardwise.cost.single_stage import (
@@ -83,7 +86,6 @@ __all__ = [
     "LayoutSpace",
     "NodeSlot",
     "PhaseTimes",
-    "PipelineEstimate",
     "Problem",
     "ProblemShapes",
     "Split",
@@ -109,7 +111,7 @@ __all__ = [
     "end_s",
     "entry_shapes",
     "estimate_layout",
-    "estimate_pipeline",
+    "estimate_stage",
     "find_recipe",
     "grid_lower_bound_s",
     "grid_work_lower_bound_s",

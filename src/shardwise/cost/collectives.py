@@ -351,6 +351,10 @@ class CollectiveModel:
         gain = np.where(few, np.maximum(_of_tier(gains, tier) / np.maximum(senders, 1), 1.0), 1.0)
         return comm.point_to_point_s(nbytes, alpha_s, _of_tier(pair, tier) * gain)
 
+    def number_s(self, devices: Any) -> Any:
+        """Seconds of an all-reduce of one number over all devices: a tree over the outermost tier."""
+        return 2.0 * np.log2(devices) * self.alphas_s[-1]
+
     def _linked_bytes_per_s(self, sizes: Sizes) -> tuple[Any, ...]:
         """Achieved bandwidth of groups of these sizes on each tier, over the links inside the group."""
         achieved = []

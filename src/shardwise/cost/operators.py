@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.cluster import AttentionCurve
 from shardwise.cost.problem import Machine, Problem
 from shardwise.equations import compute
 from shardwise.model import Experts
 from shardwise.operators import Attention, Extent, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise
+from shardwise.strategy import Profile
 
 FUSED_BACKWARD_WORK = 2.5
 """Flop of fused attention's backward relative to its forward: five products against two.
@@ -124,17 +126,34 @@ def product_s(problem: Machine, m: Any, n: Any, k: Any, keys: Any = None) -> Any
         compute.matmul_work(m, n, k),
         moved_bytes,
         (problem.matmul_flop_per_s if keys is None else problem.other_flop_per_s) * achieved,
-        problem.memory_bytes_per_s * efficiency.memory.fraction,
+        problem.stream_bytes_per_s,
+    )
+
+
+def matmul_times(
+    machine: Machine, m: Any, n: Any, k: Any, *, batch: Any = None, parts: Any = 1.0
+) -> OperatorSeconds:
+    """Times of the matmul [m, k] x [k, n] and of both its gradients.
+
+    Of `batch` matmuls where that is given: they have the dtype of attention, and no casts. The sums of the
+    right gradient are split into `parts` (split-k kernels).
+    """
+    if batch is not None:
+        return OperatorSeconds(
+            forward_s=product_s(machine, batch * m, n, k, m),
+            input_s=product_s(machine, batch * m, k, n, m),
+            weight_s=product_s(machine, batch * k * parts, n, m / parts, k * parts),
+        )
+    return OperatorSeconds(
+        forward_s=product_s(machine, m, n, k) + cast_s(machine, m * k),
+        input_s=product_s(machine, m, k, n) + cast_s(machine, m * n),
+        weight_s=product_s(machine, k * parts, n, m / parts),
     )
 
 
 def _matmul(problem: Problem, table: Any, operator: Matmul, rows: Any) -> OperatorSeconds:
     k, n = width_of(problem, table, operator.k), width_of(problem, table, operator.n)
-    return OperatorSeconds(
-        forward_s=product_s(problem, rows, n, k) + cast_s(problem, rows * k),
-        input_s=product_s(problem, rows, k, n) + cast_s(problem, rows * n),
-        weight_s=product_s(problem, k, n, rows),
-    )
+    return matmul_times(problem, rows, n, k)
 
 
 def cast_s(problem: Machine, elements: Any) -> Any:
@@ -159,7 +178,7 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
                 k_half=efficiency.matmul.k_half, fraction=efficiency.grouped_matmul.fraction,
                 tokens_half=efficiency.grouped_matmul.tokens_half,
             ),
-            problem.memory_bytes_per_s * efficiency.memory.fraction,
+            problem.stream_bytes_per_s,
         )
         for inner in (k, n, rows / local)
     )  # fmt: skip
@@ -168,33 +187,48 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
     )
 
 
+def fused_attention_s(
+    machine: Machine, curve: AttentionCurve, work: Any, moved_bytes: Any, keys: Any
+) -> tuple[Any, Any]:
+    """Seconds of fused attention with its launch, (forward, backward).
+
+    `work` and `moved_bytes` are flop and bytes of the forward, `keys` the length of the sequence of keys. The
+    backward moves each tensor and its gradient.
+    """
+    efficiency = machine.efficiency
+    saturated = compute.saturation(keys, curve.seq_half)
+    forward_s, backward_s = (
+        efficiency.launch_s
+        + compute.roofline_s(
+            scale * work,
+            passes * moved_bytes,
+            machine.other_flop_per_s * fraction * saturated,
+            machine.stream_bytes_per_s,
+        )
+        for scale, passes, fraction in (
+            (1.0, 1.0, curve.forward_fraction),
+            (FUSED_BACKWARD_WORK, 2.0, curve.backward_fraction),
+        )
+    )
+    return forward_s, backward_s
+
+
 def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorSeconds:
-    """Fused attention; its whole backward counts as the input gradient."""
-    efficiency, curve = problem.efficiency, problem.attention
-    if curve is None:
-        return _unfused_attention(problem, table, operator, rows)
+    """Core attention; its whole backward counts as the input gradient."""
     seq_len = 1.0 * problem.job.seq_len
-    window = seq_len if operator.window is None else np.minimum(operator.window, seq_len)
-    keys = compute.keys_per_query(seq_len, window, 0.5 if operator.causal else 1.0)
-    work = compute.attention_work(
-        rows, keys, width_of(problem, table, operator.heads), operator.qk_dim, operator.v_dim
-    )
-    saturated = compute.saturation(seq_len, curve.seq_half)
-    moved = (
-        rows * 2.0 * (width_of(problem, table, operator.heads) + width_of(problem, table, operator.kv_heads))
-    )
-    moved_bytes = moved * (operator.qk_dim + operator.v_dim) * problem.recipe.activation_bytes / 2.0
-    memory_bytes_per_s = problem.memory_bytes_per_s * efficiency.memory.fraction
-    forward_s = compute.roofline_s(
-        work, moved_bytes, problem.other_flop_per_s * curve.forward_fraction * saturated, memory_bytes_per_s
-    )
-    backward_s = compute.roofline_s(
-        FUSED_BACKWARD_WORK * work,
-        2.0 * moved_bytes,
-        problem.other_flop_per_s * curve.backward_fraction * saturated,
-        memory_bytes_per_s,
-    )
-    return OperatorSeconds(efficiency.launch_s + forward_s, efficiency.launch_s + backward_s, 0.0 * table.tp)
+    heads = width_of(problem, table, operator.heads)
+    if problem.attention is None:
+        forward_s, backward_s = unfused_attention_s(
+            problem, problem.profile, rows * heads, seq_len, seq_len, operator.qk_dim, operator.v_dim
+        )
+    else:
+        window = seq_len if operator.window is None else np.minimum(operator.window, seq_len)
+        keys = compute.keys_per_query(seq_len, window, 0.5 if operator.causal else 1.0)
+        work = compute.attention_work(rows, keys, heads, operator.qk_dim, operator.v_dim)
+        moved = rows * 2.0 * (heads + width_of(problem, table, operator.kv_heads))
+        moved_bytes = moved * (operator.qk_dim + operator.v_dim) * problem.recipe.activation_bytes / 2.0
+        forward_s, backward_s = fused_attention_s(problem, problem.attention, work, moved_bytes, seq_len)
+    return OperatorSeconds(forward_s, backward_s, 0.0 * table.tp)
 
 
 SOFTMAX_FORWARD_PASSES = 4.5
@@ -213,23 +247,22 @@ UNFUSED_SCORE_BYTES = 5.0
 """
 
 
-def _unfused_attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorSeconds:
-    """Scores in memory: two products per head over all keys, and passes over the scores between them."""
-    seq_len = 1.0 * problem.job.seq_len
-    heads = width_of(problem, table, operator.heads)
-    scores = rows * seq_len * heads
-    pass_bytes = scores * (problem.recipe.activation_bytes * problem.profile.pointwise_passes)
-    forward_s, backward_s = (
-        moved_s(problem, passes * pass_bytes) for passes in (SOFTMAX_FORWARD_PASSES, SOFTMAX_BACKWARD_PASSES)
+def unfused_attention_s(
+    machine: Machine, profile: Profile, rows: Any, queries: Any, keys: Any, width: Any, values: Any
+) -> tuple[Any, Any]:
+    """Seconds of attention with scores in memory, (forward, backward): two products per head over all `keys`,
+    and passes over the scores between them.
+
+    `rows` are the queries of all heads, `queries` those of one head; queries and keys have `width` numbers,
+    values `values`.
+    """
+    pass_bytes = rows * keys * (machine.recipe.activation_bytes * profile.pointwise_passes)
+    products_s = product_s(machine, rows, keys, width, queries) + product_s(
+        machine, rows, values, keys, queries
     )
-    score_s, value_s = (
-        product_s(problem, rows * heads, n, k, keys=seq_len)
-        for n, k in ((seq_len, operator.qk_dim), (operator.v_dim, seq_len))
-    )
-    return OperatorSeconds(
-        forward_s=score_s + value_s + forward_s,
-        input_s=2.0 * (score_s + value_s) + backward_s,
-        weight_s=0.0 * table.tp,
+    return (
+        products_s + moved_s(machine, SOFTMAX_FORWARD_PASSES * pass_bytes),
+        2.0 * products_s + moved_s(machine, SOFTMAX_BACKWARD_PASSES * pass_bytes),
     )
 
 

@@ -161,6 +161,11 @@ class Machine:
         return self.cluster.tiers
 
     @property
+    def stream_bytes_per_s(self) -> float:
+        """Achieved memory bandwidth of a long sequential pass."""
+        return self.memory_bytes_per_s * self.efficiency.memory.fraction
+
+    @property
     def backend(self) -> Backend:
         """The collective library of the cluster's devices."""
         return self.device.backend

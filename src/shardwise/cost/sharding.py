@@ -262,7 +262,7 @@ def shards_of(
         host_state_bytes=rank_bytes(host_own_bytes(problem), dense.optim, expert.optim),
         gathered_bytes=gathered_bytes(problem, partition, of_partition, sharding),
         shares_states=dense.optim > 1,
-        norm_s=norm_s(problem, table, fabric, owned),
+        norm_s=norm_s(problem, fabric, owned, table.tp * table.cp * table.pp * table.dp),
         tied_s=partition.tied_s[of_partition],
         device_update_s=device_update_s(problem, owned),
         host_update_s=host_update_s(problem, owned),
@@ -390,12 +390,19 @@ def update_bytes(problem: Machine) -> float:
     return recipe.gradient_bytes + 2.0 * own + 2.0 * problem.optimizer.state_bytes + copy
 
 
+def update_s(machine: Machine, owned: Any, width: float) -> Any:
+    """Optimizer update of the parameters that a rank owns: its traffic, and its arithmetic if it has any.
+
+    Newton-Schulz works on the smaller side of a matrix, its `width`.
+    """
+    speed = machine.matmul_flop_per_s * machine.efficiency.matmul.peak_fraction
+    arithmetic_s = owned * machine.optimizer.work_flop_per_hidden * width / speed
+    return owned * update_bytes(machine) / machine.stream_bytes_per_s + arithmetic_s
+
+
 def device_update_s(problem: Problem, owned: Any) -> Any:
-    """Optimizer update of the parameters that a rank owns: its traffic, and its arithmetic if it has any."""
-    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
-    speed = problem.matmul_flop_per_s * problem.efficiency.matmul.peak_fraction
-    arithmetic_s = owned * problem.optimizer.work_flop_per_hidden * problem.model.hidden / speed
-    return owned * update_bytes(problem) / bandwidth + arithmetic_s
+    """The same for a model; its hidden size stands for the width of its matrices."""
+    return update_s(problem, owned, problem.model.hidden)
 
 
 def copies_s(problem: Problem, table: Any, owned: Any, resident: Any) -> Any:
@@ -418,8 +425,7 @@ def copies_s(problem: Problem, table: Any, owned: Any, resident: Any) -> Any:
     laid = np.where(microbatches > 1, 2.0 * gradient, weight + gradient)
     moved = owned * (master + 2.0 * weight) + resident * (2.0 * weight + summed + laid)
     alone = np.where(owned == resident, 2.0 * (weight + gradient), 0.0)
-    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
-    return (moved + alone * resident) / bandwidth
+    return (moved + alone * resident) / problem.stream_bytes_per_s
 
 
 def host_update_s(problem: Problem, owned: Any) -> Any:
@@ -428,11 +434,15 @@ def host_update_s(problem: Problem, owned: Any) -> Any:
     return owned * moved_bytes / problem.host_link_bytes_per_s
 
 
-def norm_s(problem: Problem, table: Any, fabric: CollectiveModel, owned: Any) -> Any:
-    """Gradient norm and clipping: gradients read twice and written once, and one small all-reduce over all
-    ranks.
-    """
-    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
-    devices = table.tp * table.cp * table.pp * table.dp
-    join_s = 2.0 * np.log2(devices) * fabric.alphas_s[-1]
-    return 3.0 * owned * problem.recipe.gradient_bytes / bandwidth + join_s
+NORM_PASSES = 3.0
+"""Passes over the gradients for their norm and clipping: two reads and a write."""
+
+
+def norm_passes_s(machine: Machine, owned: Any) -> Any:
+    """Seconds of the passes over a rank's gradients for their norm and clipping."""
+    return NORM_PASSES * owned * machine.recipe.gradient_bytes / machine.stream_bytes_per_s
+
+
+def norm_s(machine: Machine, fabric: CollectiveModel, owned: Any, devices: Any) -> Any:
+    """Gradient norm and clipping: passes over the gradients, and one number from all devices."""
+    return norm_passes_s(machine, owned) + fabric.number_s(devices)

@@ -19,7 +19,7 @@ from shardwise.cost.collectives import CollectiveModel, Sizes, collective_model_
 from shardwise.cost.layers import Contention, GridCost, grid_cost
 from shardwise.cost.memory import BOUNDARY_BUFFERS
 from shardwise.cost.problem import Problem
-from shardwise.cost.sharding import device_update_s, own_bytes
+from shardwise.cost.sharding import device_update_s, norm_s, own_bytes
 from shardwise.cost.stages import Contended, Sums, block_columns, contended_columns, over_places
 from shardwise.equations import memory, pipeline
 from shardwise.strategy import RECOMPUTES, StrategyTable, complete
@@ -250,12 +250,10 @@ def _end_s(kinds: StageKinds, shape: StageShape, owned: Any) -> Any:
     """
     problem, fabric = kinds.problem, kinds.fabric
     gradient_bytes = problem.recipe.gradient_bytes
-    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
-    join_s = 2.0 * np.log2(problem.tiers[-1].span) * fabric.alphas_s[-1]
-    norm_s = 3.0 * owned * gradient_bytes / bandwidth + join_s
+    clipped_s = norm_s(problem, fabric, owned, problem.tiers[-1].span)
     replicated = kinds.grid.kinds[0].replicated_weights * shape.layers * gradient_bytes
     replicated_s = np.where(kinds.tp > 1, fabric.all_reduce_s(replicated, kinds.grid.groups.tensor), 0.0)
-    return norm_s + replicated_s + device_update_s(problem, owned) + problem.profile.host_step_s
+    return clipped_s + replicated_s + device_update_s(problem, owned) + problem.profile.host_step_s
 
 
 def _tied_s(kinds: StageKinds, tied: Any, slot: NodeSlot) -> Any:

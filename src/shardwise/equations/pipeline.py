@@ -1,30 +1,10 @@
-"""Pipelines: closed forms of the makespan, and overlap at the two ends of a step."""
+"""Pipelines: overlap at the two ends of a step."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from shardwise.equations.quantity import Quantity
-
-
-def equal_stages_s(
-    pp: Quantity, microbatches: Quantity, forward_s: Quantity, backward_s: Quantity
-) -> Quantity:
-    """(m + pp - 1)(t_f + t_b): makespan of GPipe and 1F1B with equal stages and free hops.
-
-    (Huang et al. 2019; Narayanan et al. 2021, section 2.2.)
-    """
-    return (microbatches + pp - 1) * (forward_s + backward_s)
-
-
-def interleaved_equal_stages_s(
-    pp: Quantity, vpp: Quantity, microbatches: Quantity, forward_s: Quantity, backward_s: Quantity
-) -> Quantity:
-    """(m + (pp - 1) / vpp)(t_f + t_b): makespan of interleaved 1F1B; vpp divides the bubble.
-
-    `forward_s` and `backward_s` are those of all chunks of a rank. (Narayanan et al. 2021, section 2.2.)
-    """
-    return (microbatches + (pp - 1) / vpp) * (forward_s + backward_s)
 
 
 def reduction_after_backward_s(

@@ -1,7 +1,7 @@
 """Launching of plans: which plans the shardwise runtime runs (`check_runnable`), and how to start one with
 torchrun, Slurm, Ray or Kubernetes."""
 
-from shardwise.launch.capability import TARGET, check_graph_runnable, check_runnable, check_uneven_runnable
+from shardwise.launch.capability import TARGET, check_runnable
 from shardwise.launch.launchers import (
     LAUNCHERS,
     PLAN_PATH,
@@ -18,9 +18,7 @@ __all__ = [
     "PLAN_PATH",
     "TARGET",
     "Launch",
-    "check_graph_runnable",
     "check_runnable",
-    "check_uneven_runnable",
     "kubernetes_manifest",
     "launch_of",
     "ray_script",

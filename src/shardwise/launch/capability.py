@@ -5,14 +5,19 @@ from __future__ import annotations
 
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout, loss_weight
-from shardwise.plans import GraphPlan, Plan, UnevenFile
+from shardwise.plans import Plan
 from shardwise.strategy import target_of
 
 TARGET = target_of("shardwise")
 
 
 def check_runnable(plan: Plan) -> None:
-    """ConfigError with the first reason why this runtime cannot run `plan`."""
+    """ConfigError with the first reason why this runtime cannot run `plan`. Of a graph, its operators are not
+    checked."""
+    {"uniform": _check_uniform, "uneven": _check_uneven, "graph": _check_graph}[plan.kind](plan)
+
+
+def _check_uniform(plan: Plan) -> None:
     target = TARGET.for_job(plan.model, plan.job)
     for refusal in target.refusals(plan.best.strategy):
         allowed = f"{refusal.allowed}, as in plans of `plan --target {TARGET.name}`"
@@ -31,9 +36,8 @@ def check_runnable(plan: Plan) -> None:
         raise _refusal("best.layout", "a mixed layout", "one pipeline of equal stages")
 
 
-def check_uneven_runnable(plan: UnevenFile) -> None:
-    """ConfigError with the first reason why this runtime cannot run an uneven plan. Its stages must also form
-    pipelines on the ranks of its cluster."""
+def _check_uneven(plan: Plan) -> None:
+    """Stages must also form pipelines on the ranks of the cluster."""
     _check_known(plan, TARGET.uneven_dtypes)
     if plan.model.experts is not None:
         raise _refusal("model", "experts", "models without experts")
@@ -59,8 +63,7 @@ def check_uneven_runnable(plan: UnevenFile) -> None:
         raise _refusal("best.layout", "ranks used twice or unknown", f"ranks below {plan.cluster.devices}")
 
 
-def check_graph_runnable(plan: GraphPlan) -> None:
-    """ConfigError with the first reason why this runtime cannot run the plan of an operator graph."""
+def _check_graph(plan: Plan) -> None:
     for key, found, known in (
         ("job.dtype", plan.job.dtype, TARGET.dtypes),
         ("job.optimizer", plan.job.optimizer, TARGET.optimizers),
@@ -69,13 +72,13 @@ def check_graph_runnable(plan: GraphPlan) -> None:
             raise _refusal(key, found, ", ".join(known))
     if not TARGET.runs_on(plan.cluster.vendors):
         raise _refusal("cluster", ", ".join(plan.cluster.classes), TARGET.known_devices)
-    if isinstance(plan.layout, StagedLayout):
-        if shared := plan.layout.shared_parameters(plan.graph):
+    if isinstance(plan.operators, StagedLayout):
+        if shared := plan.operators.shared_parameters(plan.graph):
             raise _refusal("layout.stages", f"{shared[0]} in several stages", "parameters of one stage each")
         loss_weight(plan.graph, plan.microbatches)
 
 
-def _check_known(plan: Plan | UnevenFile, dtypes: tuple[str, ...]) -> None:
+def _check_known(plan: Plan, dtypes: tuple[str, ...]) -> None:
     """ConfigError if this runtime does not support the job, the model or the devices."""
     for key, found, known in (
         ("job.dtype", plan.job.dtype, dtypes),

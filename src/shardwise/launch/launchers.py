@@ -20,7 +20,7 @@ import yaml
 
 from shardwise.cluster import Node
 from shardwise.errors import ConfigError
-from shardwise.plans import AnyPlan, GraphPlan, UnevenFile
+from shardwise.plans import Plan
 
 # What all launchers need
 
@@ -90,16 +90,14 @@ class Launch:
         return self.processes[0]
 
 
-def launch_of(
-    plan: AnyPlan, arguments: Sequence[str], *, head: str | None = None, port: int = 29500
-) -> Launch:
+def launch_of(plan: Plan, arguments: Sequence[str], *, head: str | None = None, port: int = 29500) -> Launch:
     """How `shardwise ARGUMENTS` runs `plan` on all hosts of its cluster, including idle ones.
 
-    Hosts of an uneven plan are distinguished by device class and speed, since it assigns stages to devices.
+    Unless all stages are alike, hosts are distinguished by device class and speed, since the plan assigns
+    stages to devices.
     """
     vendors = {device.vendor for device in plan.cluster.classes.values()} - {"host"}
-    name = plan.graph.name if isinstance(plan, GraphPlan) else plan.model.name
-    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    words = re.sub(r"[^a-z0-9]+", "-", plan.network.name.lower()).strip("-")
     return Launch(
         name=f"shardwise-{words}"[:_LABEL_LENGTH].strip("-"),
         arguments=tuple(arguments),
@@ -107,12 +105,12 @@ def launch_of(
         head=head,
         port=port,
         gpu=" and ".join(sorted(vendors)) or None,
-        unlike=tuple(_kind(node) for node in plan.cluster.nodes) if isinstance(plan, UnevenFile) else (),
+        unlike=() if plan.best.is_uniform else tuple(_kind(node) for node in plan.cluster.nodes),
     )
 
 
 def _kind(node: Node) -> str:
-    """Device class and speed of a host, by which hosts of an uneven plan are distinguished."""
+    """Device class and speed of a host, by which hosts are distinguished."""
     return node.device_class if node.speed == 1.0 else f"{node.device_class} at {node.speed:g}"
 
 

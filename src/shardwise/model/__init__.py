@@ -17,7 +17,7 @@ from shardwise.model.load import (
     load_model,
     model_from_config,
 )
-from shardwise.model.model import MTP_PREFIX, Experts, Model
+from shardwise.model.model import Experts, Layer, Model
 from shardwise.model.shape import (
     Decoder,
     GroupedQueryAttentionShape,
@@ -28,11 +28,11 @@ from shardwise.model.shape import (
 )
 
 __all__ = [
-    "MTP_PREFIX",
     "Decoder",
     "Experts",
     "GroupedQueryAttentionShape",
     "LatentAttentionShape",
+    "Layer",
     "LayerShape",
     "Mlp",
     "Model",

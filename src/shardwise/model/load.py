@@ -17,6 +17,7 @@ from shardwise.model.build import model_from_decoder
 from shardwise.model.counts import parameters
 from shardwise.model.dimensions import decoder_from_dimensions
 from shardwise.model.families import decoder_from_config
+from shardwise.model.hugging_face_cache import cached_config, is_repository_id
 from shardwise.model.hugging_face_config import ConfigFields
 from shardwise.model.model import Model
 from shardwise.model.shape import Decoder, GroupedQueryAttentionShape
@@ -63,9 +64,10 @@ def load_model(text: str) -> Model:
     """The model that `text` names.
 
     A name of the catalogue (in any case) takes precedence. Other texts are the path of a Hugging Face
-    `config.json`, of a folder with one, or of a YAML file of plain dimensions. A folder with the name of a
-    catalogue entry needs a slash (`./llama-3.1-70b`). ConfigError names the file, the key, the value found
-    and the allowed values.
+    `config.json`, of a folder with one, or of a YAML file of plain dimensions. Else the text is an id of the
+    Hugging Face Hub (`meta-llama/Llama-3.1-8B`), whose config is read from the local cache. A folder with the
+    name of a catalogue entry needs a slash (`./llama-3.1-70b`). ConfigError names the file, the key, the
+    value found and the allowed values.
     """
     name = text.casefold()
     if name in catalogue_names():
@@ -77,14 +79,19 @@ def load_model(text: str) -> Model:
             f"is neither a file nor a known model{hint}",
             key="MODEL",
             found=printable(text) or "nothing",
-            allowed="a config.json, its folder, a YAML file, or a name that `shardwise models` lists",
+            allowed="a config.json, its folder, a YAML file, ORG/NAME of the Hugging Face Hub, or a name "
+            "that `shardwise models` lists",
         )
-    path = os.path.join(text, "config.json") if os.path.isdir(text) else text
+    if is_repository_id(text):
+        path = str(cached_config(text))
+    else:
+        path = os.path.join(text, "config.json") if os.path.isdir(text) else text
     config = read_mapping(path)
     # `_name_or_path` is a former location of a config; a `name` among dimensions is the user's name for it.
     is_named = bool(config.get("name")) and not any(key in config for key in HUGGING_FACE_KEYS)
     try:
-        return model_from_config(config, name=None if is_named else _name_from_path(path))
+        named = text if is_repository_id(text) else _name_from_path(path)
+        return model_from_config(config, name=None if is_named else named)
     except ConfigError as error:
         raise error.within(file=printable(path)) from None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwise.cluster import Cluster
 from shardwise.equations import goodput
-from shardwise.plans.record import Result, UnevenResult
+from shardwise.plans.record import Result
 from shardwise.strategy import Job
 
 GOODPUT_FROM_DEVICES = 1000
@@ -57,14 +57,14 @@ class Goodput:
 
     fraction: float
     lost: Mapping[str, float]
-    tokens_per_s_per_device: float
+    tokens_per_s_per_device: float | None
     system_mtbf_s: float
     checkpoint_interval_s: float
     lost_per_failure_s: float
     inputs: Reliability
 
 
-def goodput_of(result: Result | UnevenResult, cluster: Cluster, reliability: Reliability) -> Goodput:
+def goodput_of(result: Result, cluster: Cluster, reliability: Reliability) -> Goodput:
     """The goodput of a long run of `result` on `cluster`.
 
     Checkpoints are at the ends of steps, so an interval is at least one step.
@@ -77,10 +77,11 @@ def goodput_of(result: Result | UnevenResult, cluster: Cluster, reliability: Rel
     surviving = float(goodput.surviving_fraction(interval_s, stall_s, restart_s, mtbf_s))
     working = surviving * (1.0 - goodput.checkpoint_fraction(interval_s, stall_s))
     fraction = working / float(goodput.slowest_node_slowdown(len(cluster.nodes), reliability.jitter))
+    tokens_per_s = result.tokens_per_s_per_device
     return Goodput(
         fraction=fraction,
         lost={"failures": 1.0 - surviving, "checkpoints": surviving - working, "jitter": working - fraction},
-        tokens_per_s_per_device=result.tokens_per_s_per_device * fraction,
+        tokens_per_s_per_device=None if tokens_per_s is None else tokens_per_s * fraction,
         system_mtbf_s=mtbf_s,
         checkpoint_interval_s=interval_s,
         lost_per_failure_s=goodput.lost_per_failure_s(interval_s, stall_s, restart_s),

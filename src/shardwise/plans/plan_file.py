@@ -1,46 +1,46 @@
 """The plan file: written atomically, verified when read (schema, version and hash first, then every key).
 
-The documents (`plan_document`, `result_document`, ...) are records as plain values, shared by plan files and
-JSON answers (docs/reference/formats.md). `verify` and `document_hash` also serve the other kinds of plan
-files.
+`read_plan` reads plans of every kind, and files of version 1 (`version_1`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict
+import re
+from collections.abc import Mapping, Sequence
 from math import isclose
 from typing import Any, cast, get_args
 
-from shardwise.cluster import Cluster, cluster_from_record, cluster_record
+from shardwise.cluster import Cluster, cluster_from_record, mesh_of
 from shardwise.errors import ConfigError, InternalError
-from shardwise.inputs import Fields, dumps, read_mapping, short_repr
+from shardwise.graph import GraphLayout, OpGraph, layout_from_record, parse_graph, staged_from_record
+from shardwise.inputs import Fields, dumps, read_bytes, read_mapping, short_repr
 from shardwise.model import Model, active_parameters, model_from_config, parameters
 from shardwise.plans.atomic_write import Files, write_file
+from shardwise.plans.documents import SCHEMA, VERSION, document_hash, plain_mapping, plan_document
+from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp
 from shardwise.plans.record import (
     OBJECTIVES,
-    SCHEMA,
     SHORTEST_STEP_S,
-    VERSION,
     Certificate,
+    Idle,
     Layout,
+    MixedFigures,
     PeakMemory,
     Pipeline,
-    Plan,
     Result,
-    RunnerUp,
     Stage,
     StagePart,
     Value,
     check_for_trace,
     read_for_trace,
 )
-from shardwise.schedule import Schedule, from_text, to_text
+from shardwise.plans.resolved_layers import layers_document
+from shardwise.plans.version_1 import SCHEMAS_OF_VERSION_1, from_version_1
+from shardwise.schedule import Schedule, from_text
 from shardwise.strategy import (
     ALIASES,
+    ANY,
     CP_KINDS,
     FIELDS,
     OFFLOADS,
@@ -54,161 +54,6 @@ from shardwise.strategy import (
     target_names,
 )
 
-# Documents
-
-EFFORT = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
-"""Keys of a certificate about the effort of the search, which the plan hash leaves out."""
-
-PROVENANCE = frozenset(("assumptions", "provenance", "sources"))
-"""Keys in the cluster and the job, at any depth, whose values are text about the sources of figures; the plan
-hash leaves them out."""
-
-
-def result_document(result: Result) -> dict[str, object]:
-    """`best` of a plan file: seconds, bytes, tokens/s."""
-    return {
-        "strategy": asdict(result.strategy),
-        "layout": layout_document(result.layout),
-        "step_time_s": result.step_time_s,
-        "band_s": list(result.band_s),
-        "tokens_per_s_per_device": result.tokens_per_s_per_device,
-        "mfu": result.mfu,
-        "mfu_full_attention": result.mfu_full_attention,
-        "peak_memory_bytes": asdict(result.peak_memory),
-        "breakdown": dict(result.breakdown),
-        "memory": {**result.memory, "tightest_rank": result.tightest_rank},
-        "evaluator": result.evaluator,
-    }
-
-
-def layout_document(layout: Layout) -> dict[str, object]:
-    """`layout` of a result: pipelines with their stages in order."""
-    return {
-        "pipelines": [
-            {"stages": [_stage_document(stage) for stage in pipeline.stages]} for pipeline in layout.pipelines
-        ]
-    }
-
-
-def _stage_document(stage: Stage) -> dict[str, object]:
-    """`layers` is the total number of decoder layers, `chunks` the number in each chunk. Only mixed-pool
-    stages have `parts`."""
-    return {
-        "devices": stage.devices,
-        "ranks": stage.ranks,
-        "device_class": stage.device_class,
-        "tp": stage.tp,
-        "dp": stage.dp,
-        "layers": sum(stage.layers),
-        "chunks": list(stage.layers),
-        "share": stage.share,
-        **({"parts": [asdict(part) for part in stage.parts]} if stage.parts else {}),
-    }
-
-
-def certificate_document(certificate: Certificate) -> dict[str, object]:
-    """The certificate with lists instead of tuples. `priced_as` is present only if it is not empty; then
-    nothing is proven, and the gap is null."""
-    document: dict[str, object] = {
-        **asdict(certificate),
-        "fixed": dict(certificate.fixed),
-        "axes": {name: list(values) for name, values in certificate.axes.items()},
-        "rejected": dict(certificate.rejected),
-    }
-    lines = document.pop("priced_as")
-    return {**document, "gap": None, "priced_as": lines} if lines else document
-
-
-def schedule_document(schedule: Schedule) -> dict[str, object]:
-    """The schedule table; each rank's actions are one line of text: `0F0 [0F1 0B0]*3 0B3`."""
-    return {
-        "name": schedule.name,
-        "microbatches": schedule.microbatches,
-        "stage_rank": list(schedule.stage_rank),
-        "ranks": to_text(schedule).split("\n")[1:],
-    }
-
-
-def plan_document(plan: Plan) -> dict[str, object]:
-    """The plan file as plain values, including the hash."""
-    document: dict[str, object] = {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "hash": "",
-        "objective": plan.objective,
-        **({} if plan.target is None else {"target": plan.target}),
-        "model": {
-            "name": plan.model.name,
-            "parameters": parameters(plan.model),
-            "active_parameters": active_parameters(plan.model),
-            "config": dict(plan.model.config),
-        },
-        "job": asdict(plan.job),
-        "best": result_document(plan.best),
-        "runners_up": [_runner_up_document(runner_up) for runner_up in plan.runners_up],
-        "certificate": certificate_document(plan.certificate),
-        "schedule": schedule_document(plan.schedule),
-        "cluster": cluster_record(plan.cluster),
-    }
-    if plan.for_trace is not None:
-        document["for_trace"] = asdict(plan.for_trace)
-    document = plain_mapping(document)
-    document["hash"] = document_hash(document)
-    return document
-
-
-def _runner_up_document(runner_up: RunnerUp) -> dict[str, object]:
-    return {
-        "strategy": asdict(runner_up.strategy),
-        "step_time_s": runner_up.step_time_s,
-        "device_bytes": runner_up.device_bytes,
-    }
-
-
-def document_hash(document: Mapping[str, object]) -> str:
-    """`sha256:...` over the canonical JSON of a plan document without its hash, search effort and provenance
-    text."""
-    body = {key: value for key, value in document.items() if key != "hash"}
-    certificate = body.get("certificate")
-    if isinstance(certificate, Mapping):
-        body["certificate"] = {key: value for key, value in certificate.items() if key not in EFFORT}
-    for key in ("cluster", "job"):
-        body[key] = _without_provenance(body.get(key))
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
-
-
-def _without_provenance(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _without_provenance(item) for key, item in value.items() if key not in PROVENANCE}
-    if isinstance(value, list):
-        return [_without_provenance(item) for item in value]
-    return value
-
-
-def plain_mapping(mapping: Mapping[str, object]) -> dict[str, object]:
-    """`mapping` with lists instead of tuples and Python numbers instead of numpy numbers, at any depth."""
-    return {key: _plain(value) for key, value in mapping.items()}
-
-
-def _plain(value: object) -> object:
-    """`value` with lists instead of tuples and Python numbers instead of numpy numbers, so that files and
-    hashes see one form."""
-    if isinstance(value, str) or value is None:
-        return str(value) if isinstance(value, str) else None
-    if isinstance(value, Mapping):
-        return plain_mapping(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    item = getattr(value, "item", None)
-    return item() if callable(item) else value
-
-
-# Verification of files
-
-UNEVEN_PLAN_SCHEMA = "shardwise.uneven-plan"
-GRAPH_PLAN_SCHEMA = "shardwise.graph-plan"
-
 MAX_PLAN_BYTES = 8 << 20
 """Largest size of a plan file in bytes. It contains the schedule and the cluster, so it may be larger than
 other inputs."""
@@ -216,34 +61,28 @@ other inputs."""
 MAX_PLAN_NODES = 1_000_000
 """Largest number of values in a plan file."""
 
-_KINDS = {
-    SCHEMA: "a uniform strategy",
-    UNEVEN_PLAN_SCHEMA: "an uneven plan",
-    GRAPH_PLAN_SCHEMA: "an operator graph",
-}
-"""What the plan files of each schema describe, for commands that take one kind only."""
+SCHEDULES_OF_STAGES = ("1f1b",)
+"""Schedules of the stages of an operator graph: those with one stage per pipeline rank."""
+
+MAX_PIPELINES = 1_000_000
+
+SUM_TOLERANCE = 1e-9
+"""Largest relative difference of a sum from its total."""
 
 
-def verify(document: Mapping[str, object], path: str, *, schema: str, version: int, what: str) -> None:
-    """Raises ConfigError if the document at `path` does not have this schema (named `what` in the message),
-    is newer than `version`, or has changed since it was written."""
+def verified(document: Mapping[str, object], path: str) -> Mapping[str, object]:
+    """The document of a plan file at `path`, of the newest version. Raises ConfigError if it is no plan file,
+    is of a newer version, or has changed since it was written."""
     fields = Fields(document, file=path)
-    if document.get("schema") != schema:
-        kind = _KINDS.get(str(document.get("schema")))
+    schema = document.get("schema")
+    if schema not in (SCHEMA, *SCHEMAS_OF_VERSION_1):
+        raise fields.error("schema", "is not a plan file", found=short_repr(schema), allowed=SCHEMA)
+    version, newest = fields.integer("version", low=1, high=10**9), VERSION if schema == SCHEMA else 1
+    if version > newest:
         raise fields.error(
-            "schema",
-            f"is not {what}" if kind is None else f"is that of {kind}, which is not supported here",
-            found=short_repr(document.get("schema")),
-            allowed=schema,
-        )
-    found = fields.integer("version", low=1, high=10**9)
-    if found > version:
-        raise fields.error(
-            "version",
-            f"is a newer plan format than this shardwise reads ({schema} {found})",
-            found=str(found),
-            allowed=f"up to {version}",
-        )
+            "version", f"is a newer plan format than this shardwise reads ({schema} {version})",
+            found=str(version), allowed=f"up to {newest}",
+        )  # fmt: skip
     stated = fields.any("hash")
     try:
         actual = document_hash(document)
@@ -253,6 +92,7 @@ def verify(document: Mapping[str, object], path: str, *, schema: str, version: i
         raise fields.error(
             "hash", "does not match the content: the file was changed", found=short_repr(stated)
         )
+    return document if version == VERSION else from_version_1(document, path)
 
 
 # Plan files
@@ -264,19 +104,29 @@ def write_plan(path: str, plan: Plan, *, files: Files | None = None) -> str:
     Raises ConfigError if the path cannot be written (then nothing changed), InternalError for an inconsistent
     plan.
     """
-    check_ledger(plan.certificate)
+    if plan.certificate is not None:
+        check_ledger(plan.certificate)
     document = plan_document(plan)
     write_file(path, dumps(document, file=path).encode(), files=files)
     return str(document["hash"])
 
 
-def read_plan(path: str) -> Plan:
-    """The plan in the file at `path`. Raises ConfigError if it is not a plan file, has a newer version, was
-    altered or is incomplete."""
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan in the file at `path`, of any kind. Raises ConfigError if it is not a plan file, has a newer
+    version, was altered or is incomplete."""
     path = os.fspath(path)
     document = read_mapping(path, max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
-    verify(document, path, schema=SCHEMA, version=VERSION, what="a plan file")
-    return _plan(Fields(document, file=path), path)
+    return _plan(Fields(verified(document, path), file=path), path)
+
+
+_SCHEMA_LINE = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?(\S+?)["\s,]')
+
+
+def is_plan_file(path: str | os.PathLike[str]) -> bool:
+    """Whether the file at `path` begins with the schema of a plan, of any version. Raises ConfigError if it
+    cannot be read."""
+    found = _SCHEMA_LINE.match(read_bytes(os.fspath(path), max_bytes=MAX_PLAN_BYTES)[:4096])
+    return found is not None and found[2].decode(errors="replace") in (SCHEMA, *SCHEMAS_OF_VERSION_1)
 
 
 def check_ledger(certificate: Certificate) -> None:
@@ -290,34 +140,82 @@ def check_ledger(certificate: Certificate) -> None:
 def _plan(fields: Fields, path: str) -> Plan:
     for name in ("schema", "version", "hash"):
         fields.any(name)
-    certificate = read_certificate(fields.mapping("certificate"))
+    certificate = _certificate(fields.mapping("certificate")) if fields.has("certificate") else None
+    network, cluster = _network(fields), _cluster(fields, path)
+    target = fields.choice("target", (ANY, *target_names()))
     plan = Plan(
-        objective=fields.choice("objective", OBJECTIVES),
-        model=read_model(fields.mapping("model")),
-        job=read_job(fields.mapping("job")),
-        best=_result(fields.mapping("best")),
-        runners_up=tuple(_runner_up(item) for item in fields.mappings("runners_up")),
+        network=network,
+        cluster=cluster,
+        job=_job(fields.mapping("job")),
+        question=_question(fields.mapping("question"), None if target == ANY else target),
+        best=_result(fields.mapping("best"), network, cluster),
+        schedule=_schedule(fields.mapping("schedule")) if fields.has("schedule") else None,
+        runners_up=tuple(map(_runner_up, fields.mappings("runners_up", default=()))),
         certificate=certificate,
-        schedule=_schedule(fields.mapping("schedule")),
-        cluster=read_cluster(fields, path),
+        epsilon=fields.number("epsilon", high=1e6) if fields.has("epsilon") else None,
+        idle=_idle(fields.mapping("idle")),
+        mixed=_mixed_figures(fields.mapping("mixed")) if fields.has("mixed") else None,
         for_trace=(
-            read_for_trace(fields.mapping("for_trace"), certificate.priced_as)
-            if "for_trace" in fields.names
+            read_for_trace(fields.mapping("for_trace"), () if certificate is None else certificate.priced_as)
+            if fields.has("for_trace")
             else None
         ),
-        target=read_target(fields),
     )
     fields.finish()
     _check_consistent(plan, fields)
     return plan
 
 
-def read_target(fields: Fields) -> str | None:
-    """The target of a plan; None if the file names none."""
-    return fields.choice("target", target_names()) if fields.has("target") else None
+def _question(fields: Fields, target: str | None) -> PlanQuestion:
+    fixed, axes = fields.mapping("fixed"), fields.mapping("axes")
+    question = PlanQuestion(
+        objective=fields.choice("objective", OBJECTIVES),
+        space=fields.text("space"),
+        fixed=_fixed(fixed),
+        axes=_axes(axes),
+        target=target,
+        use_all=fields.boolean("use_all"),
+        stage_dp=fields.integer("stage_dp", low=1, high=1e9),
+        mixed_stage_rows=fields.integer("mixed_stage_rows", low=1, high=1e9),
+        epsilon=fields.number("epsilon", high=1e6),
+        events=fields.text("events", max_length=10_000) if fields.has("events") else None,
+    )
+    fields.finish()
+    return question
 
 
-def read_model(fields: Fields) -> Model:
+def _fixed(fields: Fields) -> dict[str, Value]:
+    return {name: _field_value(fields, name, fields.any(name)) for name in fields.names}
+
+
+def _axes(fields: Fields) -> dict[str, tuple[Value, ...]]:
+    """Values of each restricted field, each once."""
+    axes = {
+        name: tuple(_field_value(fields, name, value) for value in fields.sequence(name, low=1))
+        for name in fields.names
+    }
+    for name, values in axes.items():
+        if len(set(values)) < len(values):
+            raise fields.error(
+                name, "has a value twice", found=short_repr(list(values)), allowed="each value once"
+            )
+    return axes
+
+
+def _network(fields: Fields) -> Model | OpGraph:
+    """The model or the operator graph."""
+    if not fields.has("graph"):
+        return _model(fields.mapping("model"))
+    record = fields.any("graph")
+    if not isinstance(record, Mapping):
+        raise fields.error("graph", "is not a mapping", found=short_repr(record))
+    try:
+        return parse_graph(record)
+    except ConfigError as error:
+        raise error.within(file=fields.file, key="graph") from None
+
+
+def _model(fields: Fields) -> Model:
     """The model of a plan file, from its configuration. Raises ConfigError if its parameters are not those in
     the file."""
     config, name = fields.any("config"), fields.text("name")
@@ -334,11 +232,17 @@ def read_model(fields: Fields) -> Model:
             raise fields.error(
                 key, "is not what the config has", found=short_repr(fields.any(key)), allowed=str(count)
             )
+    if fields.text("family") != model.family:
+        raise fields.error(
+            "family", "is not that of the config", found=fields.text("family"), allowed=model.family
+        )
+    if fields.any("layers") != plain_mapping(layers_document(model)):
+        raise fields.error("layers", "are not those of the config", found="other operators or sizes")
     fields.finish()
     return model
 
 
-def read_cluster(fields: Fields, path: str) -> Cluster:
+def _cluster(fields: Fields, path: str) -> Cluster:
     """The cluster of a plan file."""
     record = fields.any("cluster")
     if not isinstance(record, Mapping):
@@ -351,7 +255,7 @@ def read_cluster(fields: Fields, path: str) -> Cluster:
         raise error.within(file=path, key="cluster") from None
 
 
-def read_job(fields: Fields) -> Job:
+def _job(fields: Fields) -> Job:
     """The job of a plan file."""
     optimizer: Any = fields.choice("optimizer", get_args(Optimizer))
     job = Job(
@@ -400,38 +304,50 @@ def _strategy(fields: Fields) -> Strategy:
     return strategy
 
 
-def _result(fields: Fields) -> Result:
+def _result(fields: Fields, network: Model | OpGraph, cluster: Cluster) -> Result:
     memory = fields.mapping("memory")
     tightest_rank = memory.integer("tightest_rank")
-    band = fields.sequence("band_s", low=2, high=2)
-    if not all(isinstance(edge, int | float) and not isinstance(edge, bool) for edge in band):
-        raise fields.error(
-            "band_s", "is not a pair of numbers", found=short_repr(band), allowed="[low, high]"
-        )
     result = Result(
-        strategy=_strategy(fields.mapping("strategy")),
-        layout=read_layout(fields.mapping("layout")),
+        fields=_strategy(fields.mapping("strategy")) if fields.has("strategy") else None,
+        layout=_layout(fields.mapping("layout"), network, cluster),
         step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
-        band_s=(float(str(band[0])), float(str(band[1]))),
-        tokens_per_s_per_device=fields.number("tokens_per_s_per_device"),
-        mfu=fields.number("mfu"),
-        mfu_full_attention=fields.number("mfu_full_attention"),
-        peak_memory=read_peak_memory(fields.mapping("peak_memory_bytes")),
-        breakdown=read_parts(fields.mapping("breakdown")),
-        memory=read_parts(memory, excluded=("tightest_rank",)),
+        band_s=_band(fields),
+        tokens_per_s_per_device=_number_or_none(fields, "tokens_per_s_per_device"),
+        mfu=_number_or_none(fields, "mfu"),
+        mfu_full_attention=_number_or_none(fields, "mfu_full_attention"),
+        peak_memory=_peak_memory(fields.mapping("peak_memory_bytes")),
+        breakdown=_parts(fields.mapping("breakdown")),
+        memory=_parts(memory, excluded=("tightest_rank",)),
         tightest_rank=tightest_rank,
         evaluator=fields.text("evaluator"),
+        pools=tuple(str(name) for name in fields.sequence("pools", low=1, high=64))
+        if fields.has("pools")
+        else (),
+        is_alike=fields.boolean("is_alike", default=False),
     )
     fields.finish()
     return result
 
 
-def read_parts(fields: Fields, excluded: tuple[str, ...] = ()) -> dict[str, float]:
+def _band(fields: Fields) -> tuple[float, float]:
+    band = fields.sequence("band_s", low=2, high=2)
+    if not all(isinstance(edge, int | float) and not isinstance(edge, bool) for edge in band):
+        raise fields.error(
+            "band_s", "is not a pair of numbers", found=short_repr(band), allowed="[low, high]"
+        )
+    return float(str(band[0])), float(str(band[1]))
+
+
+def _number_or_none(fields: Fields, name: str) -> float | None:
+    return fields.number(name) if fields.has(name) else None
+
+
+def _parts(fields: Fields, excluded: tuple[str, ...] = ()) -> dict[str, float]:
     """Named numbers; their names are those of the cost model."""
     return {name: fields.number(name, low=-1e30) for name in fields.names if name not in excluded}
 
 
-def read_peak_memory(fields: Fields) -> PeakMemory:
+def _peak_memory(fields: Fields) -> PeakMemory:
     """The peak memory of a result."""
     peak = PeakMemory(
         allocated=fields.number("allocated"),
@@ -443,31 +359,91 @@ def read_peak_memory(fields: Fields) -> PeakMemory:
     return peak
 
 
-def read_layout(fields: Fields) -> Layout:
-    """The layout of a result."""
-    pipelines = []
-    for pipeline in fields.mappings("pipelines", low=1):
-        pipelines.append(
-            Pipeline(stages=tuple(_stage(stage) for stage in pipeline.mappings("stages", low=1)))
+def _layout(fields: Fields, network: Model | OpGraph, cluster: Cluster) -> Layout:
+    """The layout of a result; that of an operator graph has a mesh, and operators in each stage."""
+    schedule = fields.choice("schedule", SCHEDULES)
+    pipelines = fields.mappings("pipelines", low=1, high=1 if isinstance(network, OpGraph) else MAX_PIPELINES)
+    stages = [pipeline.mappings("stages", low=1) for pipeline in pipelines]
+    operators: Sequence[GraphLayout | None] = [None] * sum(map(len, stages))
+    if isinstance(network, OpGraph):
+        operators = _operators(
+            fields, network, cluster, pipelines[0].integer("microbatches", low=1), stages[0]
         )
-        pipeline.finish()
+    laid = iter(operators)
+    layout = Layout(
+        schedule=schedule,
+        pipelines=tuple(
+            _pipeline(pipeline, tuple(_stage(stage, next(laid)) for stage in own))
+            for pipeline, own in zip(pipelines, stages, strict=True)
+        ),
+    )
     fields.finish()
-    return Layout(pipelines=tuple(pipelines))
+    return layout
 
 
-def _stage(fields: Fields) -> Stage:
+def _pipeline(fields: Fields, stages: tuple[Stage, ...]) -> Pipeline:
+    pipeline = Pipeline(
+        stages=stages,
+        micro_batch_size=fields.integer("micro_batch_size", low=1, high=1e9),
+        microbatches=fields.integer("microbatches", low=1, high=1e9),
+        rows=fields.integer("rows", low=1, high=1e9),
+        makespan_s=fields.number("makespan_s", low=SHORTEST_STEP_S),
+    )
+    fields.finish()
+    return pipeline
+
+
+def _operators(
+    fields: Fields, graph: OpGraph, cluster: Cluster, microbatches: int, stages: Sequence[Fields]
+) -> Sequence[GraphLayout]:
+    """The layout of the operators of each stage, on equal meshes that together use all devices."""
+    sizes = fields.sequence("mesh", low=1, high=3)
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise fields.error(
+                "mesh", "is not a list of sizes", found=short_repr(size), allowed="whole numbers"
+            )
+    try:
+        mesh = mesh_of(cluster, tuple(int(str(size)) for size in sizes))
+    except ConfigError as error:
+        raise fields.error("mesh", error.message, found=error.found, allowed=error.allowed) from None
+    if len(stages) * mesh.devices != cluster.devices:
+        allowed = f"sizes whose product is {cluster.devices // len(stages)}"
+        raise fields.error("mesh", "does not use all devices", found=mesh.name, allowed=allowed)
+    records = [stage.any("operators") for stage in stages]
+    for stage, record in zip(stages, records, strict=True):
+        if not isinstance(record, Mapping):
+            raise stage.error("operators", "is not a mapping", found=short_repr(record))
+    key = "best.layout"
+    if len(records) == 1:
+        return [layout_from_record(records[0], graph, mesh.ranks, file=fields.file, key=key)]
+    whole = {"schedule": fields.any("schedule"), "microbatches": microbatches, "stages": records}
+    return staged_from_record(whole, graph, mesh.ranks, SCHEDULES_OF_STAGES, file=fields.file, key=key).stages
+
+
+def _stage(fields: Fields, operators: GraphLayout | None) -> Stage:
     chunks = _integers(fields, "chunks")
     if fields.integer("layers") != sum(chunks):
         raise fields.error("layers", "is not the sum of the chunks", found=short_repr(fields.any("layers")))
+    if operators is not None and sum(chunks) != len(operators.blocks):
+        raise fields.error(
+            "layers",
+            "is not the number of blocks",
+            found=str(sum(chunks)),
+            allowed=str(len(operators.blocks)),
+        )
     stage = Stage(
         devices=fields.integer("devices", low=1),
         ranks=fields.text("ranks", max_length=1_000_000),
         device_class=fields.text("device_class"),
         tp=fields.integer("tp", low=1),
+        cp=fields.integer("cp", low=1),
         dp=fields.integer("dp", low=1),
         layers=chunks,
         share=fields.number("share", high=1.0),
         parts=tuple(map(_stage_part, fields.mappings("parts", low=2, high=2))) if fields.has("parts") else (),
+        recompute=fields.choice("recompute", RECOMPUTES),
+        operators=operators,
     )
     fields.finish()
     return stage
@@ -504,7 +480,7 @@ def _runner_up(fields: Fields) -> RunnerUp:
     return runner_up
 
 
-def read_certificate(fields: Fields) -> Certificate:
+def _certificate(fields: Fields) -> Certificate:
     """The certificate of a plan file."""
     rejected = fields.mapping("rejected")
     priced_as = _lines(fields, "priced_as") if fields.has("priced_as") else ()
@@ -519,11 +495,8 @@ def read_certificate(fields: Fields) -> Certificate:
     fixed, axes = fields.mapping("fixed", default={}), fields.mapping("axes", default={})
     certificate = Certificate(
         space=fields.text("space"),
-        fixed={name: _field_value(fixed, name, fixed.any(name)) for name in fixed.names},
-        axes={
-            name: tuple(_field_value(axes, name, value) for value in axes.sequence(name, low=1))
-            for name in axes.names
-        },
+        fixed=_fixed(fixed),
+        axes=_axes(axes),
         enumerated=fields.integer("enumerated", high=1e30),
         unexplored=fields.integer("unexplored", high=1e30, default=0),
         rejected={name: rejected.integer(name, high=1e30) for name in rejected.names},
@@ -537,12 +510,30 @@ def read_certificate(fields: Fields) -> Certificate:
         priced_as=priced_as,
     )
     fields.finish()
-    for name, values in certificate.axes.items():
-        if len(set(values)) < len(values):
-            raise axes.error(
-                name, "has a value twice", found=short_repr(list(values)), allowed="each value once"
-            )
     return certificate
+
+
+def _idle(fields: Fields) -> Idle:
+    idle = Idle(
+        devices=fields.integer("devices", high=1e9),
+        nodes=fields.integer("nodes", high=1e9),
+        ranks=fields.text("ranks", max_length=1_000_000) if fields.any("ranks") else "",
+    )
+    fields.finish()
+    return idle
+
+
+def _mixed_figures(fields: Fields) -> MixedFigures:
+    figures = MixedFigures(
+        uniform_step_time_s=_number_or_none(fields, "uniform_step_time_s"),
+        fastest_class_step_time_s=_number_or_none(fields, "fastest_class_step_time_s"),
+        fastest_class=fields.text("fastest_class") if fields.has("fastest_class") else None,
+        idle=tuple(str(name) for name in fields.sequence("idle", high=64)),
+        why_uniform=fields.text("why_uniform", max_length=10_000) if fields.has("why_uniform") else None,
+        uneven_gap=fields.number("uneven_gap"),
+    )
+    fields.finish()
+    return figures
 
 
 def _gap(best_s: float, lower_bound_s: float) -> float:
@@ -593,23 +584,54 @@ def _schedule(fields: Fields) -> Schedule:
 def _check_consistent(plan: Plan, fields: Fields) -> None:
     """Raises ConfigError if the parts of the plan contradict each other."""
     check_for_trace(plan.for_trace, plan.cluster, fields.file)
-    try:
-        check_ledger(plan.certificate)
-    except InternalError as error:
-        raise fields.error("certificate", str(error)) from None
-    named, planned = plan.schedule.name, plan.best.strategy.schedule
-    if named != planned:
-        raise ConfigError(
-            "is not the strategy's", file=fields.file, key="schedule.name", found=named, allowed=planned
+    best, certificate = plan.best, plan.certificate
+    for name, parts, total in (
+        ()
+        if plan.kind != "graph"
+        else (
+            ("breakdown", best.breakdown, best.step_time_s),
+            ("memory", best.memory, best.peak_memory.device),
         )
-    best, batch = plan.best.strategy, plan.job.global_batch_size
-    if plan.schedule.microbatches * best.dp * best.micro_batch_size != batch:
+    ):
+        if not isclose(sum(parts.values()), total, rel_tol=SUM_TOLERANCE):
+            raise ConfigError(
+                "does not sum to its total", file=fields.file, key=f"best.{name}",
+                found=repr(sum(parts.values())), allowed=repr(total),
+            )  # fmt: skip
+    if certificate is not None:
+        try:
+            check_ledger(certificate)
+        except InternalError as error:
+            raise fields.error("certificate", str(error)) from None
+        if not isclose(certificate.best_s, best.step_time_s, rel_tol=SUM_TOLERANCE):
+            raise ConfigError(
+                "is not the step time of the best", file=fields.file, key="certificate.best_s",
+                found=repr(certificate.best_s),
+            )  # fmt: skip
+    if plan.kind == "graph":
+        return
+    batch = plan.job.global_batch_size
+    if sum(pipeline.rows for pipeline in best.layout.pipelines) != batch:
+        raise ConfigError(
+            "do not sum to the batch", file=fields.file, key="best.layout.pipelines.rows",
+            found=str(sum(pipeline.rows for pipeline in best.layout.pipelines)), allowed=str(batch),
+        )  # fmt: skip
+    if plan.kind == "uniform":
+        _check_schedule(plan, fields)
+
+
+def _check_schedule(plan: Plan, fields: Fields) -> None:
+    """Raises ConfigError unless the table is of the strategy's schedule and micro-batches."""
+    best, batch, schedule = plan.strategy, plan.job.global_batch_size, plan.schedule
+    if schedule is None:
+        raise fields.error("schedule", "is missing", found="nothing", allowed="the table of actions")
+    if schedule.name != best.schedule:
+        raise ConfigError(
+            "is not the strategy's", file=fields.file, key="schedule.name", found=schedule.name,
+            allowed=best.schedule,
+        )  # fmt: skip
+    if schedule.microbatches * best.dp * best.micro_batch_size != batch:
         raise ConfigError(
             "are not those of the job and the strategy", file=fields.file, key="schedule.microbatches",
-            found=str(plan.schedule.microbatches), allowed=f"{batch} / dp / micro_batch_size",
+            found=str(schedule.microbatches), allowed=f"{batch} / dp / micro_batch_size",
         )  # fmt: skip
-    best_s = plan.certificate.best_s
-    if not isclose(best_s, plan.best.step_time_s, rel_tol=1e-9):
-        raise ConfigError(
-            "is not the step time of the best", file=fields.file, key="certificate.best_s", found=repr(best_s)
-        )

@@ -1,23 +1,34 @@
-"""Records of an answer: results and certificates of uniform (`Answer`) and uneven plans (`UnevenAnswer`).
+"""Records of an answer: a `Result` (a layout with its prediction), its `Certificate`, and the `Answer` of a
+search.
 
-`TraceChoice` records how a plan was chosen for a trace of events. `Plan` is self-contained: a reader can
-check, simulate or run it without other files.
+A layout has pipelines of stages. Of a uniform strategy it is one pipeline whose stages are alike; of an
+uneven plan it is pipelines that differ; of an operator graph it is one pipeline whose stages have a layout of
+their operators. `TraceChoice` records how a plan was chosen for a trace of events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Literal
+
+import numpy as np
 
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
+from shardwise.graph import GraphLayout, StagedLayout
 from shardwise.inputs import Fields, short_repr
-from shardwise.model import Model
-from shardwise.schedule import Schedule
-from shardwise.strategy import Job, Strategy
+from shardwise.strategy import Strategy
+
+PlanKind = Literal["uniform", "uneven", "graph"]
+"""A plan of one strategy, a plan whose stages or pipelines differ, or a plan of an operator graph."""
 
 OBJECTIVES = ("time", "memory", "devices", "cost")
 """What a plan minimises: step time, memory, number of devices, or money per step."""
+
+UNEVEN_SPACE = "uneven"
+"""The space of a certificate whose candidates are pools, micro-batch sizes and numbers of pipelines."""
 
 PROVEN_GAP = 1e-12
 """Largest relative gap with which a step time counts as proven optimal (rounding errors)."""
@@ -45,8 +56,10 @@ class Stage:
     """One pipeline rank: `devices` of `device_class`, arranged as tp x cp x dp, with `layers` decoder layers.
 
     `ranks` lists the global ranks as ranges (`0-7,16-23`). `layers` has one count per chunk (virtual stage)
-    of the rank, in order. A mixed-pool stage has `parts`; then `device_class` names both pools, `tp` is that
-    of the first part, and `dp` is the number of parts.
+    of the rank, in order; of an operator graph, its number of blocks, repetitions counted. A mixed-pool stage
+    has `parts`; then `device_class` names both pools, `tp` is that of the first part, and `dp` is the number
+    of parts. `recompute` is the recomputation of the stage's layers; that of a uniform strategy is in its
+    fields. `operators` is the layout of the stage's operators; then tp and dp are 1.
     """
 
     devices: int
@@ -57,21 +70,40 @@ class Stage:
     layers: tuple[int, ...]
     share: float
     parts: tuple[StagePart, ...] = ()
+    cp: int = 1
+    recompute: str = "none"
+    operators: GraphLayout | None = None
 
     @property
     def rank_numbers(self) -> tuple[int, ...]:
         """The ranks, in the order of `ranks`. Raises ConfigError if it is not a list of ranges."""
-        found: list[int] = []
-        for part in self.ranks.split(","):
-            first, dash, last = part.partition("-")
-            last = last if dash else first
-            if not (_is_rank(first) and _is_rank(last) and int(first) <= int(last)):
-                raise ConfigError(
-                    "is not a list of rank ranges", key="best.layout", found=self.ranks[:40],
-                    allowed="ranges such as 0-7,16-23",
-                )  # fmt: skip
-            found += range(int(first), int(last) + 1)
-        return tuple(found)
+        return rank_numbers(self.ranks)
+
+
+def rank_numbers(ranges: str) -> tuple[int, ...]:
+    """The ranks of `0-7,16-23`, in order. Raises ConfigError if it is not a list of ranges."""
+    found: list[int] = []
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not (_is_rank(first) and _is_rank(last) and int(first) <= int(last)):
+            raise ConfigError(
+                "is not a list of rank ranges", key="best.layout", found=ranges[:40],
+                allowed="ranges such as 0-7,16-23",
+            )  # fmt: skip
+        found += range(int(first), int(last) + 1)
+    return tuple(found)
+
+
+def as_ranges(ranks: Sequence[int]) -> str:
+    """`0-7,16-23` for ascending ranks."""
+    numbers = np.asarray(ranks)
+    breaks = np.flatnonzero(np.diff(numbers) != 1)
+    starts = numbers[np.concatenate([[0], breaks + 1])]
+    stops = numbers[np.concatenate([breaks, [len(numbers) - 1]])]
+    return ",".join(
+        str(a) if a == b else f"{a}-{b}" for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
+    )
 
 
 def _is_rank(text: str) -> bool:
@@ -81,17 +113,52 @@ def _is_rank(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """A pipeline by its stages in order."""
+    """A pipeline by its stages in order. It takes `rows` sequences (or samples) of a step, in `microbatches`
+    of `micro_batch_size` on each replica, and `makespan_s` seconds, the end of the step included."""
 
     stages: tuple[Stage, ...]
+    micro_batch_size: int
+    microbatches: int
+    rows: int
+    makespan_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Pipelines that run in parallel. A uniform strategy is one pipeline with equal stages, whose share is
-    1."""
+    """Pipelines that run in parallel, all with the same schedule. A uniform strategy is one pipeline with
+    equal stages, whose share is 1."""
 
     pipelines: tuple[Pipeline, ...]
+    schedule: str = "1f1b"
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of all pipelines."""
+        return tuple(stage for pipeline in self.pipelines for stage in pipeline.stages)
+
+    def with_times(self, makespans_s: Sequence[float]) -> Layout:
+        """The layout with the makespan of each pipeline, in seconds."""
+        return replace(
+            self,
+            pipelines=tuple(
+                replace(pipeline, makespan_s=time_s)
+                for pipeline, time_s in zip(self.pipelines, makespans_s, strict=True)
+            ),
+        )
+
+    @property
+    def operators(self) -> GraphLayout | None:
+        """The layout of all operators of a graph; None for a layout of layers."""
+        found = [stage.operators for stage in self.stages if stage.operators is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        return StagedLayout(
+            ranks=found[0].ranks,
+            blocks=tuple(block for layout in found for block in layout.blocks),
+            cuts=tuple(accumulate(len(layout.blocks) for layout in found[:-1])),
+            microbatches=self.pipelines[0].microbatches,
+            schedule=self.schedule,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,27 +171,85 @@ class PeakMemory:
     device: float
     capacity: float
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """The device bytes as a sum of named parts."""
+        return {
+            "allocated": self.allocated,
+            "fragmentation": self.reserved - self.allocated,
+            "context_and_communicators": self.device - self.reserved,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One strategy with its predicted step time and memory.
+    """A layout with its predicted step time and memory.
 
-    `breakdown` (seconds) sums to the step time; `memory` (bytes on rank `tightest_rank`) sums to the device
-    bytes.
+    `fields` is the strategy if all stages are alike, else None. `breakdown` (seconds of the slowest pipeline)
+    sums to the step time; `memory` (bytes on rank `tightest_rank`) sums to the device bytes. `pools` are
+    those on which an uneven plan is estimated, empty for others. If its pipelines are `is_alike`, they have
+    the same stages, whose replicas communicate over the tiers of their own pool. Operator graphs have no
+    throughput in tokens or model FLOPs utilisation.
     """
 
-    strategy: Strategy
+    fields: Strategy | None
     layout: Layout
     step_time_s: float
     band_s: tuple[float, float]
-    tokens_per_s_per_device: float
-    mfu: float
-    mfu_full_attention: float
+    tokens_per_s_per_device: float | None
+    mfu: float | None
+    mfu_full_attention: float | None
     peak_memory: PeakMemory
     breakdown: Mapping[str, float]
     memory: Mapping[str, float]
     tightest_rank: int
     evaluator: str
+    pools: tuple[str, ...] = ()
+    is_alike: bool = False
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy of all stages. Raises ConfigError if the stages are not alike."""
+        if self.fields is None:
+            raise ConfigError(
+                "needs a plan whose stages are alike", key="best.strategy", found="stages that differ",
+                allowed="the plan of a uniform strategy",
+            )  # fmt: skip
+        return self.fields
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all stages follow one strategy."""
+        return self.fields is not None
+
+    @property
+    def kind(self) -> PlanKind:
+        """What the stages have in common."""
+        if self.fields is not None:
+            return "uniform"
+        return "uneven" if self.layout.operators is None else "graph"
+
+    @property
+    def microbatches(self) -> tuple[int, ...]:
+        """Micro-batches of each pipeline."""
+        return tuple(pipeline.microbatches for pipeline in self.layout.pipelines)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences of a micro-batch of the first pipeline."""
+        return self.layout.pipelines[0].micro_batch_size
+
+    @property
+    def recompute(self) -> tuple[tuple[str, ...], ...]:
+        """The recomputation of each stage, pipeline by pipeline."""
+        return tuple(
+            tuple(stage.recompute for stage in pipeline.stages) for pipeline in self.layout.pipelines
+        )
+
+    @property
+    def pipeline_s(self) -> tuple[float, ...]:
+        """Seconds of each pipeline."""
+        return tuple(pipeline.makespan_s for pipeline in self.layout.pipelines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +315,20 @@ class Idle:
 NO_IDLE_DEVICES = Idle()
 
 
+def idle_in(cluster: Cluster, used: Iterable[int]) -> Idle:
+    """The devices and nodes that are idle if the devices with these ranks are used."""
+    taken = frozenset(used)
+    if len(taken) == cluster.devices:
+        return Idle()
+    firsts = accumulate((node.devices for node in cluster.nodes), initial=0)
+    idle_nodes = sum(
+        taken.isdisjoint(range(first, first + node.devices))
+        for first, node in zip(firsts, cluster.nodes, strict=False)
+    )
+    ranks = [rank for rank in range(cluster.devices) if rank not in taken]
+    return Idle(devices=len(ranks), nodes=idle_nodes, ranks=as_ranges(ranks))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchedPart:
     """A part of the cluster that was searched. `step_time_s` is its best, None if nothing fits or nothing is
@@ -228,7 +367,7 @@ class Answer:
     `unexplored_parts` counts parts that were left out and may be better. `idle` are the unused devices.
     `all_devices_step_time_s` is the best step time on all devices (None: nothing fits on all, or no time was
     left to find it). `mixed` has the comparison on a mixed cluster. `is_interrupted`: the user ended the
-    search early.
+    search early. `whole` is the requested cluster, None where it is not known.
     """
 
     best: Result
@@ -244,6 +383,7 @@ class Answer:
     frontier: StrategyFrontier | None = None
     mixed: MixedFigures | None = None
     is_interrupted: bool = False
+    whole: Cluster | None = None
 
     @property
     def is_proven(self) -> bool:
@@ -252,73 +392,11 @@ class Answer:
         certificate = self.certificate
         if self.mixed is not None and self.mixed.uneven_gap > PROVEN_GAP:
             return False
-        if self.objective == "memory" and certificate.unexplored:
+        if certificate.unexplored and (self.objective == "memory" or not self.best.is_uniform):
             return False
         if self.unexplored_parts:
             return False
         return certificate.is_proven and all(part.is_complete for part in self.parts)
-
-
-# Uneven plans
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnevenResult:
-    """An uneven plan with its predicted step time and memory. All pipelines have one schedule (1f1b) and one
-    micro-batch size, in sequences.
-
-    For each pipeline of `layout`: its `microbatches`, its makespan in seconds (`pipeline_s`), and the
-    recomputation of each stage. `breakdown` (seconds, of the slowest pipeline) sums to the step time.
-    `idle_devices` are unused. `pools` are the pools on which the plan is estimated. If it `is_alike`, all
-    pipelines have the same stages, whose replicas communicate over the tiers of their own pool.
-    """
-
-    layout: Layout
-    micro_batch_size: int
-    microbatches: tuple[int, ...]
-    pipeline_s: tuple[float, ...]
-    recompute: tuple[tuple[str, ...], ...]
-    step_time_s: float
-    band_s: tuple[float, float]
-    tokens_per_s_per_device: float
-    mfu: float
-    mfu_full_attention: float
-    peak_memory: PeakMemory
-    breakdown: Mapping[str, float]
-    tightest_rank: int
-    idle_devices: int
-    pools: tuple[str, ...]
-    is_alike: bool
-    evaluator: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnevenAnswer:
-    """The best uneven plan, its certificate, and the step times that it is compared with.
-
-    The candidates of the certificate are triples of pools, micro-batch size and number of pipelines: no plan
-    of any triple takes less than the lower bound (docs/concepts/mixed-clusters.md). `parts`,
-    `unexplored_parts` and `idle` are as in `Answer`; `all_devices_step_time_s` is that of a uniform strategy,
-    if devices are idle. `is_interrupted`: the user ended the search early.
-    """
-
-    best: UnevenResult
-    certificate: Certificate
-    mixed: MixedFigures
-    parts: tuple[SearchedPart, ...] = ()
-    pruned_parts: int = 0
-    unexplored_parts: int = 0
-    idle: Idle = NO_IDLE_DEVICES
-    all_devices_step_time_s: float | None = None
-    is_interrupted: bool = False
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether no plan is better, uneven or uniform: nothing that may take less time was left out."""
-        certificate = self.certificate
-        is_complete = not certificate.unexplored and not self.unexplored_parts
-        is_complete = is_complete and all(part.is_complete for part in self.parts)
-        return is_complete and certificate.is_proven
 
 
 # Choice for a trace
@@ -401,76 +479,3 @@ def check_for_trace(found: TraceChoice | None, cluster: Cluster, file: str | Non
 def _number(fields: Fields, name: str, high: float = 1e30) -> float | None:
     """A number, or None for null."""
     return None if fields.any(name, default=None) is None else fields.number(name, high=high)
-
-
-# The plan
-
-SCHEMA = "shardwise.plan"
-VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerUp:
-    """A runner-up: its strategy, step time, and device bytes of its tightest rank."""
-
-    strategy: Strategy
-    step_time_s: float
-    device_bytes: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A self-contained answer: the question, the strategy with its layout and schedule, its prediction, and
-    the certificate. `for_trace` is set if it was chosen for a trace of events. `target` is the software that
-    it was planned for, None for any."""
-
-    model: Model
-    cluster: Cluster
-    job: Job
-    objective: str
-    best: Result
-    schedule: Schedule
-    runners_up: tuple[RunnerUp, ...]
-    certificate: Certificate
-    for_trace: TraceChoice | None = None
-    target: str | None = None
-
-    @property
-    def priced_as(self) -> tuple[str, ...]:
-        """How the cluster or its events were approximated; empty if they were estimated as given."""
-        return self.certificate.priced_as
-
-
-def plan_of(
-    answer: Answer,
-    *,
-    model: Model,
-    cluster: Cluster,
-    job: Job,
-    schedule: Schedule,
-    objective: str = "time",
-    target: str | None = None,
-) -> Plan:
-    """The plan of `answer` to the question about `model` on `cluster`.
-
-    `schedule` is the table of actions on which the best strategy was evaluated; `target` is the software that
-    the question was restricted to.
-    """
-    return Plan(
-        model=model,
-        cluster=cluster,
-        job=job,
-        objective=objective,
-        best=answer.best,
-        schedule=schedule,
-        runners_up=tuple(
-            RunnerUp(
-                strategy=result.strategy,
-                step_time_s=result.step_time_s,
-                device_bytes=result.peak_memory.device,
-            )
-            for result in answer.runners_up
-        ),
-        certificate=answer.certificate,
-        target=target,
-    )

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from math import gcd
 
@@ -49,6 +48,21 @@ class Arrangement:
         return tuple(name for name in self.slots if name != NO_NODE)
 
     @property
+    def has_equal_shares(self) -> bool:
+        """Whether a plan file can represent it as a strategy: no re-routing, equal shares of pipelines."""
+        return not self.is_rerouted and len(set(self.microbatches)) == 1
+
+    @property
+    def stage_dp(self) -> int:
+        """Largest number of replicas of a stage that are not pipelines of their own."""
+        return 1
+
+    @property
+    def document(self) -> dict[str, object]:
+        """What runs, as the JSON answers have it."""
+        return {"strategy": asdict(self.strategy)}
+
+    @property
     def has_unreplicated_states(self) -> bool:
         """Whether every optimizer state shard is on a single node, and the shards on different nodes."""
         shards = self.strategy.dp * self.strategy.cp
@@ -64,6 +78,12 @@ class Arrangement:
 def shape_of(strategy: Strategy) -> Strategy:
     """The shape key of arrangements of a strategy."""
     return replace(with_dp(strategy, 1), first_stage_layers=0, last_stage_layers=0)
+
+
+def pipelines_of(strategy: Strategy) -> Strategy:
+    """The strategy with two pipelines: `with_dp` of it has the same pipelines and the same ZeRO stage. It is
+    not a strategy that runs."""
+    return with_dp(strategy, 2)
 
 
 def with_dp(strategy: Strategy, dp: int) -> Strategy:
@@ -120,9 +140,8 @@ def running_on(plan: Plan, cluster: Cluster) -> Arrangement:
             found=f"nodes of {', '.join(map(str, sizes))} devices",
             allowed="nodes of one size, or an uneven plan",
         )
-    named = plan.for_trace.nodes if plan.for_trace is not None else (None,) * len(plan.cluster.nodes)
-    slots = nodes_like(plan.cluster, cluster, named)
-    strategy = plan.best.strategy
+    slots = nodes_of(plan, cluster)
+    strategy = plan.strategy
     each = plan.job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
     return Arrangement(strategy=strategy, slots=slots, microbatches=(each,) * strategy.dp)
 
@@ -137,9 +156,11 @@ def with_devices_of(planned: Cluster, cluster: Cluster) -> Cluster:
     return replace(cluster, classes=both)
 
 
-def nodes_like(planned: Cluster, cluster: Cluster, named: Sequence[str | None]) -> tuple[str, ...]:
-    """For each node of the plan's cluster, the node of `cluster` that is `named`, or the first equal one.
+def nodes_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """For each node of the plan's cluster, the node of `cluster` that the plan names, or the first equal one.
     Raises ConfigError if there is none."""
+    planned = plan.cluster
+    named = plan.for_trace.nodes if plan.for_trace is not None else (None,) * len(planned.nodes)
     free: dict[Node, deque[str]] = {}
     for index, node in enumerate(cluster.nodes):
         free.setdefault(replace(node, name=""), deque()).append(f"n{index}")

@@ -2,27 +2,27 @@
 
 `all_choices` lists arrangements of given shapes on sets of nodes. `with_layers_shifted` is a local search
 over the layers of the first and last stage, for nodes that are no longer equal. The middle stages have even
-layers, so a slow middle stage may also be swapped with the first or last one. `AllowedSpace` is the space
-that a plan's question allows. `ShapeSearch` finds the best shapes on several cluster sizes by branch and
-bound.
+layers, so a slow middle stage may also be swapped with the first or last one. `ShapeSearch` finds the best
+shapes on several cluster sizes by branch and bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
 from shardwise.cluster import Cluster, NodeGroups, NodeState, uniform_cluster
-from shardwise.plans import Plan, UnevenFile, Value
-from shardwise.replanning.arrangement import Arrangement, dp_multiple, pipeline_order, with_dp
+from shardwise.replanning.allowed_space import ANY_SPACE, AllowedSpace, BestStrategies
+from shardwise.replanning.arrangement import Arrangement, dp_multiple, pipeline_order, pipelines_of, with_dp
 from shardwise.replanning.pipeline_costs import Prices
 from shardwise.replanning.situation import Situation
 from shardwise.replanning.step_times import StepTimes
 from shardwise.search import BranchAndBound, Fastest, Question, WorkLimit
-from shardwise.strategy import FIELDS, Strategy, Target, layer_counts, node_slots
+from shardwise.strategy import Strategy, layer_counts, node_slots
+from shardwise.ties import first_least, is_less
 
 MayImprove = Callable[[Strategy, float], bool]
 """Whether a shape whose step takes at least this many seconds can improve on the best decision so far."""
@@ -255,8 +255,10 @@ def _hill_climb(start: Arrangement, situation: Situation, steps: StepTimes) -> I
                 if (found := steps.balanced(strategy, best.slots, situation)) is not None
                 and (step_s := steps.step_s(found, situation)) is not None
             ]
-            step_s, found = min(tried, key=lambda one: one[0], default=(best_s, best))
-            if step_s < best_s:
+            if not tried:
+                continue
+            step_s, found = tried[int(first_least([step_s for step_s, _ in tried]))]
+            if is_less(step_s, best_s):
                 best, best_s = found, step_s
                 yield best
                 break
@@ -294,64 +296,7 @@ def _with_ends_swapped(base: Arrangement, situation: Situation, steps: StepTimes
                 yield found
 
 
-# Allowed space
-
-OF_REPLICAS = frozenset(("dp", "param_shard", "grad_shard", "optim_shard", "dp_replicate", "dp_shard"))
-"""Fields that follow from the number of replicas, which changes with the nodes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllowedSpace:
-    """The space of allowed strategies, as in `Question`, and the largest number of replicas of a stage in an
-    uneven plan. `target` is the software that runs the plans (None: any)."""
-
-    space: str = "default"
-    fixed: Mapping[str, Value] = field(default_factory=dict)
-    axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
-    stage_dp: int = 1
-    target: Target | None = None
-
-    def has_uneven_in(self, dtype: str) -> bool:
-        """Whether uneven plans are searched too: only if the target runs them in this dtype, and without
-        restrictions, since uneven plans have no strategy fields."""
-        is_run = self.target is None or dtype in self.target.uneven_dtypes
-        return is_run and self.space == "default" and not self.fixed and not self.axes
-
-    @property
-    def text(self) -> str:
-        """The restrictions in words; empty if everything is allowed."""
-        texts = [f"the space {self.space}"] if self.space != "default" else []
-        texts += [f"{name}={value}" for name, value in self.fixed.items()]
-        texts += [f"{name} of {', '.join(map(str, values))}" for name, values in self.axes.items()]
-        return ", ".join(texts)
-
-    def allows(self, strategy: Strategy) -> bool:
-        """Whether the strategy has allowed values."""
-        values = {**{name: (value,) for name, value in self.fixed.items()}, **self.axes}
-        return all(getattr(strategy, name) in allowed for name, allowed in values.items() if name in FIELDS)
-
-
-ANY = AllowedSpace()
-"""The space without restrictions."""
-
-
-def allowed_space_of(plan: Plan | UnevenFile) -> AllowedSpace:
-    """The space that the question of a plan allows on any nodes: its space, fixed fields and axes, without
-    those that follow from the number of replicas. A plan that was chosen for events has no question, so
-    everything is allowed."""
-    if not isinstance(plan, Plan) or plan.for_trace is not None:
-        return AllowedSpace()
-    proof = plan.certificate
-    return AllowedSpace(
-        space=proof.space,
-        fixed={name: value for name, value in proof.fixed.items() if name not in OF_REPLICAS},
-        axes={name: values for name, values in proof.axes.items() if name not in OF_REPLICAS},
-    )
-
-
 # Search of shapes
-
-Axes = Mapping[str, tuple[Value, ...]]
 
 RUNNERS_UP = 5
 """Number of runners-up of each size, in addition to the best strategy. Each differs in a degree, the schedule
@@ -377,19 +322,10 @@ def sizes_below(nodes: int) -> tuple[int, ...]:
     return tuple(sorted({*sizes, *([max(others)] if others else [])}))
 
 
-def _intersected(allowed: Axes, also: Axes) -> dict[str, tuple[Value, ...]]:
-    """The values of `also` that `allowed` permits."""
-    return {
-        name: tuple(value for value in values if value in allowed.get(name, values))
-        for name, values in also.items()
-    }
-
-
 class ShapeSearch:
     """Best pipeline shapes for one model and job, by pool and number of nodes; each size is searched once.
 
-    The nodes are nominal, or in the state `present`. The space is `allowed_space`, further restricted to the
-    values in `axes`.
+    The nodes are nominal, or in the state `present`. A shape has two pipelines, whatever runs.
     """
 
     def __init__(
@@ -398,14 +334,12 @@ class ShapeSearch:
         runners_up: int = RUNNERS_UP,
         *,
         present: NodeState | None = None,
-        axes: Mapping[str, tuple[Value, ...]] | None = None,
-        allowed_space: AllowedSpace = ANY,
+        allowed_space: AllowedSpace = ANY_SPACE,
     ) -> None:
         self._prices = prices
         self._runners_up = runners_up
         self._present = present
-        self._space, self._fixed = allowed_space.space, allowed_space.fixed
-        self._axes = {**allowed_space.axes, **_intersected(allowed_space.axes, axes or {})}
+        self._allowed_space = allowed_space
         self._found: dict[tuple[int, int], tuple[Strategy, ...]] = {}
 
     def of_sizes(self, pool: int, sizes: Iterable[int]) -> list[Strategy]:
@@ -427,22 +361,19 @@ class ShapeSearch:
     def _best(self, cluster: Cluster, near: Sequence[Strategy]) -> tuple[Strategy, ...]:
         """Shapes of the best strategies on all devices of a cluster; none if nothing fits. `near`, the best
         shapes on other numbers of nodes, are the warm start."""
-        question = Question(
-            model=self._prices.model,
-            cluster=cluster,
-            job=self._prices.job,
-            space=self._space,
-            fixed=self._fixed,
-            axes=self._axes,
-        )
         begin = [one for shape in near for one in _smaller(shape, cluster.devices)]
-        goal = Fastest(1 + self._runners_up)
-        search = BranchAndBound(
-            question.problem(), question.candidates(), goal, warm_start=begin, clock=WorkLimit(MAX_PARTS)
-        )
-        outcome = search.run()
-        shapes = [with_dp(found.table[0], 1) for found in outcome.found]
-        return tuple(dict.fromkeys(_ordered(shape) for shape in shapes))
+
+        def search(question: Question) -> BestStrategies:
+            goal = Fastest(1 + self._runners_up)
+            outcome = BranchAndBound(
+                question.problem(), question.candidates(), goal, warm_start=begin, clock=WorkLimit(MAX_PARTS)
+            ).run()
+            strategies = tuple(found.table[0] for found in outcome.found)
+            return BestStrategies(least_s=outcome.lower_bound_s, strategies=strategies)
+
+        prices = self._prices
+        found = self._allowed_space.best_on(prices.model, cluster, prices.job, search)
+        return tuple(dict.fromkeys(_ordered(pipelines_of(one)) for one in found.strategies))
 
 
 def _ordered(shape: Strategy) -> Strategy:

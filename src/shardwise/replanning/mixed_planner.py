@@ -8,18 +8,19 @@ have no side effects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+from shardwise.cluster import Cluster
 from shardwise.errors import Infeasible
+from shardwise.plans import Answer
 from shardwise.replanning.arrangement import Arrangement
-from shardwise.replanning.candidates import ANY, AllowedSpace
 from shardwise.replanning.pipeline_costs import Prices
 from shardwise.replanning.planner import (
     ALTERNATIVES,
     KEEP,
     MIGRATE,
-    MIN_GAIN,
     PATCH,
     RESTARTS,
     Decision,
@@ -32,8 +33,8 @@ from shardwise.replanning.uneven import (
     UnevenArrangement,
     UnevenPlanSource,
     UnevenStepTimes,
-    is_nominal,
 )
+from shardwise.ties import is_less, least_first
 
 AnyArrangement = Arrangement | UnevenArrangement
 
@@ -48,6 +49,37 @@ class _Option:
     transition: Transition
 
 
+class _Side(Protocol):
+    """What differs between uniform and uneven arrangements. Arguments are of the kind of the side."""
+
+    def step_s(self, one: Any, situation: Situation) -> float | None:
+        """Seconds per step; None if it cannot run."""
+
+    def holdings(self, one: Any) -> Holdings:
+        """The state shards."""
+
+    def swapped(self, one: Any, first: str, second: str) -> AnyArrangement | None:
+        """The arrangement with two of its nodes swapped; None if they cannot be."""
+
+    def without_idle_nodes(self, one: Any) -> AnyArrangement:
+        """The arrangement on the nodes that it uses."""
+
+    def as_uniform(self, one: Any) -> Arrangement | None:
+        """The arrangement from which uniform ones are searched."""
+
+    def fills_nodes(self, one: Any) -> bool:
+        """Whether no device of its nodes is idle."""
+
+    def in_place(
+        self, one: Any, situation: Situation, *, has_all: bool
+    ) -> Iterator[tuple[str, AnyArrangement]]:
+        """Keep, if its nodes still hold their state (`has_all`), and patches, as far as the uniform planner
+        does not consider them."""
+
+    def answer_on(self, one: Any, cluster: Cluster, space: str) -> Answer:
+        """The arrangement alone as an answer, estimated on its nodes without events."""
+
+
 class MixedPlanner:
     """Decides for one model, cluster and job, and caches estimates and searches.
 
@@ -57,6 +89,7 @@ class MixedPlanner:
     def __init__(self, uniform: Planner, uneven: UnevenStepTimes, plans: UnevenPlanSource | None) -> None:
         """If `plans` is None, no uneven plan is searched."""
         self.uniform, self.uneven, self._plans = uniform, uneven, plans
+        self._sides: Mapping[type, _Side] = {Arrangement: uniform, UnevenArrangement: uneven}
 
     @property
     def prices(self) -> Prices:
@@ -70,27 +103,25 @@ class MixedPlanner:
 
     def step_s(self, one: AnyArrangement, situation: Situation) -> float | None:
         """Seconds per step; None if a node is gone or the arrangement does not fit any more."""
-        if isinstance(one, Arrangement):
-            return self.uniform.steps.step_s(one, situation)
-        return self.uneven.step_s(one, situation)
+        return self._sides[type(one)].step_s(one, situation)
 
     def started(self, one: AnyArrangement, situation: Situation) -> Transition:
         """The transition that starts it from a checkpoint."""
-        if isinstance(one, Arrangement):
-            return self.uniform.transitions.between(None, one, situation)
         return self._changed(None, one, situation, frozenset(), frozenset(), is_patch=False)
 
     def swapped(self, one: AnyArrangement, first: str, second: str) -> AnyArrangement | None:
         """The arrangement with two of its nodes swapped; None for an uneven plan if they are of different
         pools."""
-        changed = {first: second, second: first}
-        if isinstance(one, Arrangement):
-            return replace(one, slots=tuple(changed.get(name, name) for name in one.slots))
-        if self.uneven.pool_of(first) != self.uneven.pool_of(second):
-            return None
-        return self.uneven.without_idle_nodes(
-            replace(one, nodes=tuple(changed.get(name, name) for name in one.nodes))
-        )
+        return self._sides[type(one)].swapped(one, first, second)
+
+    def without_idle_nodes(self, one: AnyArrangement) -> AnyArrangement:
+        """The arrangement on only those nodes that it uses."""
+        return self._sides[type(one)].without_idle_nodes(one)
+
+    def answer_on(self, one: AnyArrangement, cluster: Cluster, space: str) -> Answer:
+        """The arrangement alone as the answer to a question in `space`, estimated on its nodes (`cluster`)
+        without events."""
+        return self._sides[type(one)].answer_on(one, cluster, space)
 
     def keep(
         self, running: AnyArrangement, situation: Situation, *, horizon_s: float
@@ -112,105 +143,81 @@ class MixedPlanner:
     ) -> Decision[AnyArrangement]:
         """The best decision over the horizon, as in `Planner.replan`. Raises Infeasible if nothing can
         run."""
-        if isinstance(running, UnevenArrangement):
-            return self._from_uneven(
-                self.uneven.without_idle_nodes(running),
-                situation,
-                horizon_s=horizon_s,
-                saved=saved,
-                returned=returned,
-            )
-        return self._from_uniform(running, situation, horizon_s=horizon_s, saved=saved, returned=returned)
-
-    def _from_uniform(
-        self,
-        running: Arrangement | None,
-        situation: Situation,
-        *,
-        horizon_s: float,
-        saved: frozenset[str],
-        returned: frozenset[str],
-    ) -> Decision[AnyArrangement]:
-        found: Decision[AnyArrangement] | None = None
+        before = None if running is None else self.without_idle_nodes(running)
+        start = None if before is None else self._sides[type(before)].as_uniform(before)
+        uniform: Decision[Arrangement] | None = None
         try:
-            found = self.uniform.replan(
-                running, situation, horizon_s=horizon_s, saved=saved, returned=returned
+            uniform = self.uniform.replan(
+                start, situation, horizon_s=horizon_s, saved=saved, returned=returned
             )
         except Infeasible:
-            if len(self.prices.pools) == 1:
+            if before is start and len(self.prices.pools) == 1:
                 raise
-        if len(self.prices.pools) == 1 and found is not None:
-            return found
-
-        def changed(one: UnevenArrangement) -> Transition:
-            left = situation.connected_to(one.nodes) - returned
-            return self._changed(running, one, situation, left, saved, is_patch=False)
-
-        cutoff_s = float("inf") if found is None else found.step_s
-        choices = list(self._migrations(situation, 1, cutoff_s, changed))
-        if found is None:
-            if not choices:
-                raise Infeasible(_nothing(situation), reasons={})
-            return _best_decision(choices, None, max(horizon_s, RESTARTS * self.costs.restart_s))
-        base = _Option(found.decision, found.arrangement, found.step_s, found.transition)
-        chosen = _best_decision([base, *choices], found.keep_step_s, found.horizon_s)
-        return replace(
-            chosen,
-            considered=found.considered + len(choices),
-            alternatives=(*found.alternatives, *(one.arrangement for one in choices)),
-            rerouted=found.rerouted,
-        )
-
-    def _from_uneven(
-        self,
-        running: UnevenArrangement,
-        situation: Situation,
-        *,
-        horizon_s: float,
-        saved: frozenset[str],
-        returned: frozenset[str],
-    ) -> Decision[AnyArrangement]:
-        if not situation.states:
-            raise Infeasible("no node is left", reasons={})
+        if uniform is not None and before is start and len(self.prices.pools) == 1:
+            return uniform
 
         def changed(one: AnyArrangement, *, is_patch: bool = False) -> Transition:
             left = situation.connected_to(one.nodes) - returned
-            return self._changed(running, one, situation, left, saved, is_patch=is_patch)
+            return self._changed(before, one, situation, left, saved, is_patch=is_patch)
 
-        choices: list[_Option] = []
-        keep = self.uneven.predicted(running, situation) if returned.isdisjoint(running.nodes) else None
-        if keep is not None:
-            choices.append(_Option(KEEP, keep, keep.result.step_time_s, NO_TRANSITION))
-        for patched in patches(self.uneven, running, situation):
-            change = changed(patched, is_patch=True)
-            choices.append(_Option(PATCH, patched, patched.result.step_time_s, change))
-        try:
-            uniform = self.uniform.replan(None, situation, horizon_s=horizon_s)
-        except Infeasible:
-            pass
-        else:
-            arrangement = uniform.arrangement
-            choices.append(_Option(MIGRATE, arrangement, uniform.step_s, changed(arrangement)))
-        rows = max(stage.dp for pipeline in running.result.layout.pipelines for stage in pipeline.stages)
-        cutoff_s = min((one.step_s for one in choices), default=float("inf"))
-        choices += self._migrations(situation, rows, cutoff_s, changed)
-        if not choices:
-            raise Infeasible(_nothing(situation), reasons={})
-        if keep is None:
+        has_all = before is not None and returned.isdisjoint(before.nodes)
+        keep_s = None if before is None or not has_all else self.step_s(before, situation)
+        options = [] if before is None else list(self._in_place(before, situation, changed, has_all=has_all))
+        if uniform is not None:
+            change = uniform.transition if before is start else changed(uniform.arrangement)
+            options.append(_Option(uniform.decision, uniform.arrangement, uniform.step_s, change))
+        stage_dp = max(self.uniform.allowed_space.stage_dp, 1 if before is None else before.stage_dp)
+        cutoff_s = min((one.step_s for one in options), default=float("inf"))
+        options += self._migrations(situation, stage_dp, cutoff_s, changed)
+        if not options:
+            raise Infeasible(f"nothing fits on the {len(situation.states)} nodes that remain", reasons={})
+        if keep_s is None:
             horizon_s = max(horizon_s, RESTARTS * self.costs.restart_s)
-        return _best_decision(choices, None if keep is None else keep.result.step_time_s, horizon_s)
+        chosen = _best_decision(options, keep_s, horizon_s)
+        if uniform is None:
+            return chosen
+        return replace(
+            chosen,
+            considered=len(options) - 1 + uniform.considered,
+            alternatives=tuple(dict.fromkeys((*uniform.alternatives, *chosen.alternatives))),
+            rerouted=uniform.rerouted,
+        )
+
+    def _in_place(
+        self,
+        running: AnyArrangement,
+        situation: Situation,
+        changed: Callable[..., Transition],
+        *,
+        has_all: bool,
+    ) -> Iterator[_Option]:
+        """Keep, and the allowed patches, as far as the uniform planner does not consider them."""
+        side = self._sides[type(running)]
+        for decision, one in side.in_place(running, situation, has_all=has_all):
+            step_s = side.step_s(one, situation)
+            if step_s is None:
+                continue
+            if decision == KEEP:
+                yield _Option(KEEP, one, step_s, NO_TRANSITION)
+            elif self._uses_enough(one, situation):
+                yield _Option(PATCH, one, step_s, changed(one, is_patch=True))
+
+    def _uses_enough(self, one: AnyArrangement, situation: Situation) -> bool:
+        allowed = self.uniform.allowed_space
+        is_whole = not allowed.use_all or self._sides[type(one)].fills_nodes(one)
+        return is_whole and allowed.uses_enough(one.nodes, situation)
 
     def _migrations(
         self,
         situation: Situation,
-        rows: int,
+        stage_dp: int,
         cutoff_s: float,
         changed: Callable[[UnevenArrangement], Transition],
     ) -> Iterator[_Option]:
         """Migrations to uneven plans, predicted on the nodes that they use."""
-        for found in self._plans.on(situation, rows, cutoff_s) if self._plans is not None else ():
+        for found in self._plans.on(situation, stage_dp, cutoff_s) if self._plans is not None else ():
             predicted = self.uneven.predicted(found, situation)
-            if predicted is not None:
+            if predicted is not None and self._uses_enough(predicted, situation):
                 yield _Option(MIGRATE, predicted, predicted.result.step_time_s, changed(predicted))
 
     def _changed(
@@ -225,55 +232,20 @@ class MixedPlanner:
     ) -> Transition:
         if before == after and left.issuperset(after.nodes):
             return NO_TRANSITION
-        ends = (None if before is None else self._holdings(before)), self._holdings(after)
-        return self.uniform.transitions.between_holdings(*ends, situation, left, saved, is_patch=is_patch)
-
-    def _holdings(self, one: AnyArrangement) -> Holdings:
-        if isinstance(one, Arrangement):
-            return self.uniform.transitions.holdings_of(one)
-        return self.uneven.holdings(one)
+        held = None if before is None else self._sides[type(before)].holdings(before)
+        return self.uniform.transitions.between_holdings(
+            held, self._sides[type(after)].holdings(after), situation, left, saved, is_patch=is_patch
+        )
 
 
 def mixed_planner_of(
-    uniform: Planner,
-    plans: Callable[[UnevenStepTimes], UnevenPlanSource] = PlansPerDecision,
-    *,
-    allowed_space: AllowedSpace = ANY,
+    uniform: Planner, plans: Callable[[UnevenStepTimes], UnevenPlanSource] = PlansPerDecision
 ) -> MixedPlanner:
-    """A planner for uniform arrangements and uneven plans. `plans` creates the source of uneven plans, which
-    is not used if `allowed_space` excludes them."""
+    """A planner for uniform arrangements and uneven plans in the space of `uniform`. `plans` creates the
+    source of uneven plans, which is not used if that space excludes them."""
     steps = UnevenStepTimes(uniform.steps.prices)
-    has_uneven = allowed_space.has_uneven_in(uniform.steps.prices.job.dtype)
+    has_uneven = uniform.allowed_space.has_uneven_in(uniform.steps.prices.job.dtype)
     return MixedPlanner(uniform, steps, plans(steps) if has_uneven else None)
-
-
-def patches(
-    steps: UnevenStepTimes, running: UnevenArrangement, situation: Situation
-) -> Iterator[UnevenArrangement]:
-    """Patches of an uneven plan. First the complete pipelines, and those on nominal nodes only, with the best
-    shares. Then the complete pipelines with the best layers and shares, if that is faster or the others do
-    not fit; and the same with pipelines that lost stages, whose layers the remaining stages take."""
-    there = frozenset(situation.states)
-    whole, sound, broken = [], [], []
-    for place, names in enumerate(steps.stage_nodes(running)):
-        if there.issuperset(names):
-            whole.append(place)
-            sound += [place] if all(is_nominal(situation.states[name]) for name in names) else []
-        elif not there.isdisjoint(names):
-            broken.append(place)
-    least_s = float("inf")
-    for places in (whole, sound) if len(sound) < len(whole) else (whole,):
-        with_best_shares = (
-            steps.with_best_shares(steps.part(running, places, there), situation) if places else None
-        )
-        if with_best_shares is not None and with_best_shares.result.step_time_s < least_s * (1.0 - MIN_GAIN):
-            least_s = with_best_shares.result.step_time_s
-            yield with_best_shares
-    for places in (whole, sorted(whole + broken)) if broken else (whole,):
-        found = steps.with_best_layers(steps.part(running, places, there), situation) if places else None
-        if found is not None and found.result.step_time_s < least_s * (1.0 - MIN_GAIN):
-            least_s = found.result.step_time_s
-            yield found
 
 
 def _best_decision(
@@ -294,11 +266,7 @@ def _best_decision(
     ]
     best = every[0]
     for decision in every[1:]:
-        if decision.steps > best.steps * (1.0 + MIN_GAIN):
+        if is_less(best.steps, decision.steps):
             best = decision
-    fastest = sorted(choices, key=lambda one: one.step_s)[:ALTERNATIVES]
-    return replace(best, alternatives=tuple(one.arrangement for one in fastest))
-
-
-def _nothing(situation: Situation) -> str:
-    return f"nothing fits on the {len(situation.states)} nodes that remain"
+    fastest = least_first([one.step_s for one in choices])[:ALTERNATIVES]
+    return replace(best, alternatives=tuple(choices[place].arrangement for place in fastest))

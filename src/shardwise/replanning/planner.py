@@ -7,34 +7,33 @@ A decision is a function of the running plan, the situation and the costs; it re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Generic, TypeVar
 
-from shardwise.cluster import Conditions, NodeView
+from shardwise.cluster import Cluster, Conditions, NodeView
 from shardwise.errors import Infeasible, InternalError
-from shardwise.plans import Plan, Value
-from shardwise.replanning.arrangement import Arrangement, shape_of, with_dp
-from shardwise.replanning.candidates import (
-    ANY,
-    AllowedSpace,
-    ShapeSearch,
-    all_choices,
-    allowed_space_of,
-    sizes_below,
-    with_layers_shifted,
-)
+from shardwise.plans import Answer, Plan
+from shardwise.replanning.allowed_space import ANY_SPACE, AllowedSpace, allowed_space_of
+from shardwise.replanning.arrangement import Arrangement, pipelines_of, shape_of
+from shardwise.replanning.candidates import ShapeSearch, all_choices, sizes_below, with_layers_shifted
 from shardwise.replanning.pipeline_costs import Prices
 from shardwise.replanning.rerouting import without_gone
 from shardwise.replanning.situation import Situation, situation_of
 from shardwise.replanning.step_times import StepTimes
-from shardwise.replanning.transition import NO_TRANSITION, Costs, Transition, Transitions, sharded_holdings_of
+from shardwise.replanning.transition import (
+    NO_TRANSITION,
+    Costs,
+    Holdings,
+    Transition,
+    Transitions,
+    sharded_holdings_of,
+)
+from shardwise.search import Question
+from shardwise.search import plan as search_plan
 from shardwise.strategy import Strategy, Target
+from shardwise.ties import is_less, least_first
 
 KEEP, PATCH, MIGRATE = "keep", "patch", "move"
-
-MIN_GAIN = 1e-9
-"""Least relative gain in steps with which a more expensive option is better."""
-
 
 RESTARTS = 10
 """Least horizon in restarts, if the running plan cannot continue."""
@@ -109,7 +108,7 @@ def _allow_all(arrangement: Arrangement) -> bool:
 class Planner:
     """Decides for one model, cluster and job, and caches estimates and searches.
 
-    It changes only to arrangements that `can_run` accepts.
+    It changes only to arrangements that `allowed_space` allows and `can_run` accepts.
     """
 
     def __init__(
@@ -117,10 +116,58 @@ class Planner:
         steps: StepTimes,
         shapes: ShapeSearch,
         transitions: Transitions,
+        allowed_space: AllowedSpace = ANY_SPACE,
         can_run: Callable[[Arrangement], bool] = _allow_all,
     ) -> None:
         self.steps, self.shapes, self.transitions = steps, shapes, transitions
-        self._can_run = can_run
+        self.allowed_space, self._can_run = allowed_space, can_run
+        self._allowed: dict[Strategy, bool] = {}
+
+    # What `MixedPlanner` needs to know of a uniform arrangement.
+
+    def step_s(self, one: Arrangement, situation: Situation) -> float | None:
+        """Seconds per step; None if a node is gone or the arrangement does not fit any more."""
+        return self.steps.step_s(one, situation)
+
+    def holdings(self, one: Arrangement) -> Holdings:
+        """The state shards."""
+        return self.transitions.holdings_of(one)
+
+    def swapped(self, one: Arrangement, first: str, second: str) -> Arrangement:
+        """The arrangement with two of its nodes swapped."""
+        changed = {first: second, second: first}
+        return replace(one, slots=tuple(changed.get(name, name) for name in one.slots))
+
+    def without_idle_nodes(self, one: Arrangement) -> Arrangement:
+        """The arrangement itself, which uses all of its nodes."""
+        return one
+
+    def fills_nodes(self, one: Arrangement) -> bool:
+        """True: a strategy uses all devices of its nodes."""
+        return True
+
+    def in_place(
+        self, one: Arrangement, situation: Situation, *, has_all: bool
+    ) -> Iterator[tuple[str, Arrangement]]:
+        """Nothing: `replan` considers keep and all patches of a uniform arrangement."""
+        return iter(())
+
+    def as_uniform(self, one: Arrangement) -> Arrangement | None:
+        """The arrangement from which `replan` starts."""
+        return one
+
+    def answer_on(self, one: Arrangement, cluster: Cluster, space: str) -> Answer:
+        """The strategy alone, estimated on the nodes of the arrangement without events, as the answer to a
+        question in `space`."""
+        prices = self.steps.prices
+        return search_plan(
+            Question(
+                model=prices.model, cluster=cluster, job=prices.job, space=space,
+                fixed=asdict(one.strategy), use_all=True, top=0,
+            )
+        )  # fmt: skip
+
+    # Decisions
 
     def replan(
         self,
@@ -137,7 +184,7 @@ class Planner:
         builder = self._builder(running, situation, horizon_s, saved, returned)
         if running is not None:
             builder.evaluate_rerouting(running)
-            builder.evaluate([with_dp(running.strategy, 1)])
+            builder.evaluate([pipelines_of(running.strategy)])
             builder.evaluate_layer_changes()
         for sizes in (sizes_below, _every_size):
             for shapes in self._shapes_of(situation, sizes):
@@ -158,7 +205,7 @@ class Planner:
         """The best of keep and patch, without other shapes. Raises Infeasible if neither runs."""
         builder = self._builder(running, situation, horizon_s, saved, returned)
         builder.evaluate_rerouting(running)
-        builder.evaluate([with_dp(running.strategy, 1)])
+        builder.evaluate([pipelines_of(running.strategy)])
         builder.evaluate_layer_changes()
         if builder.best is None:
             raise Infeasible("the plan's pipeline shape does not fit on the nodes that remain", reasons={})
@@ -177,9 +224,14 @@ class Planner:
 
         has_all = running is None or returned.isdisjoint(running.slots)
         costs = self.transitions.costs
-        return _DecisionBuilder(
-            self.steps, change, costs, self._can_run, running, situation, horizon_s, has_all
-        )
+
+        def is_allowed(new: Arrangement) -> bool:
+            strategy, space = new.strategy, self.allowed_space
+            if strategy not in self._allowed:
+                self._allowed[strategy] = space.allows_strategy(strategy)
+            return self._allowed[strategy] and space.allows(new, situation) and self._can_run(new)
+
+        return _DecisionBuilder(self.steps, change, costs, is_allowed, running, situation, horizon_s, has_all)
 
     def _shapes_of(
         self, situation: Situation, sizes: Callable[[int], Iterable[int]]
@@ -200,7 +252,7 @@ class _DecisionBuilder:
         steps: StepTimes,
         change: Callable[[Arrangement], Transition],
         costs: Costs,
-        can_run: Callable[[Arrangement], bool],
+        is_allowed: Callable[[Arrangement], bool],
         running: Arrangement | None,
         situation: Situation,
         horizon_s: float,
@@ -208,7 +260,7 @@ class _DecisionBuilder:
     ) -> None:
         """`change` returns the transition to an arrangement; `has_all` says whether the running nodes that
         are present still have their state."""
-        self._steps, self._change, self._costs, self._can_run = steps, change, costs, can_run
+        self._steps, self._change, self._costs, self._is_allowed = steps, change, costs, is_allowed
         self._running, self._situation = running, situation
         self._shape = None if running is None else running.shape
         same_step_s = None if running is None else steps.step_s(running, situation)
@@ -244,19 +296,19 @@ class _DecisionBuilder:
                 self._evaluate(arrangement)
 
     def _evaluate(self, arrangement: Arrangement) -> None:
-        if not self._can_run(arrangement):
+        if not self._is_allowed(arrangement):
             return
         self._considered += 1
         step_s = self._steps.step_s(arrangement, self._situation)
         if step_s is None:
             return
         shape = arrangement.shape
-        if shape not in self._fastest or step_s < self._fastest[shape][0]:
+        if shape not in self._fastest or is_less(step_s, self._fastest[shape][0]):
             self._fastest[shape] = step_s, arrangement
         if self._may_improve(arrangement.strategy, step_s):
             change = self._change(arrangement)
             found = self._decision(PATCH if shape == self._shape else MIGRATE, arrangement, step_s, change)
-            if self.best is None or found.steps > self.best.steps * (1.0 + MIN_GAIN):
+            if self.best is None or is_less(self.best.steps, found.steps):
                 self.best = found
 
     def evaluate_rerouting(self, running: Arrangement) -> None:
@@ -269,16 +321,17 @@ class _DecisionBuilder:
         if step_s is not None:
             change = self._change(arrangement)
             self._rerouted = self._decision(PATCH, arrangement, step_s, change)
-            is_better = self.best is None or self._rerouted.steps > self.best.steps * (1.0 + MIN_GAIN)
-            if is_better and self._can_run(arrangement):
+            is_better = self.best is None or is_less(self.best.steps, self._rerouted.steps)
+            if is_better and self._is_allowed(arrangement):
                 self.best = self._rerouted
 
     def decision(self) -> Decision[Arrangement]:
         """The best option, with the alternatives."""
         if self.best is None:
             raise InternalError("a decision needs something that runs")
-        ordered = sorted(self._fastest.values(), key=lambda one: one[0])
-        alternatives = tuple(arrangement for _, arrangement in ordered[:ALTERNATIVES])
+        fastest = list(self._fastest.values())
+        ordered = least_first([step_s for step_s, _ in fastest])
+        alternatives = tuple(fastest[place][1] for place in ordered[:ALTERNATIVES])
         return replace(
             self.best, considered=self._considered, alternatives=alternatives, rerouted=self._rerouted
         )
@@ -286,7 +339,7 @@ class _DecisionBuilder:
     def _may_improve(self, strategy: Strategy, least_s: float) -> bool:
         is_patch = shape_of(strategy) == self._shape
         left_s = self._horizon_s - self._costs.least_s(is_patch=is_patch)
-        return self.best is None or left_s / least_s > self.best.steps * (1.0 + MIN_GAIN)
+        return self.best is None or is_less(self.best.steps, left_s / least_s)
 
     def _decision(
         self, decision: str, arrangement: Arrangement, step_s: float, change: Transition
@@ -311,17 +364,12 @@ def planner_of(
     costs: Costs,
     *,
     can_run: Callable[[Arrangement], bool] = _allow_all,
-    axes: Mapping[str, tuple[Value, ...]] | None = None,
-    allowed_space: AllowedSpace = ANY,
+    allowed_space: AllowedSpace = ANY_SPACE,
 ) -> Planner:
     """A planner with empty caches. It changes only to arrangements that `can_run` accepts and `allowed_space`
-    allows, and searches shapes with these values along `axes`."""
-    shapes = ShapeSearch(prices, axes=axes, allowed_space=allowed_space)
-
-    def allowed(one: Arrangement) -> bool:
-        return allowed_space.allows(one.strategy) and can_run(one)
-
-    return Planner(StepTimes(prices), shapes, Transitions(prices, costs), allowed)
+    allows."""
+    shapes = ShapeSearch(prices, allowed_space=allowed_space)
+    return Planner(StepTimes(prices), shapes, Transitions(prices, costs), allowed_space, can_run)
 
 
 # Decisions during a run
@@ -339,8 +387,9 @@ class LinkAwarePlanner:
         self._prices = Prices(plan.model, plan.cluster, plan.job)
         self._steps = StepTimes(self._prices)
         self._view = NodeView(plan.cluster)
-        self._allowed_space = allowed_space_of(plan)
-        self._target = target.for_job(plan.model, plan.job)
+        self._allowed_space = replace(
+            allowed_space_of(plan), target=target.for_job(plan.model, plan.job), use_all=True
+        )
         self._nodes = tuple(f"n{index}" for index in range(len(plan.cluster.nodes)))
 
     def decide(
@@ -349,12 +398,9 @@ class LinkAwarePlanner:
         """The best decision over the horizon. `rates` are the links whose bandwidth (bytes/s) differs from
         the cluster file."""
         situation = self._situation(rates)
-        requested = () if running.offload == "none" else ("offload",)
-        axes = self._target.axes_for(self._prices.cluster.classes, requested)
-        shapes = ShapeSearch(
-            self._prices, present=situation.common, axes=axes, allowed_space=self._allowed_space
-        )
-        planner = Planner(self._steps, shapes, self._transitions(costs), self._can_run)
+        allowed_space = self._allowed_space.with_offload_of(running)
+        shapes = ShapeSearch(self._prices, present=situation.common, allowed_space=allowed_space)
+        planner = Planner(self._steps, shapes, self._transitions(costs), allowed_space, self._is_in_order)
         return planner.replan(self._arranged(running), situation, horizon_s=horizon_s)
 
     def transition(
@@ -374,10 +420,5 @@ class LinkAwarePlanner:
         each = self._prices.microbatches(strategy) // strategy.dp
         return Arrangement(strategy=strategy, slots=self._nodes, microbatches=(each,) * strategy.dp)
 
-    def _can_run(self, arrangement: Arrangement) -> bool:
-        return (
-            arrangement.slots == self._nodes
-            and len(set(arrangement.microbatches)) == 1
-            and self._allowed_space.allows(arrangement.strategy)
-            and not any(self._target.refusals(arrangement.strategy))
-        )
+    def _is_in_order(self, arrangement: Arrangement) -> bool:
+        return arrangement.slots == self._nodes

@@ -18,15 +18,16 @@ import numpy as np
 from shardwise.cluster import Conditions, EventTrace, NodeState, NodeView, uniform_cluster
 from shardwise.errors import Infeasible
 from shardwise.plans import TRACE_POLICIES
+from shardwise.replanning.allowed_space import NO_STRATEGIES, AllowedSpace, BestStrategies
 from shardwise.replanning.arrangement import Arrangement, Floats
-from shardwise.replanning.candidates import AllowedSpace, in_groups, node_sets, slot_orders
+from shardwise.replanning.candidates import in_groups, node_sets, slot_orders
 from shardwise.replanning.mixed_planner import AnyArrangement, MixedPlanner
 from shardwise.replanning.pipeline_costs import Prices
 from shardwise.replanning.situation import Epoch, Situation, StateRuns, epochs_of, situation_of
 from shardwise.replanning.step_times import StepTimes
 from shardwise.replanning.trace_replay import fixed, run_of
 from shardwise.replanning.uneven import PlansBySize, UnevenArrangement, UnevenStepTimes
-from shardwise.search import BranchAndBound, Fastest, Question, parts_within, restricted_to
+from shardwise.search import BranchAndBound, Fastest, Question
 from shardwise.strategy import Strategy
 
 # Sets of nodes
@@ -170,22 +171,13 @@ class NodeSetCandidates:
     limits: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class _SearchResult:
-    """Lower bound of the step time in seconds over a search, and its best strategies."""
-
-    least_s: float
-    strategies: tuple[Strategy, ...]
-
-
-_NOTHING = _SearchResult(np.inf, ())
-
-
-def _best(question: Question) -> _SearchResult:
+def _best(question: Question) -> BestStrategies:
     found = (
         BranchAndBound(question.problem(), question.candidates(), Fastest(STRATEGIES_PER_SEARCH)).run().found
     )
-    return _SearchResult(found[0].time_s, tuple(each.table[0] for each in found)) if found else _NOTHING
+    if not found:
+        return NO_STRATEGIES
+    return BestStrategies(least_s=found[0].time_s, strategies=tuple(each.table[0] for each in found))
 
 
 class TraceSearches:
@@ -197,7 +189,7 @@ class TraceSearches:
         self._steps, self._allowed_space = steps, allowed_space
         view = NodeView(steps.prices.cluster)
         self._pool_of, self._groups = view.pool_of, view.groups
-        self._found: dict[tuple[int, NodeState], _SearchResult] = {}
+        self._found: dict[tuple[int, NodeState], BestStrategies] = {}
 
     def on(self, names: tuple[str, ...], situations: SituationTimes) -> NodeSetCandidates:
         """The candidates on all of these nodes; none if nothing fits."""
@@ -243,42 +235,13 @@ class TraceSearches:
             )
         return tuple(best[pool] for pool in sorted(best))
 
-    def _search(self, size: int, state: NodeState) -> _SearchResult:
+    def _search(self, size: int, state: NodeState) -> BestStrategies:
         key = size, state
         if key not in self._found:
             prices = self._steps.prices
-            question = Question(
-                model=prices.model,
-                cluster=uniform_cluster(prices.cluster, prices.pools[state.pool], size, state),
-                job=prices.job,
-                space=self._allowed_space.space,
-                fixed=self._allowed_space.fixed,
-                axes=self._allowed_space.axes,
-                use_all=True,
-            )
-            self._found[key] = self._of(question)
+            cluster = uniform_cluster(prices.cluster, prices.pools[state.pool], size, state)
+            self._found[key] = self._allowed_space.best_on(prices.model, cluster, prices.job, _best)
         return self._found[key]
-
-    def _of(self, question: Question) -> _SearchResult:
-        """The best strategies of `question` that the target runs. If all of them exceed one of its limits,
-        those of the subspaces within that limit."""
-        target = self._allowed_space.target
-        if target is None:
-            return _best(question)
-        target = target.for_job(question.model, question.job)
-        try:
-            restricted = restricted_to(target, question)
-        except Infeasible:
-            return _NOTHING
-        whole = _best(restricted)
-        runnable = tuple(each for each in whole.strategies if target.broken_limit(each) is None)
-        if runnable or not whole.strategies:
-            return _SearchResult(whole.least_s, runnable)
-        parts = [self._of(part) for part in parts_within(target, restricted, whole.strategies[0])]
-        return _SearchResult(
-            min((part.least_s for part in parts), default=np.inf),
-            tuple(strategy for part in parts for strategy in part.strategies),
-        )
 
     def _candidates(
         self, strategies: Iterable[Strategy], names: tuple[str, ...], there: Floats

@@ -24,7 +24,6 @@ from shardwise.replanning.mixed_planner import AnyArrangement, MixedPlanner
 from shardwise.replanning.planner import KEEP, MIGRATE, PATCH
 from shardwise.replanning.situation import Epoch, epochs_of
 from shardwise.replanning.transition import Costs
-from shardwise.replanning.uneven import UnevenArrangement
 
 # Policies that do not know the future
 
@@ -374,8 +373,8 @@ def replay(
     job = planner.prices.job
     view = NodeView(planner.prices.cluster)
     epochs = epochs_of(trace, view, end_s)
-    if isinstance(start, UnevenArrangement):
-        start = planner.uneven.without_idle_nodes(start)  # the states of idle nodes do not matter
+    if start is not None:
+        start = planner.without_idle_nodes(start)  # the states of idle nodes do not matter
     first = start if start is not None else best_at_first(planner, epochs)
     considered: list[tuple[AnyArrangement, ...]] = []
     adapting = run_of("adaptive", epochs, adaptive(planner, epochs, LONGEST_S, considered, start))

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from shardwise.cluster import (
     Cluster,
+    Conditions,
+    EventTrace,
     Node,
     NodeState,
     NodeView,
@@ -22,12 +24,13 @@ from shardwise.cluster import (
     node_runs,
     pools_of,
 )
-from shardwise.errors import ConfigError
-from shardwise.plans import Layout, Pipeline, Stage, UnevenFile, UnevenResult
-from shardwise.replanning.arrangement import nodes_like
+from shardwise.errors import ConfigError, InternalError
+from shardwise.plans import Answer, Certificate, Layout, MixedFigures, Plan, Result, Stage, layout_document
+from shardwise.replanning.arrangement import Arrangement, nodes_of, running_on
 from shardwise.replanning.candidates import in_groups
 from shardwise.replanning.pipeline_costs import Prices
-from shardwise.replanning.situation import Situation, StateRuns
+from shardwise.replanning.planner import KEEP, PATCH
+from shardwise.replanning.situation import Situation, StateRuns, situation_of
 from shardwise.replanning.step_times import PROBE_ROUNDS, fastest_shares
 from shardwise.replanning.transition import Holdings, StateShard
 from shardwise.search import (
@@ -39,6 +42,7 @@ from shardwise.search import (
     predicted_result,
     relayout,
 )
+from shardwise.ties import is_less
 
 LayoutKey = tuple[object, ...]
 
@@ -51,7 +55,7 @@ class UnevenArrangement:
     equal if the same stages are on the same devices with the same micro-batches, whatever their step times.
     """
 
-    result: UnevenResult = field(compare=False)
+    result: Result = field(compare=False)
     nodes: tuple[str, ...]
     layout_key: LayoutKey = field(init=False, repr=False)
 
@@ -69,8 +73,46 @@ class UnevenArrangement:
         """The key that a patch does not change."""
         return "uneven", self.result.micro_batch_size
 
+    @property
+    def strategy(self) -> None:
+        """None: no strategy describes all stages."""
+        return None
 
-def _layout_key(result: UnevenResult) -> LayoutKey:
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The nodes: none is missing."""
+        return self.nodes
+
+    @property
+    def microbatches(self) -> tuple[int, ...]:
+        """Micro-batches of each pipeline."""
+        return self.result.microbatches
+
+    @property
+    def is_rerouted(self) -> bool:
+        """False: micro-batches of lost nodes are not re-routed."""
+        return False
+
+    @property
+    def stage_dp(self) -> int:
+        """Largest number of replicas of a stage that are not pipelines of their own."""
+        return max(stage.dp for stage in self.result.layout.stages)
+
+    @property
+    def document(self) -> dict[str, object]:
+        """What runs, as the JSON answers have it."""
+        return {
+            "strategy": None,
+            "uneven": {
+                "layout": layout_document(self.result.layout),
+                "micro_batch_size": self.result.micro_batch_size,
+                "recompute": [list(stages) for stages in self.result.recompute],
+                "pipeline_s": list(self.result.pipeline_s),
+            },
+        }
+
+
+def _layout_key(result: Result) -> LayoutKey:
     """The key that distinguishes plans. Whether several pipelines are identical depends on the states of
     nodes."""
     is_alike = result.is_alike and len(result.layout.pipelines) == 1
@@ -81,16 +123,19 @@ def _layout_key(result: UnevenResult) -> LayoutKey:
     return stages, result.recompute, result.micro_batch_size, result.microbatches, is_alike
 
 
-def uneven_running_on(plan: UnevenFile, cluster: Cluster) -> UnevenArrangement:
+def arrangement_of(plan: Plan, cluster: Cluster) -> Arrangement | UnevenArrangement:
     """The plan on the nodes that it names, or on the first nodes of the cluster that are equal to its own.
-    Raises ConfigError if there are none, or if the plan has mixed-pool stages."""
-    if any(stage.parts for pipeline in plan.best.layout.pipelines for stage in pipeline.stages):
+    Raises ConfigError if there are none, if a strategy is on nodes of several sizes, or if the plan has
+    mixed-pool stages or is that of an operator graph."""
+    plan.require_kind("uniform", "uneven", key="PLAN")
+    if any(stage.parts for stage in plan.best.layout.stages):
         raise ConfigError(
-            "is not replanned", key="best.layout", found="a mixed-pool stage",
-            allowed="stages on one pool each",
+            "has mixed-pool stages, which are not replanned", key="PLAN", found="a mixed-pool stage",
+            allowed="a plan of one strategy, or an uneven plan with stages on one pool each",
         )  # fmt: skip
-    named = plan.for_trace.nodes if plan.for_trace is not None else (None,) * len(plan.cluster.nodes)
-    return UnevenArrangement(result=plan.best, nodes=nodes_like(plan.cluster, cluster, named))
+    if plan.kind == "uniform":
+        return running_on(plan, cluster)
+    return UnevenArrangement(result=plan.best, nodes=nodes_of(plan, cluster))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +144,21 @@ class _Nodes:
 
     prices: RecordCostModel
     pool_of: dict[str, str]
+
+
+def _with_shares(laid: Result, shares: Sequence[int]) -> Result:
+    """The result with these numbers of micro-batches; its times are no longer valid."""
+    total = sum(shares)
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(replace(stage, share=share / total) for stage in pipeline.stages),
+            microbatches=share,
+            rows=share * pipeline.micro_batch_size,
+        )
+        for pipeline, share in zip(laid.layout.pipelines, shares, strict=True)
+    )
+    return replace(laid, layout=Layout(pipelines=pipelines))
 
 
 class UnevenStepTimes:
@@ -112,10 +172,6 @@ class UnevenStepTimes:
         self._predicted: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None] = {}
         self._best_shares: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None] = {}
         self._best_layers: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None] = {}
-
-    def pool_of(self, name: str) -> int:
-        """The index of the pool of a node."""
-        return self._pools[name]
 
     def step_s(self, one: UnevenArrangement, situation: Situation) -> float | None:
         """Seconds per step; None if a node is gone, or if the plan does not fit any more."""
@@ -156,34 +212,25 @@ class UnevenStepTimes:
         result, locate, chosen, left = one.result, self._locate(one.nodes), list(places), frozenset(there)
         remaining = [
             [
-                (stage, way, *locate(stage))
-                for stage, way in zip(
-                    result.layout.pipelines[place].stages, result.recompute[place], strict=True
-                )
+                (stage, *locate(stage))
+                for stage in result.layout.pipelines[place].stages
                 if locate(stage)[0] in left
             ]
             for place in chosen
         ]
-        names = {name for stages in remaining for _, _, name, _ in stages}
+        names = {name for stages in remaining for _, name, _ in stages}
         nodes = tuple(sorted(names, key=self._places.__getitem__))
         starts = self._starts(nodes)
         pipelines = tuple(
-            Pipeline(
+            replace(
+                result.layout.pipelines[place],
                 stages=tuple(
-                    _with_first_rank(stage, starts[name] + offset) for stage, _, name, offset in stages
-                )
+                    _with_first_rank(stage, starts[name] + offset) for stage, name, offset in stages
+                ),
             )
-            for stages in remaining
+            for place, stages in zip(chosen, remaining, strict=True)
         )
-        found = replace(
-            result,
-            layout=Layout(pipelines=pipelines),
-            recompute=tuple(tuple(way for _, way, _, _ in stages) for stages in remaining),
-            microbatches=tuple(result.microbatches[place] for place in chosen),
-            pipeline_s=(),
-            idle_devices=sum(self.prices.devices_of(name) for name in nodes)
-            - sum(stage.devices for pipeline in pipelines for stage in pipeline.stages),
-        )
+        found = replace(result, layout=Layout(pipelines=pipelines))
         return UnevenArrangement(result=found, nodes=nodes)
 
     def present(self, names: tuple[str, ...], situation: Situation) -> Cluster | None:
@@ -200,6 +247,73 @@ class UnevenStepTimes:
                 for pipeline, names in zip(one.result.layout.pipelines, self.stage_nodes(one), strict=True)
             ]
         )
+
+    def swapped(self, one: UnevenArrangement, first: str, second: str) -> UnevenArrangement | None:
+        """The arrangement with two of its nodes swapped; None if they are of different pools."""
+        if self._pools[first] != self._pools[second]:
+            return None
+        changed = {first: second, second: first}
+        return self.without_idle_nodes(
+            replace(one, nodes=tuple(changed.get(name, name) for name in one.nodes))
+        )
+
+    def fills_nodes(self, one: UnevenArrangement) -> bool:
+        """Whether no device of its nodes is idle."""
+        used = sum(stage.devices for stage in one.result.layout.stages)
+        return used == sum(self.prices.devices_of(name) for name in one.nodes)
+
+    def as_uniform(self, one: UnevenArrangement) -> Arrangement | None:
+        """None: the search of uniform arrangements starts from nothing."""
+        return None
+
+    def in_place(
+        self, one: UnevenArrangement, situation: Situation, *, has_all: bool
+    ) -> Iterator[tuple[str, UnevenArrangement]]:
+        """Keep, if its nodes still hold their state (`has_all`), and patches: other shares or layers.
+
+        First the complete pipelines, and those on nominal nodes only, with the best shares. Then the complete
+        pipelines with the best layers and shares, if that is faster or the others do not fit; and the same
+        with pipelines that lost stages, whose layers the remaining stages take.
+        """
+        unchanged = self.predicted(one, situation) if has_all else None
+        if unchanged is not None:
+            yield KEEP, unchanged
+        there = frozenset(situation.states)
+        whole, sound, broken = [], [], []
+        for place, names in enumerate(self.stage_nodes(one)):
+            if there.issuperset(names):
+                whole.append(place)
+                sound += [place] if all(is_nominal(situation.states[name]) for name in names) else []
+            elif not there.isdisjoint(names):
+                broken.append(place)
+        changes = [(self.with_best_shares, whole)]
+        changes += [(self.with_best_shares, sound)] if len(sound) < len(whole) else []
+        changes += [(self.with_best_layers, whole)]
+        changes += [(self.with_best_layers, sorted(whole + broken))] if broken else []
+        least_s = float("inf")
+        for change, places in changes:
+            found = change(self.part(one, places, there), situation) if places else None
+            if found is not None and is_less(found.result.step_time_s, least_s):
+                least_s = found.result.step_time_s
+                yield PATCH, found
+
+    def answer_on(self, one: UnevenArrangement, cluster: Cluster, space: str) -> Answer:
+        """The plan alone, estimated on its nodes without events (`cluster`). The certificate covers this plan
+        only, whatever the space of its question."""
+        everywhere = EventTrace(nodes=len(self.prices.cluster.nodes), events=())
+        nominal = situation_of(NodeView(self.prices.cluster), Conditions.at_start(everywhere))
+        predicted = self.predicted(one, nominal)
+        if predicted is None:
+            raise InternalError("the decided plan does not run on the cluster without events")
+        step_s = predicted.result.step_time_s
+        certificate = Certificate(
+            space="uneven", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=step_s,
+            lower_bound_s=step_s, gap=0.0, search_s=0.0, search_cpu_s=0.0, priced_as=cluster.priced_as,
+        )  # fmt: skip
+        figures = MixedFigures(
+            uniform_step_time_s=None, fastest_class_step_time_s=None, fastest_class=None, idle=()
+        )
+        return Answer(best=predicted.result, runners_up=(), certificate=certificate, mixed=figures)
 
     def _once(
         self,
@@ -232,14 +346,15 @@ class UnevenStepTimes:
             self._nodes[key] = _Nodes(prices, pool_of)
         return self._nodes[key]
 
-    def _on(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenResult:
+    def _on(self, one: UnevenArrangement, nodes: _Nodes) -> Result:
         """The result with its stages on the pools of their nodes in the present states."""
         pipelines = tuple(
-            Pipeline(
+            replace(
+                pipeline,
                 stages=tuple(
                     replace(stage, device_class=nodes.pool_of[name])
                     for stage, name in zip(pipeline.stages, names, strict=True)
-                )
+                ),
             )
             for pipeline, names in zip(one.result.layout.pipelines, self.stage_nodes(one), strict=True)
         )
@@ -255,7 +370,7 @@ class UnevenStepTimes:
         lower = max(len(pipeline.stages) for pipeline in pipelines)
         upper = lower + PROBE_ROUNDS * lower
         low, high = (
-            self._with_times(replace(laid, microbatches=(count,) * len(pipelines)), nodes, one)
+            self._with_times(_with_shares(laid, (count,) * len(pipelines)), nodes, one)
             for count in (lower, upper)
         )
         if low is None or high is None:
@@ -266,15 +381,13 @@ class UnevenStepTimes:
         shares = fastest_shares(first_s, each_s, total, 1, 1)
         if shares is None:
             return None
-        return self._with_times(replace(laid, microbatches=tuple(shares)), nodes, one)
+        return self._with_times(_with_shares(laid, shares), nodes, one)
 
     def _with_layers(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenArrangement | None:
         found = relayout(self.prices.model, nodes.prices.cluster, self.prices.job, self._on(one, nodes))
         return None if found is None else self._with_times(found, nodes, one)
 
-    def _with_times(
-        self, laid: UnevenResult, nodes: _Nodes, one: UnevenArrangement
-    ) -> UnevenArrangement | None:
+    def _with_times(self, laid: Result, nodes: _Nodes, one: UnevenArrangement) -> UnevenArrangement | None:
         """The layout on the nodes of `one`, predicted from its record; None if it does not fit."""
         shares, total = laid.microbatches, sum(laid.microbatches)
         kinds = {
@@ -283,11 +396,7 @@ class UnevenStepTimes:
         }
         is_alike = len(kinds) == len(set(laid.recompute)) == 1 and max(shares) - min(shares) <= 1
         is_alike = is_alike and (laid.is_alike or len(shares) > 1)
-        pipelines = tuple(
-            Pipeline(stages=tuple(replace(stage, share=share / total) for stage in pipeline.stages))
-            for pipeline, share in zip(laid.layout.pipelines, shares, strict=True)
-        )
-        result = replace(laid, layout=Layout(pipelines=pipelines), is_alike=is_alike)
+        result = replace(_with_shares(laid, shares), is_alike=is_alike)
         # Stage costs do not depend on the batch size, so any shares can be tried.
         found = predicted_result(nodes.prices, result, total * laid.micro_batch_size)
         return None if found is None else UnevenArrangement(result=found, nodes=one.nodes)

@@ -9,16 +9,16 @@ except ModuleNotFoundError as error:
         "is not installed, and running plans needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
-from shardwise.launch import check_graph_runnable, check_runnable, check_uneven_runnable
+from shardwise.launch import check_runnable
 from shardwise.runtime.adaptive import Advice
 from shardwise.runtime.checkpoint import AsyncCheckpoint, export, load, resumable
 from shardwise.runtime.collectives import all_gather_json
-from shardwise.runtime.data import Samples
+from shardwise.runtime.distribute import network_of, parallelize
 from shardwise.runtime.graph_capture.capture import capture
 from shardwise.runtime.graphs import check_computable, graph_module
 from shardwise.runtime.migration import migrate
 from shardwise.runtime.modules import reference_module
-from shardwise.runtime.parallelize import parallelize
+from shardwise.runtime.network import TrainedNetwork
 from shardwise.runtime.profiling import gather_spans
 from shardwise.runtime.rendezvous import Rendezvous
 from shardwise.runtime.timing import timed_steps
@@ -29,11 +29,9 @@ from shardwise.runtime.train import (
     check_unused,
     restart_options,
     resumed_options,
-    samples_of,
     train,
     train_locally,
 )
-from shardwise.runtime.weights import check_weight_names
 from shardwise.runtime.workers import RankLost, WorkerPool, leave_group, peer_failures, threads_per_process
 
 __all__ = [
@@ -41,32 +39,29 @@ __all__ = [
     "AsyncCheckpoint",
     "RankLost",
     "Rendezvous",
-    "Samples",
     "StepRecord",
     "TrainOptions",
+    "TrainedNetwork",
     "WorkerPool",
     "all_gather_json",
     "capture",
     "check_computable",
-    "check_graph_runnable",
     "check_options",
     "check_runnable",
-    "check_uneven_runnable",
     "check_unused",
-    "check_weight_names",
     "export",
     "gather_spans",
     "graph_module",
     "leave_group",
     "load",
     "migrate",
+    "network_of",
     "parallelize",
     "peer_failures",
     "reference_module",
     "restart_options",
     "resumable",
     "resumed_options",
-    "samples_of",
     "threads_per_process",
     "timed_steps",
     "train",

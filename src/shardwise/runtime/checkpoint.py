@@ -28,22 +28,16 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.distributed import checkpoint
-from torch.distributed.tensor import DTensor
 
 from shardwise.errors import ConfigError
-from shardwise.graph import OpGraph, graph_text
-from shardwise.inputs import Fields, parse_mapping, read_mapping
-from shardwise.plans import AnyPlan, GraphPlan, plan_hash, write_file
-from shardwise.runtime import state_dict
+from shardwise.inputs import Fields, read_mapping
+from shardwise.plans import Plan, plan_hash, write_file
 from shardwise.runtime.collectives import all_gather_json
 from shardwise.runtime.data import DataIdentity
-from shardwise.runtime.gradients import local
-from shardwise.runtime.graphs import GraphTrainingJob
+from shardwise.runtime.distribute import network_of
 from shardwise.runtime.job import TrainingJob
-from shardwise.runtime.private import ChunkLoadPlanner, ChunkSavePlanner, TensorChunks, chunk_of
-from shardwise.runtime.state_dict import make_states, named, state_of, whole_name
-from shardwise.runtime.uneven import UnevenTrainingJob
-from shardwise.runtime.weights import save_graph_weights, save_weights
+from shardwise.runtime.private import ChunkLoadPlanner, ChunkSavePlanner
+from shardwise.runtime.state_dict import MODEL, StateDict, state_name
 
 # The manifest and the folders
 
@@ -90,24 +84,6 @@ class Manifest:
 def folder_of(root: str, step: int) -> str:
     """The checkpoint folder of `step` in `root`."""
     return os.path.join(root, f"step-{step:08d}")
-
-
-def model_hash(config: Mapping[str, object]) -> str:
-    """Hash of a model's config without its name."""
-    body = {key: value for key, value in config.items() if key not in ("name", "_name_or_path")}
-    return "sha256:" + hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def graph_hash(graph: OpGraph) -> str:
-    """Hash of what a graph computes, independent of batch size, sequence length, name, costs and sharding
-    limits."""
-    document: Any = parse_mapping(graph_text(graph))
-    for block in document["blocks"]:
-        for operator in block["operators"]:
-            for key in ("whole", "flop", "moved_bytes"):
-                operator.pop(key, None)
-    body = {key: document[key] for key in ("sizes", "inputs", "blocks")}
-    return "sha256:" + hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def files_in(folder: str, names: Iterable[str] = ()) -> dict[str, tuple[int, str]]:
@@ -315,11 +291,6 @@ def _file_entry(fields: Fields, name: str) -> tuple[int, str]:
 
 # Saving
 
-AnyJob = TrainingJob | UnevenTrainingJob | GraphTrainingJob
-
-_PARAMETER = "model."
-"""Prefix of the names of parameters in a checkpoint; optimizer states have another."""
-
 
 class AsyncCheckpoint:
     """A checkpoint that is written while training continues (as PyTorch's async_save).
@@ -331,7 +302,7 @@ class AsyncCheckpoint:
 
     def __init__(
         self,
-        job: AnyJob,
+        job: TrainingJob,
         root: str,
         *,
         step: int,
@@ -349,13 +320,13 @@ class AsyncCheckpoint:
             content=content,
             plan=plan_hash(job.plan),
             files={},
-            **_trained(job.plan),
+            **network_of(job.plan).identity,
         )
         executor = ThreadPoolExecutor(1)
-        self._written = executor.submit(self._write, copied(job), root, manifest)
+        self._written = executor.submit(self._write, job.saved_state(), root, manifest)
         executor.shutdown(wait=False)
 
-    def _write(self, state: dict[str, Tensor | TensorChunks], root: str, manifest: Manifest) -> None:
+    def _write(self, state: StateDict, root: str, manifest: Manifest) -> None:
         hosts = all_gather_json(socket.gethostname(), self._group)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about a single process and plain tensors
@@ -442,39 +413,6 @@ def _size(path: str) -> int | None:
         return None
 
 
-def _trained(plan: AnyPlan) -> dict[str, Any]:
-    """Values that a checkpoint and a run that resumes from it must have in common."""
-    optimizer = plan.job.optimizer
-    if isinstance(plan, GraphPlan):
-        graph = plan.graph
-        return {
-            "model": None, "graph": graph_hash(graph), "optimizer": optimizer,
-            "global_batch_size": graph.batch, "seq_len": graph.seq_len,
-        }  # fmt: skip
-    return {
-        "model": model_hash(plan.model.config), "graph": None, "optimizer": optimizer,
-        "global_batch_size": plan.job.global_batch_size, "seq_len": plan.job.seq_len,
-    }  # fmt: skip
-
-
-def copied(job: AnyJob) -> dict[str, Tensor | TensorChunks]:
-    """Copy the state that this rank saves to the host, so that later steps do not change it. Call it on every
-    rank."""
-    if isinstance(job, GraphTrainingJob):
-        return state_dict.graph_state_copies(job)
-    if isinstance(job, UnevenTrainingJob):
-        return state_dict.uneven_state_copies(job)
-    return {name: _copied(tensor.detach()) for name, tensor in state_of(job).items()}
-
-
-def _copied(tensor: Tensor) -> Tensor | TensorChunks:
-    own = local(tensor).to("cpu", copy=True)
-    if not isinstance(tensor, DTensor):
-        return own
-    start, _ = chunk_of(tensor)
-    return TensorChunks(tensor.shape, {tuple(start): own} if own.numel() else {})
-
-
 def _failure(error: checkpoint.CheckpointException) -> tuple[int, BaseException]:
     """The first rank that failed, and its error."""
     rank = min(error.failures)
@@ -506,32 +444,14 @@ def _not_written(folder: str, error: BaseException) -> ConfigError:
 # Loading
 
 
-def load(job: AnyJob, folder: str) -> None:
+def load(job: TrainingJob, folder: str) -> None:
     """Load the checkpoint in `folder` into `job`, resharding it as needed. Call it on every rank."""
-    if isinstance(job, GraphTrainingJob):
-        _load(state_dict.graph_load_targets(job), folder)
-        job.sync_weights()
-        return
-    if isinstance(job, UnevenTrainingJob):
-        required, values = state_dict.uneven_load_targets(job)
-        _load(required, folder)
-        state_dict.restore_uneven_state(job, required, values)
-        return
-    make_states(job)
-    state = state_of(job)
-    _load(state, folder)
-    with torch.no_grad():  # of two copies on one rank (tied weights), only the second was filled
-        for index, name, parameter in named(job):
-            whole = whole_name(job, index, name)
-            parameter.copy_(state[f"model.{whole}"])
-            for key, value in job.optimizer.state[parameter].items():
-                value.copy_(state[f"optimizer.{whole}.{key}"])
-    job.sync_weights()
 
+    def read(state: StateDict) -> None:
+        with _read_from(folder):
+            checkpoint.load(dict(state), checkpoint_id=folder, planner=ChunkLoadPlanner())
 
-def _load(state: Mapping[str, Tensor | TensorChunks], folder: str) -> None:
-    with _read_from(folder):
-        checkpoint.load(dict(state), checkpoint_id=folder, planner=ChunkLoadPlanner())
+    job.load(read)
 
 
 @contextmanager
@@ -551,7 +471,7 @@ def _read_from(folder: str) -> Iterator[None]:
         ) from None  # fmt: skip
 
 
-def export(plan: AnyPlan, root: str, folder: str) -> None:
+def export(plan: Plan, root: str, folder: str) -> None:
     """Write the parameters of the newest checkpoint in `root` into `folder`, in one process that holds them
     all.
 
@@ -562,11 +482,9 @@ def export(plan: AnyPlan, root: str, folder: str) -> None:
     with _read_from(saved):
         state = _whole_parameters(saved)
         checkpoint.load(state, checkpoint_id=saved, no_dist=True)
-    whole = {name.removeprefix(_PARAMETER): tensor for name, tensor in state.items()}
-    if isinstance(plan, GraphPlan):
-        save_graph_weights(whole, folder)
-    else:
-        save_weights(plan.model, whole, folder)
+    prefix = state_name(MODEL, "")
+    whole = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    network_of(plan).save(whole, folder)
 
 
 def _whole_parameters(folder: str) -> dict[str, Tensor]:
@@ -575,16 +493,16 @@ def _whole_parameters(folder: str) -> dict[str, Tensor]:
     return {
         name: torch.empty(one.size, dtype=one.properties.dtype)
         for name, one in stored.items()
-        if name.startswith(_PARAMETER)
+        if name.startswith(state_name(MODEL, ""))
     }
 
 
-def resumable(plan: AnyPlan, root: str) -> tuple[str, Manifest]:
+def resumable(plan: Plan, root: str) -> tuple[str, Manifest]:
     """The newest checkpoint in `root`. ConfigError if a run under `plan` cannot resume from it."""
     folder, manifest = newest(root)
-    required = _trained(plan)
+    required = network_of(plan).identity
     is_of_graph = manifest.graph is not None
-    if is_of_graph is not isinstance(plan, GraphPlan):
+    if is_of_graph is not (required["graph"] is not None):
         kinds = ("a plan of a model", "the plan of an operator graph")
         raise ConfigError(
             "is a checkpoint of another kind of plan", file=folder, found=kinds[is_of_graph],

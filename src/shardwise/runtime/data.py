@@ -25,6 +25,9 @@ from shardwise.graph import OpGraph, OpNode, samples_dim
 from shardwise.runtime.initialization import generator_of
 from shardwise.strategy import Job
 
+SYNTHETIC = "synthetic"
+"""Name of synthetic data, in place of a path."""
+
 # Random permutations
 
 ROUNDS = 8

@@ -90,12 +90,13 @@ def to_device(module: nn.Module, device_type: str) -> None:
                 continue
             if parameter not in on_device:
                 on_device[parameter] = nn.Parameter(
-                    _placed(parameter.detach(), device_type), requires_grad=parameter.requires_grad
+                    placed(parameter.detach(), device_type), requires_grad=parameter.requires_grad
                 )
             setattr(owner, name, on_device[parameter])
 
 
-def _placed(tensor: Tensor, device_type: str) -> Tensor:
+def placed(tensor: Tensor, device_type: str) -> Tensor:
+    """`tensor` on a device of this type; uninitialised memory if it is on the meta device."""
     if tensor.device.type == "meta":
         return torch.empty_like(tensor, device=device_type)
     return tensor.to(device_type)

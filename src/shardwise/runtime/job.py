@@ -1,362 +1,70 @@
-"""Training jobs of uniform plans: `divided_job` shards a module, `TrainingJob.step` does one step.
-
-A module is split into pipeline stages (`stages_of`), then sharded over tensor-, context-, expert- and
-data-parallel ranks. `engine_of` builds what runs the plan's schedule, `tie_of` reduces tied embeddings.
-"""
+"""`TrainingJob`: what the training loop, checkpoints and `parallelize` know of a job, whatever its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import torch
-from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.profiler import record_function
+from torch import nn
 
-from shardwise.errors import ConfigError
-from shardwise.model import Model
 from shardwise.plans import Plan
-from shardwise.runtime.collectives import Boundary, SharedTokens
-from shardwise.runtime.context_parallel import AllToAllAttention, ContextParallelAttention, RingAttention
-from shardwise.runtime.data import check_batch
-from shardwise.runtime.devices import COMPUTE
-from shardwise.runtime.fsdp import mixtures, shard_states, split_experts, synchronise
-from shardwise.runtime.gradients import StepResult, TiedWeights, clip, reduce_partial_gradients, square_sum
-from shardwise.runtime.loss import batch_share_loss
-from shardwise.runtime.mesh import (
-    RankCoordinates,
-    coordinates_of,
-    device_mesh,
-    expert_mesh,
-    group_among,
-    rank_grid,
-)
-from shardwise.runtime.modules import ModelStage
-from shardwise.runtime.moe import TokenDispatcher
-from shardwise.runtime.offload import (
-    OFFLOADS_ACTIVATIONS,
-    OFFLOADS_STATES,
-    ActivationOffload,
-    OptimizerOffload,
-)
-from shardwise.runtime.optimizer import optimizer_of
-from shardwise.runtime.pipeline import GradientAccumulation, PipelineRunner, synchronised_stages
-from shardwise.runtime.profiling import OPTIMIZER
-from shardwise.runtime.recompute import recompute_kinds
-from shardwise.runtime.tensor_parallel import split_tensors
-from shardwise.schedule import SPLIT_NAMES
-from shardwise.strategy import Strategy, layer_counts
-
-# Stages of a rank
-
-Stages = tuple[tuple[int, ModelStage], ...]
-"""Stages of one rank, in order, each with its number in the pipeline."""
+from shardwise.runtime.gradients import StepResult
+from shardwise.runtime.state_dict import ParameterValue, StateDict
 
 
-def stages_of(module: ModelStage, plan: Plan, place: RankCoordinates, mesh: DeviceMesh) -> Stages:
-    """This rank's stages of the whole `module`, sharded over its tensor-, expert- and data-parallel groups.
+class TrainingJob(ABC):
+    """A network, its optimizer and its training step, distributed over the running processes under `plan`.
 
-    Creates meshes and process groups; call it on every rank.
+    Every rank has one, and calls its methods at the same points. Tensors of a rank are on its device of type
+    `device_type`. Gradients are clipped to the norm `max_norm`.
     """
-    strategy = plan.best.strategy
-    experts = expert_mesh(strategy, mesh.device_type) if plan.model.experts is not None else None
-    context = _context_of(strategy)
-    stages = _parts(module, plan, place)
-    host = ActivationOffload(mesh.device_type) if strategy.offload in OFFLOADS_ACTIVATIONS else None
-    for _, stage in stages:
-        _prepare_layers(stage, plan, context, host)
-        positions = torch.arange(plan.job.seq_len)
-        if context is not None:
-            positions = context.positions(plan.job.seq_len)
-        stage.positions = positions.to(mesh.device_type)
-        stage.hidden_positions = stage.positions
-        if strategy.tp > 1:
-            split_tensors(stage, mesh["tp"], sequence_parallel=strategy.sequence_parallel)
-            if strategy.sequence_parallel:
-                stage.hidden_positions = stage.positions.chunk(strategy.tp)[place.tp]
-            elif sends_shards(plan):
-                stage.boundary = Boundary(mesh["tp"].get_group())
-        if experts is not None and distributed.get_world_size() > 1:
-            _place_experts(stage, mesh, experts, strategy)
-        shard_states(stage, mesh, experts, strategy, plan.job.dtype)
-    return stages
 
+    @staticmethod
+    @abstractmethod
+    def source_of(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> Any:
+        """What the constructor takes of `module`, the whole network of `plan`. ConfigError if it is another.
 
-def _place_experts(stage: ModelStage, mesh: DeviceMesh, experts: DeviceMesh, strategy: Strategy) -> None:
-    """Shard the stage's experts and set up the token dispatchers."""
-    split_experts(stage, experts)
-    for mixture in mixtures(stage):
-        if strategy.ep * strategy.etp > 1:
-            mixture.dispatch = TokenDispatcher(experts["ep"].get_group(), experts["etp"].get_group())
-        if strategy.tp > 1 and not strategy.sequence_parallel:
-            mixture.shared_tokens = SharedTokens(mesh["tp"].get_group())
+        `inputs` are the arguments of the module's forward pass for the whole batch, for modules from which
+        the plan's graph was captured.
+        """
 
+    @abstractmethod
+    def __init__(self, source: Any, plan: Plan, *, device_type: str, lr: float, max_norm: float) -> None:
+        """Distributes `source` over the running processes, one for each device of the plan's cluster.
 
-def _prepare_layers(
-    stage: ModelStage, plan: Plan, context: ContextParallelAttention | None, host: ActivationOffload | None
-) -> None:
-    """Set up each layer: recomputation, context-parallel attention, and the offload of its saved
-    activations."""
-    stage.host = host
-    kinds = recompute_kinds(plan.best.strategy, len(stage.layers))
-    for layer, kind in zip(stage.layers.values(), kinds, strict=True):
-        layer.recompute = kind
-        layer.is_split = plan.best.strategy.pp > 1 and plan.best.strategy.schedule in SPLIT_NAMES
-        layer.attention.context = context
-        layer.store = host
-
-
-def _context_of(strategy: Strategy) -> ContextParallelAttention | None:
-    """Context-parallel attention of this rank, None without context parallelism.
-
-    It has its own process group, even if it contains all ranks, so that keys and values do not queue behind
-    gradient reductions. Creates groups; call it on every rank.
-    """
-    if strategy.cp == 1:
-        return None
-    grid = rank_grid(strategy).transpose(2, 3).reshape(-1, strategy.cp)
-    group, _ = distributed.new_subgroups_by_enumeration(grid.tolist())
-    return RingAttention(group) if strategy.cp_kind == "ring" else AllToAllAttention(group)
-
-
-def sends_shards(plan: Plan) -> bool:
-    """Whether tensor-parallel ranks with equal hidden states each send a part of them to the next stage."""
-    strategy = plan.best.strategy
-    is_whole = strategy.tp > 1 and not strategy.sequence_parallel
-    return is_whole and strategy.pp > 1 and plan.model.hidden % strategy.tp == 0
-
-
-def engine_of(
-    stages: Stages, plan: Plan, place: RankCoordinates, mesh: DeviceMesh
-) -> GradientAccumulation | PipelineRunner:
-    """The engine that runs the plan's schedule on this rank's stages."""
-    strategy, job = plan.best.strategy, plan.job
-    tensor_mesh = mesh["tp"] if strategy.tp > 1 else None
-    loss = batch_share_loss(job.global_batch_size * job.seq_len, plan.model.vocab, tensor_mesh)
-    if strategy.pp == 1:
-        stage = stages[0][1]
-        return GradientAccumulation(
-            stage,
-            actions=plan.schedule.ranks[0],
-            loss=loss,
-            before_backward=lambda is_last: synchronise(stage, strategy, is_last=is_last),
-        )
-    rows, local_tokens = strategy.micro_batch_size, job.seq_len // strategy.cp
-    hidden_tokens = local_tokens // strategy.tp if strategy.sequence_parallel else local_tokens
-    width = plan.model.hidden // strategy.tp if sends_shards(plan) else plan.model.hidden
-    classes = -(-plan.model.vocab // strategy.tp)
-    dtype = COMPUTE[job.dtype]
-    with torch.device("meta"):
-        tokens = torch.empty(rows, local_tokens, dtype=torch.long)
-        hidden = torch.empty(rows, hidden_tokens, width, dtype=dtype, requires_grad=True)
-        logits = torch.empty(rows, local_tokens, classes, dtype=dtype, requires_grad=True)
-    parts = synchronised_stages(
-        stages,
-        of=plan.schedule.stages,
-        strategy=strategy,
-        group=mesh["pp"].get_group(),
-        tokens=tokens,
-        hidden=hidden,
-        logits=logits,
-    )
-    return PipelineRunner(parts, schedule=plan.schedule, loss=loss, rank=place.pp)
-
-
-def tie_of(stages: Stages, plan: Plan) -> TiedWeights | None:
-    """The tie of embedding and output projection if they are on two stages. Creates process groups; call it
-    on every rank."""
-    schedule = plan.schedule
-    if not plan.model.tied_embeddings or schedule.stages == 1:
-        return None
-    first, last = schedule.stage_rank[0], schedule.stage_rank[-1]
-    here = tuple(stage.embedding.tokens.weight for _, stage in stages if stage.embedding is not None)
-    here += tuple(stage.head.output.weight for _, stage in stages if stage.head is not None)
-    if first == last:
-        return TiedWeights(here, None)
-    grid = rank_grid(plan.best.strategy)
-    pairs = torch.stack((grid[first].flatten(), grid[last].flatten()), dim=1)
-    return TiedWeights(here, group_among(pairs.tolist()))
-
-
-def _parts(module: ModelStage, plan: Plan, place: RankCoordinates) -> Stages:
-    """The stages at this rank's pipeline coordinate with their numbers, in order."""
-    strategy, schedule = plan.best.strategy, plan.schedule
-    counts = layer_counts(
-        plan.model.layers, schedule.stages, strategy.first_stage_layers, strategy.last_stage_layers
-    )
-    starts = [sum(counts[:stage]) for stage in range(schedule.stages + 1)]
-    end_modules = {0: frozenset(("embedding",)), schedule.stages - 1: frozenset(("head",))}
-    if schedule.stages == 1:
-        end_modules = {0: frozenset(("embedding", "head"))}
-    parts = tuple(
-        (
-            stage,
-            module.part(starts[stage], starts[stage + 1], end_modules=end_modules.get(stage, frozenset())),
-        )
-        for stage, rank in enumerate(schedule.stage_rank)
-        if rank == place.pp
-    )
-    for _, part in parts:
-        if plan.model.tied_embeddings and part.head is not None and part.embedding is None:
-            part.head.output.weight = nn.Parameter(part.head.output.weight.detach().clone())
-    return parts
-
-
-# The job
-
-
-class TrainingJob:
-    """A module, its optimizer and its training step, sharded over the ranks of the process group."""
-
-    def __init__(
-        self,
-        *,
-        plan: Plan,
-        place: RankCoordinates,
-        mesh: DeviceMesh,
-        stages: tuple[tuple[int, ModelStage], ...],
-        engine: GradientAccumulation | PipelineRunner,
-        tie: TiedWeights | None,
-        optimizer: torch.optim.Optimizer,
-        max_norm: float,
-        host: OptimizerOffload | None,
-    ) -> None:
-        """`optimizer` has the parameters of `host` if there is optimizer offload."""
+        Parameters on the meta device get memory on the ranks that hold them, but no values (see `fill`).
+        """
         self.plan = plan
-        self.place = place
-        self.mesh = mesh
-        self.stages = stages
-        self.optimizer = optimizer
-        self._engine = engine
-        self._tie = tie
-        self.host = host
+        self.device_type = device_type
         self.max_norm = max_norm
 
-    @property
-    def executed(self) -> tuple[str, ...]:
-        """Actions that a step runs on this rank, in order."""
-        return self._engine.executed
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """This rank's parameters, including tied copies."""
-        return [parameter for _, stage in self.stages for parameter in stage.parameters()]
-
-    def step(self, batch: Tensor) -> StepResult:
-        """One optimizer step on `batch`: token ids of shape (global_batch_size, seq_len + 1), equal on every
-        rank. ConfigError if the shape is wrong."""
+    def step(self, batch: Any) -> StepResult:
+        """One optimizer step on `batch`, which is whole and the same on every rank. ConfigError if it has not
+        the plan's shape."""
         result = self.backward(batch)
         self.update()
         return result
 
-    def backward(self, batch: Tensor) -> StepResult:
-        """First part of `step`: computes the loss and leaves clipped gradients in the parameters."""
-        tokens, targets = self._local_batch(batch)
-        replicas = [stage.replicas for _, stage in self.stages if stage.replicas is not None]
-        for each in replicas:
-            each.start()
-        loss = self._engine.run(tokens, targets)
-        for each in replicas:
-            each.finish()
-        reduce_partial_gradients(self.parameters)
-        if self._tie is not None:
-            self._tie.add_up()
-        strategy = self.plan.best.strategy
-        ranks = strategy.tp * strategy.cp * strategy.dp
-        squares = square_sum(self._norm_parameters(), ranks, device=self.mesh.device_type)
-        return clip(loss / strategy.tp, squares, self.parameters, self.max_norm)
+    @abstractmethod
+    def backward(self, batch: Any) -> StepResult:
+        """First part of `step`: the loss, and clipped gradients in what the optimizer updates."""
 
+    @abstractmethod
     def update(self) -> None:
         """Second part of `step`: the optimizer applies the gradients and clears them."""
-        with record_function(OPTIMIZER):
-            if self.host is not None:
-                self.host.step(self.optimizer)
-            else:
-                self.optimizer.step()
-        self.optimizer.zero_grad()
 
-    def owned(self, parameter: nn.Parameter) -> nn.Parameter:
-        """The parameter that the optimizer updates for `parameter`: itself, or the host's with optimizer
-        offload."""
-        return parameter if self.host is None else self.host.parameters[parameter]
+    @abstractmethod
+    def fill(self, whole: ParameterValue) -> None:
+        """Set every parameter to this rank's part of the value from `whole`."""
 
-    def sync_weights(self) -> None:
-        """Copy the optimizer's weights to the device after they were changed from outside (optimizer
-        offload)."""
-        if self.host is not None:
-            self.host.sync_weights()
+    @abstractmethod
+    def saved_state(self) -> StateDict:
+        """Copies on the host of the state that this rank saves. The ranks together save every element of the
+        parameters and optimizer states."""
 
-    def _norm_parameters(self) -> Iterable[nn.Parameter]:
-        """Parameters that count in the gradient norm: of tied copies only the first."""
-        for index, stage in self.stages:
-            for name, parameter in stage.named_parameters():
-                if not self.is_copy(index, name):
-                    yield parameter
-
-    def is_copy(self, index: int, name: str) -> bool:
-        """Whether parameter `name` of stage `index` is the second copy of a tied weight."""
-        is_last = index == self.plan.schedule.stages - 1
-        return self._tie is not None and is_last and name == "head.output.weight"
-
-    def _local_batch(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's tokens and targets, each (microbatches, rows, tokens).
-
-        Data-parallel rank d takes the d-th part of the batch, in consecutive micro-batches. Of each sequence
-        it takes the positions of its context-parallel rank.
-        """
-        strategy, job = self.plan.best.strategy, self.plan.job
-        check_batch(batch, job)
-        rows = job.global_batch_size // strategy.dp
-        own = batch[self.place.dp * rows : (self.place.dp + 1) * rows]
-        own = own.unflatten(0, (-1, strategy.micro_batch_size)).to(self.mesh.device_type)
-        places = self.stages[0][1].places(self.plan.job.seq_len)
-        return own[..., places].contiguous(), own[..., places + 1].contiguous()
-
-
-def divided_job(
-    module: ModelStage, plan: Plan, *, device_type: str, lr: float, max_norm: float
-) -> TrainingJob:
-    """Shard `module`, a whole reference module, over the running processes as `plan` says.
-
-    There must be as many processes as the plan has devices. Each computes on its device of type
-    `device_type`.
-    """
-    strategy = plan.best.strategy
-    place = coordinates_of(strategy, distributed.get_rank())
-    mesh = device_mesh(strategy, device_type)
-    stages = stages_of(module, plan, place, mesh)
-    parameters = [parameter for _, stage in stages for parameter in stage.parameters()]
-    host = None
-    if strategy.offload in OFFLOADS_STATES:
-        host = OptimizerOffload(
-            [stage for _, stage in stages], device_type=device_type, dtype=COMPUTE[plan.job.dtype],
-            keeps_shards=strategy.param_shard > 1,
-        )  # fmt: skip
-        parameters = [host.parameters[parameter] for parameter in parameters]
-    return TrainingJob(
-        plan=plan,
-        place=place,
-        mesh=mesh,
-        stages=stages,
-        engine=engine_of(stages, plan, place, mesh),
-        tie=tie_of(stages, plan),
-        optimizer=optimizer_of(plan.job.optimizer, parameters, lr=lr),
-        max_norm=max_norm,
-        host=host,
-    )
-
-
-def checked_stage(module: nn.Module, model: Model) -> ModelStage:
-    """`module`, if it is the whole model that the plan is for; else ConfigError."""
-    if not isinstance(module, ModelStage) or module.embedding is None or module.head is None:
-        raise ConfigError(
-            "is not a whole reference module",
-            key="module",
-            found=type(module).__name__,
-            allowed="reference_module(plan.model)",
-        )
-    if module.model != model:
-        raise ConfigError(
-            "is not the plan's model", key="module", found=module.model.name, allowed=model.name
-        )
-    return module
+    @abstractmethod
+    def load(self, read: Callable[[StateDict], None]) -> None:
+        """Set the state of this rank from a checkpoint: `read` fills tensors, by their names there."""

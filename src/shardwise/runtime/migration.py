@@ -16,10 +16,9 @@ from torch.distributed import Work
 
 from shardwise.cluster import Cluster
 from shardwise.plans import Plan
+from shardwise.runtime.distribute import divided, network_of
 from shardwise.runtime.gradients import local
 from shardwise.runtime.job import TrainingJob
-from shardwise.runtime.modules import reference_module
-from shardwise.runtime.parallelize import divided
 from shardwise.runtime.private import destroy_groups, forget_meshes, process_groups
 from shardwise.runtime.regions import (
     LocalRegion,
@@ -31,7 +30,8 @@ from shardwise.runtime.regions import (
     region_of,
     transfers,
 )
-from shardwise.runtime.state_dict import STATES, make_states, named, whole_name
+from shardwise.runtime.state_dict import MODEL, STATES, STEP
+from shardwise.runtime.uniform import UniformTrainingJob, require_uniform
 
 MESSAGE_BYTES = 4 << 20
 """Largest message in bytes. Bounds the buffers."""
@@ -52,31 +52,30 @@ LocalRegions = dict[int, list[LocalRegion]]
 
 def migrate(
     job: TrainingJob, plan: Plan, *, message_bytes: int = MESSAGE_BYTES
-) -> tuple[TrainingJob, dict[tuple[int, int], int]]:
+) -> tuple[UniformTrainingJob, dict[tuple[int, int], int]]:
     """Continue `job` under `plan` with bitwise equal parameters and optimizer states.
 
     Returns the new job and the bytes sent from rank to rank. Call it on every rank, between steps; `job`
     becomes unusable. `plan` must have the same model, optimizer and number of ranks. During the migration, a
     rank holds its state under both plans, and messages of at most `message_bytes`.
     """
-    groups = process_groups()
+    source, groups = require_uniform(job), process_groups()
     forget_meshes()
-    lr = job.optimizer.param_groups[0]["lr"]
-    with torch.device("meta"):
-        module = reference_module(plan.model)
+    module = network_of(plan).module()
     names = [name for name, _ in module.named_parameters()]
-    target = divided(module, plan, lr=lr, max_norm=job.max_norm)
-    steps = _steps(job, names)
+    lr = source.optimizer.param_groups[0]["lr"]
+    target = require_uniform(divided(module, plan, lr=lr, max_norm=job.max_norm))
+    steps = _steps(source, names)
     _make_states(target, steps)
-    have, need = _parts(job, names), _parts(target, names)
+    have, need = _parts(source, names), _parts(target, names)
     planned = transfers(_gather_all(have), _gather_all(need), nodes_of(plan.cluster))
-    kinds = ["model", *(kind for kind in STATES[plan.job.optimizer] if kind != "step")]
+    kinds = [MODEL, *(kind for kind in STATES[plan.job.optimizer] if kind != STEP)]
     streams = {tensor: kinds if steps[name] else kinds[:1] for tensor, name in enumerate(names)}
     with torch.no_grad():
         _copy_local(have, need, streams)
-        for round_number, source in enumerate((have, need)):
+        for round_number, held in enumerate((have, need)):
             these = [one for one in planned if one.round == round_number]
-            _run_transfers(these, source, need, streams, message_bytes, device=target.mesh.device_type)
+            _run_transfers(these, held, need, streams, message_bytes, device=target.device_type)
     target.sync_weights()
     distributed.barrier()
     destroy_groups(groups)
@@ -91,39 +90,39 @@ def nodes_of(cluster: Cluster) -> list[int]:
     return [number for number, node in enumerate(cluster.nodes) for _ in range(node.devices)]
 
 
-def _steps(job: TrainingJob, names: Sequence[str]) -> dict[str, int]:
+def _steps(job: UniformTrainingJob, names: Sequence[str]) -> dict[str, int]:
     """Optimizer steps taken for every parameter of the whole model, by name (sgd: 1 if it has a state)."""
     taken = torch.zeros(len(names), dtype=torch.int64)
-    for index, name, parameter in named(job):
+    for name, parameter in job.named_parameters():
         states = job.optimizer.state[parameter]
         if any(value is not None for value in states.values()):
-            taken[names.index(whole_name(job, index, name))] = int(states.get("step", 1))
+            taken[names.index(name)] = int(states.get(STEP, 1))
     distributed.all_reduce(taken, op=distributed.ReduceOp.MAX)
     return dict(zip(names, taken.tolist(), strict=True))
 
 
-def _make_states(job: TrainingJob, steps: Mapping[str, int]) -> None:
+def _make_states(job: UniformTrainingJob, steps: Mapping[str, int]) -> None:
     """Create zero optimizer states for the parameters that have been stepped, with their step counts."""
-    make_states(job)
-    for index, name, parameter in named(job):
-        taken = steps[whole_name(job, index, name)]
+    job.make_states()
+    for name, parameter in job.named_parameters():
+        taken = steps[name]
         if not taken:
             job.optimizer.state.pop(parameter, None)
-        elif "step" in job.optimizer.state[parameter]:
-            job.optimizer.state[parameter]["step"].fill_(taken)
+        elif STEP in job.optimizer.state[parameter]:
+            job.optimizer.state[parameter][STEP].fill_(taken)
 
 
-def _parts(job: TrainingJob, names: Sequence[str]) -> LocalRegions:
+def _parts(job: UniformTrainingJob, names: Sequence[str]) -> LocalRegions:
     """Regions that this rank holds, by number of the tensor."""
     found: LocalRegions = defaultdict(list)
-    for index, name, parameter in named(job):
+    for name, parameter in job.named_parameters():
         states = job.optimizer.state.get(parameter, {})
-        tensors = {"model": local(parameter.data)}
+        tensors = {MODEL: local(parameter.data)}
         for kind in STATES[job.plan.job.optimizer]:
-            if kind != "step":
+            if kind != STEP:
                 value = states.get(kind)
-                tensors[kind] = torch.zeros_like(tensors["model"]) if value is None else local(value)
-        found[names.index(whole_name(job, index, name))].append(LocalRegion(region_of(parameter), tensors))
+                tensors[kind] = torch.zeros_like(tensors[MODEL]) if value is None else local(value)
+        found[names.index(name)].append(LocalRegion(region_of(parameter), tensors))
     return found
 
 
@@ -133,7 +132,7 @@ def _gather_all(parts: LocalRegions) -> list[RankRegion]:
         (tensor, part.region)
         for tensor, local_regions in parts.items()
         for part in local_regions
-        if part.tensors["model"].numel()
+        if part.tensors[MODEL].numel()
     )
 
 

@@ -26,6 +26,9 @@ from shardwise.runtime.offload import ActivationOffload
 from shardwise.runtime.recompute import ActivationStore, recomputed
 from shardwise.runtime.rope import Rope, Rotation, rotation_of
 
+TABLE = "embedding.tokens.weight"
+"""Name of the embedding table, which tied output projections share."""
+
 
 def norm_module(shape: LayerShape, width: int, epsilon: float) -> nn.Module:
     """The norm of a layer of this shape: RMSNorm or LayerNorm, the latter with or without weights."""
@@ -203,12 +206,15 @@ class ModelStage(nn.Module):
 
     def part(self, start: int, stop: int, *, end_modules: frozenset[str]) -> ModelStage:
         """The stage with layers `start` to `stop` of this whole model, and its `end_modules` (`embedding`,
-        `head`). It shares their parameters."""
+        `head`). It shares their parameters, except that a tied output projection without the embedding is a
+        copy."""
         stage = ModelStage(self.model, ((index, self.layers[str(index)]) for index in range(start, stop)))
         if "embedding" in end_modules:
             stage.embedding = self.embedding
-        if "head" in end_modules:
+        if "head" in end_modules and self.head is not None:
             stage.head = self.head
+            if self.model.tied_embeddings and stage.embedding is None:
+                stage.head.output.weight = nn.Parameter(stage.head.output.weight.detach().clone())
         return stage
 
 
@@ -238,3 +244,19 @@ def _no_module(what: str, found: str, allowed: str) -> ConfigError:
     return ConfigError(
         f"cannot be trained: its {what} is not supported", key="model", found=found, allowed=allowed
     )
+
+
+def checked_stage(module: nn.Module, model: Model) -> ModelStage:
+    """`module`, if it is the whole `model`; else ConfigError."""
+    if not isinstance(module, ModelStage) or module.embedding is None or module.head is None:
+        raise ConfigError(
+            "is not a whole reference module",
+            key="module",
+            found=type(module).__name__,
+            allowed="reference_module(plan.model)",
+        )
+    if module.model != model:
+        raise ConfigError(
+            "is not the plan's model", key="module", found=module.model.name, allowed=model.name
+        )
+    return module

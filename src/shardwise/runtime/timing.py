@@ -15,9 +15,9 @@ from torch import Tensor
 from shardwise.plans import Plan
 from shardwise.runtime.data import Synthetic
 from shardwise.runtime.devices import is_on_host, synchronize_device
+from shardwise.runtime.distribute import parallelize
 from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.modules import reference_module
-from shardwise.runtime.parallelize import parallelize
 
 # Exposed communication
 

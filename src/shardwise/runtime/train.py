@@ -6,17 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 
-import torch
 from torch import distributed
 
 from shardwise.errors import ConfigError
-from shardwise.graph import OpGraph
-from shardwise.plans import AnyPlan, GraphPlan, Plan, UnevenFile
+from shardwise.plans import Plan
 from shardwise.runtime.adaptive import Adaptation, Advisor, ReplanEvent
 from shardwise.runtime.checkpoint import (
-    AnyJob,
     AsyncCheckpoint,
     Manifest,
     check_unfinished,
@@ -25,43 +21,17 @@ from shardwise.runtime.checkpoint import (
     load,
     resumable,
 )
-from shardwise.runtime.data import (
-    ORDER_VERSION,
-    ArrayFolder,
-    DataIdentity,
-    RandomInputs,
-    Samples,
-    Synthetic,
-    TokenFile,
-)
+from shardwise.runtime.data import ORDER_VERSION, SYNTHETIC, DataIdentity
 from shardwise.runtime.devices import check_local_devices, is_on_host, synchronize_device
-from shardwise.runtime.graphs import GraphModule, check_computable, graph_module
-from shardwise.runtime.initialization import initial_value
+from shardwise.runtime.distribute import divided, network_of
 from shardwise.runtime.job import TrainingJob
-from shardwise.runtime.modules import reference_module
-from shardwise.runtime.parallelize import divided, parallelize
 from shardwise.runtime.profiling import StepTrace, traced
-from shardwise.runtime.state_dict import fill_parameters
 from shardwise.runtime.timing import Stopwatch, thread_busy_s, unknown_busy_s
-from shardwise.runtime.weights import graph_weights_in, weights_in
 from shardwise.runtime.workers import RankLost, RankTask, WorkerPool
 from shardwise.sim import Span
 from shardwise.strategy import Strategy
 
 # The training loop
-
-
-def module_of_graph(graph: OpGraph, *, seed: int, weights: str | None) -> GraphModule:
-    """The module of `graph`, with the parameters in the folder `weights`, or initialised from the seed.
-    ConfigError if the graph does not define what its operators compute."""
-    check_computable(graph)
-    if weights is None:
-        return graph_module(graph, seed=seed)
-    return GraphModule(graph, graph_weights_in(weights, graph))
-
-
-SYNTHETIC = "synthetic"
-"""Value of `data` for synthetic samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +62,9 @@ class TrainOptions:
 class StepRecord:
     """Record of one step, counted from 1.
 
-    Has the mean loss per token (for a graph, its loss), the measured and predicted seconds of the step, and
-    the tokens so far (None for a graph, whose samples may have none). `strategy` is None unless the plan is
-    uniform. `exposed_s` is exposed communication in seconds, None if unknown. `change` is a replan event
-    after the step.
+    Has the mean loss per token (for a graph, its loss), and the measured and predicted seconds of the step.
+    `strategy` is None unless the plan is uniform. `exposed_s` is exposed communication in seconds, None if
+    unknown. `change` is a replan event after the step.
     """
 
     step: int
@@ -104,33 +73,11 @@ class StepRecord:
     step_time_s: float
     predicted_s: float
     strategy: Strategy | None
-    tokens: int | None
     exposed_s: float | None = None
     change: ReplanEvent | None = None
 
 
-def samples_of(plan: AnyPlan, options: TrainOptions) -> Samples:
-    """The batches that `options` name, for the plan's model or graph. ConfigError if the data cannot be
-    used."""
-    if isinstance(plan, GraphPlan):
-        if options.data == SYNTHETIC:
-            return RandomInputs(plan.graph, options.seed)
-        return ArrayFolder(options.data, plan.graph, seed=options.seed)
-    job, vocab = plan.job, plan.model.vocab
-    if options.data == SYNTHETIC:
-        return Synthetic(
-            vocab=vocab, global_batch_size=job.global_batch_size, seq_len=job.seq_len, seed=options.seed
-        )
-    return TokenFile(
-        options.data,
-        vocab=vocab,
-        global_batch_size=job.global_batch_size,
-        seq_len=job.seq_len,
-        seed=options.seed,
-    )
-
-
-def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOptions) -> tuple[Span, ...]:
+def train(report: Callable[[StepRecord], None], plan: Plan, options: TrainOptions) -> tuple[Span, ...]:
     """Train under `plan` until step `options.steps`. Call it on every rank of the process group.
 
     `report` gets a record of every step, equal on all ranks except for times. Returns the spans of the last
@@ -138,8 +85,8 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
     """
     check_options(plan, is_adaptive=options.advisor is not None, is_traced=options.is_traced)
     busy = thread_busy_s if is_on_host(plan.cluster) else unknown_busy_s
-    samples = samples_of(plan, options)
-    job = _start_job(plan, options)
+    samples = network_of(plan).samples(options.data, options.seed)
+    job = start_job(plan, options)
     rank = distributed.get_rank()
     if options.checkpoint is not None and rank == 0:
         clear_unfinished(options.checkpoint)
@@ -147,7 +94,7 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
     trace = StepTrace()
     saving: AsyncCheckpoint | None = None
     adaptation = None
-    if options.advisor is not None and isinstance(plan, Plan):
+    if options.advisor is not None:
         adaptation = Adaptation(options.advisor, plan, options.steps)
     for step in range(options.start, options.steps):
         batch = samples.batch(step)
@@ -162,15 +109,14 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
             loss=result.loss,
             gradient_norm=result.gradient_norm,
             step_time_s=step_s,
-            predicted_s=_predicted_s(plan) if adaptation is None else adaptation.predicted_s,
-            strategy=job.plan.best.strategy if isinstance(job, TrainingJob) else None,
-            tokens=_tokens(plan, step + 1),
+            predicted_s=plan.step_time_s if adaptation is None else adaptation.predicted_s,
+            strategy=job.plan.best.fields,
             exposed_s=exposed_s,
         )
         if saving is not None:  # a step is reported only after the checkpoint before it is complete
             saving.wait()
             saving = None
-        if adaptation is not None and isinstance(job, TrainingJob):
+        if adaptation is not None:
             job, change = adaptation.after(job, step + 1, step_s)
             record = replace(record, change=change)
         report(record)
@@ -189,47 +135,24 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
     return trace.spans
 
 
-def _start_job(plan: AnyPlan, options: TrainOptions) -> AnyJob:
-    """The job under `plan` with the state after `options.start` steps."""
-    if isinstance(plan, GraphPlan):
-        weights = options.weights if options.resumed is None else None
-        module = module_of_graph(plan.graph, seed=options.seed, weights=weights)
-        graph_job = parallelize(module, plan, lr=options.lr)
-        if options.resumed is not None:
-            load(graph_job, options.resumed)
-        return graph_job
-    with torch.device("meta"):
-        whole = reference_module(plan.model)
-    job = divided(whole, plan, lr=options.lr)
+def start_job(plan: Plan, options: TrainOptions) -> TrainingJob:
+    """The job under `plan` with the state after `options.start` steps. Call it on every rank."""
+    network = network_of(plan)
+    job = divided(network.module(), plan, lr=options.lr)
     if options.resumed is not None:
         load(job, options.resumed)
-    elif options.weights is not None:
-        fill_parameters(job, weights_in(options.weights, plan.model))
     else:
-        fill_parameters(job, partial(initial_value, seed=options.seed, layers=plan.model.layers))
+        job.fill(network.values(seed=options.seed, weights=options.weights))
     return job
-
-
-def _predicted_s(plan: AnyPlan) -> float:
-    return plan.step_time_s if isinstance(plan, GraphPlan) else plan.best.step_time_s
-
-
-def _tokens(plan: AnyPlan, steps: int) -> int | None:
-    """Tokens of `steps` steps."""
-    return None if isinstance(plan, GraphPlan) else steps * plan.job.global_batch_size * plan.job.seq_len
 
 
 # Checks of options
 
 
-def check_options(plan: AnyPlan, *, is_adaptive: bool, is_traced: bool) -> None:
+def check_options(plan: Plan, *, is_adaptive: bool, is_traced: bool) -> None:
     """ConfigError if an option is not available for this kind of plan or its devices."""
-    if is_adaptive and isinstance(plan, UnevenFile):
-        raise ConfigError("is not supported for an uneven plan", key="--adaptive", allowed="train without it")
-    if is_adaptive and isinstance(plan, GraphPlan):
-        raise ConfigError(
-            "is not supported for the plan of an operator graph", key="--adaptive", allowed="train without it"
-        )
+    if is_adaptive:
+        plan.require_kind("uniform", key="--adaptive")
     if is_on_host(plan.cluster):
         return
     for key, is_requested in (("--adaptive", is_adaptive), ("--trace", is_traced)):
@@ -252,7 +175,7 @@ def check_unused(folder: str) -> None:
     check_unfinished(folder)
 
 
-def resumed_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
+def resumed_options(options: TrainOptions, plan: Plan) -> TrainOptions:
     """`options` to resume from the newest checkpoint in `options.checkpoint`, with its seed. ConfigError if
     there is none, or if it does not fit `plan` and `options`."""
     if options.checkpoint is None:
@@ -269,7 +192,7 @@ def resumed_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
     return resumed
 
 
-def _check_data(options: TrainOptions, plan: AnyPlan, manifest: Manifest) -> None:
+def _check_data(options: TrainOptions, plan: Plan, manifest: Manifest) -> None:
     """ConfigError if `options` name other data than the checkpoint's, or the same data in another order. Data
     is compared by its content, not by its path."""
     if (options.data == SYNTHETIC) != (manifest.data == SYNTHETIC):
@@ -284,7 +207,7 @@ def _check_data(options: TrainOptions, plan: AnyPlan, manifest: Manifest) -> Non
             file=options.resumed, key="data", found=manifest.data,
             allowed="a checkpoint of this version, or a new run with --weights of an --export",
         )  # fmt: skip
-    content = samples_of(plan, options).content()
+    content = network_of(plan).samples(options.data, options.seed).content()
     if content != manifest.content:
         raise ConfigError(
             "differs from the checkpoint's data", file=options.data, key="--data",
@@ -301,7 +224,7 @@ def _describe(content: DataIdentity) -> str:
 
 
 def train_locally(
-    plan: AnyPlan,
+    plan: Plan,
     options: TrainOptions,
     *,
     report: Callable[[StepRecord], None],
@@ -333,7 +256,7 @@ def train_locally(
                     on_restart(error, options.start)
 
 
-def restart_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
+def restart_options(options: TrainOptions, plan: Plan) -> TrainOptions:
     """`options` to resume from the newest checkpoint of the run; from the beginning if there is none yet."""
     if options.checkpoint is None or not finished(options.checkpoint):
         return replace(options, resumed=None, start=0)

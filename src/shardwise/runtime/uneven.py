@@ -1,7 +1,6 @@
 """Training jobs of uneven plans: pipelines that differ in stages, layers, tensor-parallel degree and share.
 
-`uneven_job` builds the stage of each rank from its `UnevenCoordinates`; `UnevenTrainingJob.step` does one
-step.
+`UnevenTrainingJob` makes the stage of each rank from its `UnevenCoordinates`; `step` does one step.
 
 `OptimizerShards` reduces gradients and shards optimizer states (ZeRO-1). Pipelines with different layers per
 stage or tensor-parallel degrees hold different regions of a weight. So weights are divided wherever any
@@ -12,9 +11,10 @@ group, which reduce-scatters gradients and all-gathers weights.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -22,19 +22,29 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
+from shardwise.plans import Plan
 from shardwise.plans import Stage as PlannedStage
-from shardwise.plans import UnevenFile
 from shardwise.runtime.data import check_batch
 from shardwise.runtime.devices import COMPUTE, to_device
 from shardwise.runtime.gradients import StepResult, clip, local, reduce_partial_gradients
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.mesh import group_among
-from shardwise.runtime.modules import ModelStage
+from shardwise.runtime.modules import TABLE, ModelStage, checked_stage
 from shardwise.runtime.optimizer import optimizer_of_parameters
 from shardwise.runtime.pipeline import GradientAccumulation, PipelineRunner
-from shardwise.runtime.private import PeerSlice, ReshardingStage
+from shardwise.runtime.private import PeerSlice, ReshardingStage, TensorChunks
 from shardwise.runtime.profiling import OPTIMIZER
 from shardwise.runtime.regions import LocalRegion, Region, gather_rank_regions, overlap, owners, region_of
+from shardwise.runtime.state_dict import (
+    MODEL,
+    STATES,
+    STEP,
+    ParameterValue,
+    StateDict,
+    part_of,
+    state_name,
+)
 from shardwise.runtime.tensor_parallel import split_tensors
 from shardwise.schedule import generate
 
@@ -52,7 +62,7 @@ class UnevenCoordinates:
     tp: int
 
 
-def coordinates_by_rank(plan: UnevenFile) -> dict[int, UnevenCoordinates]:
+def coordinates_by_rank(plan: Plan) -> dict[int, UnevenCoordinates]:
     """Coordinates of every rank that is not idle. Within a stage, tensor-parallel ranks are consecutive."""
     return {
         rank: UnevenCoordinates(pipeline=place, stage=index, row=number // stage.tp, tp=number % stage.tp)
@@ -62,7 +72,7 @@ def coordinates_by_rank(plan: UnevenFile) -> dict[int, UnevenCoordinates]:
     }
 
 
-def tensor_ranks_by_rank(plan: UnevenFile) -> Mapping[int, frozenset[int]]:
+def tensor_ranks_by_rank(plan: Plan) -> Mapping[int, frozenset[int]]:
     """Ranks of every rank's tensor-parallel group, including itself."""
     groups: dict[tuple[int, int, int], set[int]] = {}
     by_rank = coordinates_by_rank(plan)
@@ -74,12 +84,12 @@ def tensor_ranks_by_rank(plan: UnevenFile) -> Mapping[int, frozenset[int]]:
     }
 
 
-def first_sequence(plan: UnevenFile, pipeline: int) -> int:
+def first_sequence(plan: Plan, pipeline: int) -> int:
     """First sequence of a pipeline's share of the batch. Shares are in the order of the pipelines."""
     return sum(plan.best.microbatches[:pipeline]) * plan.best.micro_batch_size
 
 
-def tensor_mesh(plan: UnevenFile, device_type: str) -> DeviceMesh | None:
+def tensor_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
     """Mesh of this rank's tensor-parallel group, None if it is alone. Creates groups; call it on every
     rank."""
     groups = sorted(
@@ -95,7 +105,7 @@ def tensor_mesh(plan: UnevenFile, device_type: str) -> DeviceMesh | None:
 
 def stage_of(
     module: ModelStage,
-    plan: UnevenFile,
+    plan: Plan,
     coordinates: UnevenCoordinates,
     mesh: DeviceMesh | None,
     device_type: str,
@@ -108,8 +118,6 @@ def stage_of(
     end_modules = {"embedding"} if coordinates.stage == 0 else set()
     end_modules |= {"head"} if coordinates.stage == len(stages) - 1 else set()
     part = module.part(start, stop, end_modules=frozenset(end_modules))
-    if plan.model.tied_embeddings and part.head is not None and part.embedding is None:
-        part.head.output.weight = nn.Parameter(part.head.output.weight.detach().clone())
     for layer in part.layers.values():
         layer.recompute = plan.best.recompute[coordinates.pipeline][coordinates.stage]
     part.positions = torch.arange(plan.job.seq_len, device=device_type)
@@ -130,7 +138,7 @@ def to_compute_dtype(stage: ModelStage, dtype: torch.dtype) -> None:
 
 
 def engine_of(
-    stage: ModelStage, plan: UnevenFile, coordinates: UnevenCoordinates, mesh: DeviceMesh | None
+    stage: ModelStage, plan: Plan, coordinates: UnevenCoordinates, mesh: DeviceMesh | None
 ) -> GradientAccumulation | PipelineRunner:
     """The engine that runs 1F1B of the rank's pipeline on its stage."""
     best, job = plan.best, plan.job
@@ -164,7 +172,7 @@ def _nothing(is_last: bool) -> None:
     """No reductions before the end: `OptimizerShards` reduces gradients after the last backward pass."""
 
 
-def _peer_slices(plan: UnevenFile, coordinates: UnevenCoordinates, neighbour: int) -> tuple[PeerSlice, ...]:
+def _peer_slices(plan: Plan, coordinates: UnevenCoordinates, neighbour: int) -> tuple[PeerSlice, ...]:
     """The slices of this rank's hidden states that each rank of a neighbouring stage also has."""
     stages = plan.best.layout.pipelines[coordinates.pipeline].stages
     if not 0 <= neighbour < len(stages):
@@ -192,7 +200,7 @@ def _boxes(stage: PlannedStage, rows: int, tokens: int) -> Iterator[Region]:
         yield (row * high, (row + 1) * high), (tp * wide, (tp + 1) * wide)
 
 
-def local_samples(plan: UnevenFile, coordinates: UnevenCoordinates, batch: Tensor) -> Tensor:
+def local_samples(plan: Plan, coordinates: UnevenCoordinates, batch: Tensor) -> Tensor:
     """Token ids of this rank's rows of its pipeline's share of `batch`, of shape (microbatches, rows, tokens
     + 1)."""
     best = plan.best
@@ -204,7 +212,7 @@ def local_samples(plan: UnevenFile, coordinates: UnevenCoordinates, batch: Tenso
     ]
 
 
-def own_coordinates(plan: UnevenFile) -> UnevenCoordinates | None:
+def own_coordinates(plan: Plan) -> UnevenCoordinates | None:
     """Coordinates of this rank; None if the plan leaves it idle."""
     return coordinates_by_rank(plan).get(distributed.get_rank())
 
@@ -419,12 +427,9 @@ def _packed(values: Sequence[Tensor], share_group: _ShareGroup) -> Tensor:
 
 # The job
 
-TABLE = "embedding.tokens.weight"
-"""Name of the embedding table, which tied output projections share."""
 
-
-class UnevenTrainingJob:
-    """A module, its optimizer and its training step, sharded over the process group under an uneven plan.
+class UnevenTrainingJob(TrainingJob):
+    """A job of a model whose stages or pipelines differ.
 
     A rank has one stage of one pipeline, or none if the plan leaves it idle. Optimizer states (ZeRO-1), and
     fp32 weights if the compute dtype is narrower, are sharded over all ranks that hold the same region of a
@@ -432,27 +437,34 @@ class UnevenTrainingJob:
     """
 
     def __init__(
-        self,
-        *,
-        plan: UnevenFile,
-        coordinates: UnevenCoordinates | None,
-        stage: ModelStage | None,
-        engine: GradientAccumulation | PipelineRunner | None,
-        owned: OptimizerShards,
-        optimizer: torch.optim.Optimizer | None,
-        max_norm: float,
-        names: Mapping[nn.Parameter, str],
-        device_type: str,
+        self, source: ModelStage, plan: Plan, *, device_type: str, lr: float, max_norm: float
     ) -> None:
-        self.plan = plan
-        self.device_type = device_type
-        self.coordinates = coordinates
-        self.stage = stage
-        self.owned = owned
-        self.optimizer = optimizer
-        self.max_norm = max_norm
-        self.names = names
-        self._engine = engine
+        super().__init__(source, plan, device_type=device_type, lr=lr, max_norm=max_norm)
+        self.coordinates = own_coordinates(plan)
+        self.stage: ModelStage | None = None
+        self._engine: GradientAccumulation | PipelineRunner | None = None
+        mesh, named = tensor_mesh(plan, device_type), []
+        names = [name for name, _ in source.named_parameters()]
+        if self.coordinates is not None:
+            self.stage = stage_of(source, plan, self.coordinates, mesh, device_type)
+            self._engine = engine_of(self.stage, plan, self.coordinates, mesh)
+            # The output projection of tied embeddings has the embedding's name.
+            own = self.stage.named_parameters()
+            named = [(name if name in names else TABLE, parameter) for name, parameter in own]
+        self.names = {parameter: name for name, parameter in named}
+        self.owned = OptimizerShards(named, names, tensor_ranks_by_rank(plan))
+        if self.stage is not None and plan.job.dtype != "fp32":
+            to_compute_dtype(self.stage, COMPUTE[plan.job.dtype])
+        self.optimizer: torch.optim.Optimizer | None = None
+        if self.owned.parameters:
+            self.optimizer = optimizer_of_parameters(plan.job.optimizer, self.owned.parameters, lr=lr)
+
+    @staticmethod
+    def source_of(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> ModelStage:
+        """`module`, which is a reference module."""
+        return checked_stage(module, plan.model)
 
     @property
     def executed(self) -> tuple[str, ...]:
@@ -464,15 +476,8 @@ class UnevenTrainingJob:
         """This rank's parameters, including tied copies."""
         return [] if self.stage is None else list(self.stage.parameters())
 
-    def step(self, batch: Tensor) -> StepResult:
-        """One optimizer step on `batch`: token ids of shape (global_batch_size, seq_len + 1), equal on every
-        rank. ConfigError if the shape is wrong."""
-        result = self.backward(batch)
-        self.update()
-        return result
-
     def backward(self, batch: Tensor) -> StepResult:
-        """First part of `step`: computes the loss and leaves clipped gradients in `owned.parameters`."""
+        """As in `TrainingJob`; `batch` has token ids of shape (global_batch_size, seq_len + 1)."""
         check_batch(batch, self.plan.job)
         loss = torch.zeros((), device=self.device_type)
         if self.coordinates is not None and self._engine is not None:
@@ -490,42 +495,93 @@ class UnevenTrainingJob:
         return clip(loss, squares, shares, self.max_norm)
 
     def update(self) -> None:
-        """Second part of `step`: the optimizer applies the gradients and clears them; weights are
-        all-gathered."""
+        """As in `TrainingJob`; weights are all-gathered."""
         if self.optimizer is not None:
             with record_function(OPTIMIZER):
                 self.optimizer.step()
             self.optimizer.zero_grad()
         self.owned.sync_weights()
 
+    def fill(self, whole: ParameterValue) -> None:
+        """Writes the values into the ranks' optimizer shards, and from there into the weights."""
+        with torch.no_grad():
+            regions: dict[nn.Parameter, list[tuple[int, Region]]] = defaultdict(list)
+            for place, (parameter, region, _) in enumerate(self.owned.regions):
+                regions[parameter].append((place, region))
+            values: dict[int, Tensor] = {}
+            for parameter, parts in regions.items():
+                value = whole(self.names[parameter], parameter.shape)
+                values |= {place: part_of(value, region).flatten() for place, region in parts}
+            shares = self.owned.scattered([values[place] for place in range(len(values))])
+            for (own, _), share in zip(self.owned.parameters, shares, strict=True):
+                own.copy_(share)
+        self.owned.sync_weights()
 
-def uneven_job(
-    module: ModelStage, plan: UnevenFile, *, device_type: str, lr: float, max_norm: float
-) -> UnevenTrainingJob:
-    """Shard `module`, a whole reference module, over the running processes as the uneven plan says.
+    def saved_state(self) -> StateDict:
+        chunks = _ChunkBuilder(self.names)
+        for kind, shares in self._shares().items():
+            gathered = self.owned.gathered_regions(shares)
+            for (parameter, region, saves), values in zip(self.owned.regions, gathered, strict=True):
+                if saves:
+                    chunks.add(kind, parameter, region, values.to("cpu", copy=True))
+        step = next((state[STEP] for state in self._states() if STEP in state), None)  # equal for all
+        if step is None:
+            return chunks.by_name()
+        names = (state_name(STEP, name) for name in self.names.values())
+        return chunks.by_name() | {name: step.to("cpu", copy=True) for name in names}
 
-    There must be as many processes as the cluster has devices. Each computes on its device of type
-    `device_type`.
-    """
-    names = [name for name, _ in module.named_parameters()]
-    coordinates = own_coordinates(plan)
-    mesh = tensor_mesh(plan, device_type)
-    stage = None if coordinates is None else stage_of(module, plan, coordinates, mesh, device_type)
-    engine = None if coordinates is None or stage is None else engine_of(stage, plan, coordinates, mesh)
-    named = [] if stage is None else [(_whole_name(name, names), p) for name, p in stage.named_parameters()]
-    owned = OptimizerShards(named, names, tensor_ranks_by_rank(plan))
-    if stage is not None and plan.job.dtype != "fp32":
-        to_compute_dtype(stage, COMPUTE[plan.job.dtype])
-    optimizer = None
-    if owned.parameters:
-        optimizer = optimizer_of_parameters(plan.job.optimizer, owned.parameters, lr=lr)
-    return UnevenTrainingJob(
-        plan=plan, coordinates=coordinates, stage=stage, engine=engine, owned=owned, optimizer=optimizer,
-        max_norm=max_norm,
-        names={parameter: name for name, parameter in named}, device_type=device_type,
-    )  # fmt: skip
+    def load(self, read: Callable[[StateDict], None]) -> None:
+        chunks, values = _ChunkBuilder(self.names), defaultdict[str, list[Tensor]](list)
+        states = STATES[self.plan.job.optimizer]
+        for kind in (MODEL, *(state for state in states if state != STEP)):
+            for parameter, region, _ in self.owned.regions:
+                elements = prod(stop - start for start, stop in region)
+                values[kind].append(torch.empty(elements, device=self.device_type))
+                chunks.add(kind, parameter, region, values[kind][-1])
+        steps = {
+            state_name(STEP, name): torch.zeros((), device=self.device_type)
+            for name in self.names.values()
+            if STEP in states
+        }
+        read(chunks.by_name() | steps)
+        with torch.no_grad():
+            for kind, regions in values.items():
+                for (own, _), share in zip(self.owned.parameters, self.owned.scattered(regions), strict=True):
+                    if kind == MODEL:
+                        own.copy_(share)
+                    elif self.optimizer is not None:
+                        self.optimizer.state[own][kind] = share.clone()
+                        if steps:
+                            self.optimizer.state[own][STEP] = next(iter(steps.values())).clone()
+        self.owned.sync_weights()
+
+    def _shares(self) -> dict[str, list[Tensor]]:
+        """This rank's optimizer shards of the weights and of each optimizer state."""
+        shares: dict[str, list[Tensor]] = {MODEL: [own.detach() for own, _ in self.owned.parameters]}
+        for kind in STATES[self.plan.job.optimizer]:
+            if kind != STEP:
+                shares[kind] = [state[kind] for state in self._states()]
+        return shares
+
+    def _states(self) -> Iterator[dict[str, Tensor]]:
+        if self.optimizer is not None:
+            yield from (self.optimizer.state[own] for own, _ in self.owned.parameters)
 
 
-def _whole_name(name: str, names: list[str]) -> str:
-    """Name in the whole model: the output projection of tied embeddings has the embedding's name."""
-    return name if name in names else TABLE
+class _ChunkBuilder:
+    """Collects regions of full tensors with their values."""
+
+    def __init__(self, names: Mapping[nn.Parameter, str]) -> None:
+        self._names = names
+        self._found: dict[str, tuple[nn.Parameter, dict[tuple[int, ...], Tensor]]] = {}
+
+    def add(self, kind: str, parameter: nn.Parameter, region: Region, values: Tensor) -> None:
+        """Add the flat `values` of a region of the parameter itself, or of an optimizer state of it."""
+        _, chunks = self._found.setdefault(state_name(kind, self._names[parameter]), (parameter, {}))
+        bounds = region[: parameter.dim()]
+        chunks[tuple(start for start, _ in bounds)] = values.view([stop - start for start, stop in bounds])
+
+    def by_name(self) -> StateDict:
+        return {
+            name: TensorChunks(parameter.shape, chunks) for name, (parameter, chunks) in self._found.items()
+        }

@@ -22,7 +22,7 @@ from shardwise.graph import OpGraph
 from shardwise.inputs import read_mapping
 from shardwise.model import Model, decoder_of
 from shardwise.plans import write_file
-from shardwise.runtime.graphs import first_readers
+from shardwise.runtime.state_dict import ParameterValue
 
 # Formats of model families
 
@@ -385,7 +385,7 @@ def load_weights(module: nn.Module, model: Model, folder: str) -> None:
             parameter.copy_(whole(name, parameter.shape))
 
 
-def weights_in(folder: str, model: Model) -> Callable[[str, torch.Size], Tensor]:
+def weights_in(folder: str, model: Model) -> ParameterValue:
     """A function that reads a parameter of `model` from the safetensors in `folder`, by name and expected
     shape. ConfigError as in `load_weights`."""
     check_weight_names(model)
@@ -393,14 +393,11 @@ def weights_in(folder: str, model: Model) -> Callable[[str, torch.Size], Tensor]
     return lambda name, shape: _in_shape(from_hugging_face(model, name, read), shape, folder, name)
 
 
-def graph_weights_in(folder: str, graph: OpGraph) -> dict[str, Tensor]:
-    """The parameters of `graph` in the safetensors in `folder`, by name, in fp32. ConfigError if a tensor is
-    missing or has another shape."""
+def graph_weights_in(folder: str, graph: OpGraph) -> ParameterValue:
+    """A function that reads a parameter of `graph` from the safetensors in `folder`, by name and expected
+    shape. ConfigError as in `load_weights`."""
     read = _reader(folder, graph.name)
-    return {
-        name: _in_shape(read(name), op.shape(op.parameters[slot].dims), folder, name).float()
-        for name, (op, slot) in first_readers(graph).items()
-    }
+    return lambda name, shape: _in_shape(read(name), shape, folder, name).float()
 
 
 def _reader(folder: str, owner: str) -> Callable[[str], Tensor]:

@@ -2,12 +2,9 @@
 
 from shardwise.search.answer import (
     evaluate,
-    idle_in,
     plan,
     plan_of_strategy,
     ranks_of_nodes,
-    stage_activation_bytes,
-    step_durations,
 )
 from shardwise.search.bnb.incumbent import Fastest
 from shardwise.search.bnb.ledger import LedgerEntry
@@ -33,12 +30,14 @@ from shardwise.search.explanation import (
     Binding,
     Explanation,
     PlanComparison,
+    ResultDifference,
     explained,
     what_if,
     why_not,
 )
 from shardwise.search.graph_curves import GraphCurve, GraphCurves, StagedCurve, StagedCurves
-from shardwise.search.graph_timeline import TRAFFIC_PARTS, GraphTimeline, graph_timeline, graph_trace
+from shardwise.search.graph_pipeline import estimate_pipeline
+from shardwise.search.graph_result import graph_result
 from shardwise.search.hetero import (
     UNEVEN_GAP,
     RecordCostModel,
@@ -50,6 +49,15 @@ from shardwise.search.hetero import (
     predicted_result,
     relayout,
     spread_stages,
+)
+from shardwise.search.overview import PlanOverview, computing_s, overview_of
+from shardwise.search.plan_timeline import (
+    TRAFFIC_PARTS,
+    PipelineTimeline,
+    pipeline_trace,
+    plan_timelines,
+    plan_trace,
+    predicted_again,
 )
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.result import band_of
@@ -83,16 +91,18 @@ __all__ = [
     "Fastest",
     "GraphCurve",
     "GraphCurves",
-    "GraphTimeline",
     "LedgerEntry",
     "MeshChoice",
     "PartChoice",
     "PipelineFigures",
+    "PipelineTimeline",
     "PlanComparison",
+    "PlanOverview",
     "Point",
     "Question",
     "RecordCostModel",
     "Reference",
+    "ResultDifference",
     "SpaceChoice",
     "StagedCurve",
     "StagedCurves",
@@ -107,23 +117,28 @@ __all__ = [
     "best_dtype",
     "best_uneven",
     "chosen",
+    "computing_s",
     "curves_for",
     "default_job",
+    "estimate_pipeline",
     "evaluate",
     "explained",
-    "graph_timeline",
-    "graph_trace",
-    "idle_in",
+    "graph_result",
     "is_mixed",
+    "overview_of",
     "parts_within",
     "pipeline_figures",
+    "pipeline_trace",
     "pipelines_s",
     "plan",
     "plan_for",
     "plan_mixed_cluster",
     "plan_of_strategy",
+    "plan_timelines",
+    "plan_trace",
     "points_of",
     "predict_record",
+    "predicted_again",
     "predicted_result",
     "ranks_of_nodes",
     "read_space",
@@ -133,8 +148,6 @@ __all__ = [
     "smallest",
     "spare_microbatches",
     "spread_stages",
-    "stage_activation_bytes",
-    "step_durations",
     "step_figures_of",
     "step_figures_over",
     "uses_any_part",

@@ -17,11 +17,11 @@ from shardwise.plans import (
     Answer,
     Certificate,
     FrontierPoint,
-    Idle,
     MixedFigures,
     Plan,
     Result,
     StrategyFrontier,
+    idle_in,
     plan_of,
 )
 from shardwise.schedule import Schedule, generate
@@ -32,7 +32,7 @@ from shardwise.search.clock import SearchClock
 from shardwise.search.cluster_parts import Searched, best_part, on_all_devices, why_not_mixed
 from shardwise.search.infeasibility import OutOfTime, infeasible, legal_reason
 from shardwise.search.question import Question
-from shardwise.search.result import as_ranges, result_of
+from shardwise.search.result import result_of
 from shardwise.search.space import Degrees
 from shardwise.sim import Durations
 from shardwise.strategy import HOST_MEMORY, MEMORY, Job, Strategy, StrategyTable
@@ -148,20 +148,6 @@ def ranks_of_nodes(cluster: Cluster, places: Iterable[int]) -> tuple[int, ...]:
     """Ranks of the devices of the nodes at these positions."""
     firsts = list(accumulate((node.devices for node in cluster.nodes), initial=0))
     return tuple(rank for place in places for rank in range(firsts[place], firsts[place + 1]))
-
-
-def idle_in(cluster: Cluster, used: Iterable[int]) -> Idle:
-    """The devices and nodes that are idle if the devices with these ranks are used."""
-    taken = frozenset(used)
-    if len(taken) == cluster.devices:
-        return Idle()
-    firsts = accumulate((node.devices for node in cluster.nodes), initial=0)
-    idle_nodes = sum(
-        taken.isdisjoint(range(first, first + node.devices))
-        for first, node in zip(firsts, cluster.nodes, strict=False)
-    )
-    ranks = [rank for rank in range(cluster.devices) if rank not in taken]
-    return Idle(devices=len(ranks), nodes=idle_nodes, ranks=as_ranges(ranks))
 
 
 def goal_of(question: Question) -> Goal:
@@ -313,10 +299,8 @@ def plan_of_strategy(model: Model, cluster: Cluster, job: Job, strategy: Strateg
         space="default", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=best.step_time_s,
         lower_bound_s=best.step_time_s, gap=0.0, search_s=0.0, search_cpu_s=0.0, priced_as=cluster.priced_as,
     )  # fmt: skip
-    microbatches = job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
-    schedule = generate(strategy.schedule, pp=strategy.pp, microbatches=microbatches, vpp=strategy.vpp)
     answer = Answer(best=best, runners_up=(), certificate=certificate)
-    return plan_of(answer, model=model, cluster=cluster, job=job, schedule=schedule)
+    return plan_of(answer, model=model, cluster=cluster, job=job)
 
 
 def step_time_s(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> float:

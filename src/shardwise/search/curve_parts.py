@@ -14,8 +14,8 @@ from itertools import combinations
 from shardwise.cluster import Cluster, Mesh, Parts, Selection, meshes_of, part_sizes, tier_mesh
 from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import short_repr
-from shardwise.plans import NO_IDLE_DEVICES, Idle
-from shardwise.search.answer import idle_in, used_ranks
+from shardwise.plans import NO_IDLE_DEVICES, Idle, idle_in
+from shardwise.search.answer import used_ranks
 
 MOST_UNITED = 4
 """Largest number of pools of which all unions are searched (15 curves); beyond, single pools and all

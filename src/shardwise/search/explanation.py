@@ -21,11 +21,14 @@ from shardwise.cluster import Cluster, Device, Node, Tier, multiplied, resized
 from shardwise.cost import Problem, find_recipe, peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.inputs import nearest, short_repr
-from shardwise.plans import Answer, Plan, Result, Value
+from shardwise.notebook import panel, table
+from shardwise.plans import UNEVEN_SPACE, Answer, Plan, Result, Value
 from shardwise.search.answer import goal_of, plan, search
 from shardwise.search.bnb.ledger import LedgerEntry, ledger_entries, ledger_totals
 from shardwise.search.bnb.solver import Progress
 from shardwise.search.clock import SearchClock
+from shardwise.search.cluster_parts import is_mixed
+from shardwise.search.hetero.answer import plan_mixed_cluster
 from shardwise.search.question import Question
 from shardwise.search.space import Space, divisors
 from shardwise.search.step_times import step_times_s
@@ -48,9 +51,10 @@ from shardwise.strategy import (
     even_ends,
     first_broken,
     largest_stage,
+    target_of,
 )
 from shardwise.ties import first_largest, first_least
-from shardwise.units import parse_quantity
+from shardwise.units import format_bytes, format_seconds, parse_quantity
 
 SHARDS = ("param_shard", "grad_shard", "optim_shard")
 
@@ -586,18 +590,28 @@ class Explanation:
     binding: Binding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanComparison:
-    """The plan's result compared with the answer to another question."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ResultDifference:
+    """Two results, term by term."""
 
     before: Result
     after: Result
-    question: Question
-    answer: Answer
+
+    @property
+    def has_strategies(self) -> bool:
+        """Whether both are uniform strategies."""
+        return self.before.fields is not None and self.after.fields is not None
+
+    @property
+    def has_equal_terms(self) -> bool:
+        """Whether both are estimated in the same terms, so that these can be compared one by one."""
+        return not set(self.before.breakdown).isdisjoint(self.after.breakdown)
 
     @property
     def fields(self) -> dict[str, tuple[Value, Value]]:
-        """Fields of the strategy that differ: their values before and after."""
+        """Fields of the strategy that differ: their values before and after; none if a plan is uneven."""
+        if not self.has_strategies:
+            return {}
         pairs = {
             name: (getattr(self.before.strategy, name), getattr(self.after.strategy, name)) for name in FIELDS
         }
@@ -614,21 +628,78 @@ class PlanComparison:
         difference."""
         return _more(self.before.memory, self.after.memory)
 
+    def rows(self) -> list[dict[str, object]]:
+        """A row for a data frame for each term of the step time, in seconds, and of memory, in bytes: before,
+        after and the difference."""
+        before, after = self.before, self.after
+        return [
+            {
+                "term": name,
+                "unit": unit,
+                "before": first.get(name),
+                "after": second.get(name),
+                "more": more[name],
+            }
+            for unit, first, second, more in (
+                ("s", before.breakdown, after.breakdown, self.breakdown_s),
+                ("B", before.memory, after.memory, self.memory_bytes),
+            )
+            for name in more
+        ]
+
+    def __repr__(self) -> str:
+        before, after = self.before, self.after
+        fields = ", ".join(f"{name} {old} to {new}" for name, (old, new) in self.fields.items())
+        return (
+            f"<{type(self).__name__}: {format_seconds(before.step_time_s)} to "
+            f"{format_seconds(after.step_time_s)} a step, {format_bytes(before.peak_memory.device)} to "
+            f"{format_bytes(after.peak_memory.device)}{f'; {fields}' if fields else ''}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [str(row["term"]).replace("_", " "), *map(text, (row["before"], row["after"], row["more"]))]
+            for row in self.rows()
+            for text in [_seconds_text if row["unit"] == "s" else _bytes_text]
+            if row["more"]
+        ]
+        return panel(repr(self)[1:-1], table(("term", "before", "after", "difference"), rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PlanComparison(ResultDifference):
+    """The plan's result compared with the answer to another question."""
+
+    question: Question
+    answer: Answer
+
+
+def _seconds_text(value: object) -> str:
+    return format_seconds(value) if isinstance(value, float) else ""
+
+
+def _bytes_text(value: object) -> str:
+    return format_bytes(value) if isinstance(value, float) else ""
+
 
 def _more(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     return {name: after.get(name, 0.0) - before.get(name, 0.0) for name in dict.fromkeys((*before, *after))}
 
 
 def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) -> Question:
-    """The question that a plan answers, on the devices that it uses."""
-    proof = plan.certificate
+    """The question that a plan answers, on the devices that it uses. The certificate of a uniform strategy
+    has the restrictions of its target too."""
+    has_restrictions = plan.certificate is not None and plan.certificate.space != UNEVEN_SPACE
+    restrictions = plan.certificate if plan.certificate is not None and has_restrictions else plan.question
     return Question(
         model=plan.model,
         cluster=plan.cluster,
         job=plan.job,
-        space=proof.space,
-        fixed=proof.fixed,
-        axes=proof.axes,
+        space=restrictions.space,
+        fixed=restrictions.fixed,
+        axes=restrictions.axes,
+        stage_dp=plan.question.stage_dp,
+        mixed_stage_rows=plan.question.mixed_stage_rows,
         objective="memory" if plan.objective == "memory" else "time",
         top=len(plan.runners_up),
         workers=workers,
@@ -666,9 +737,9 @@ def why_not(
     budget_s: float | None = None,
     progress: Progress | None = None,
 ) -> PlanComparison:
-    """The best plan with some fields pinned, compared with the given plan. Pinned values override the values
-    that the plan's question fixed. Raises Infeasible, with reason counts, if nothing with these values
-    fits."""
+    """The best uniform strategy with some fields pinned, compared with the given plan. Pinned values override
+    the values that the plan's question fixed. Raises Infeasible, with reason counts, if nothing with these
+    values fits."""
     requested = question_of(of, workers=workers, budget_s=budget_s)
     axes = {name: values for name, values in requested.axes.items() if name not in pinned}
     return _compared(of, replace(requested, fixed={**requested.fixed, **pinned}, axes=axes, top=0), progress)
@@ -689,8 +760,13 @@ def what_if(
 
 
 def _compared(of: Plan, question: Question, progress: Progress | None) -> PlanComparison:
+    is_pinned = bool(question.fixed or question.axes)
     try:
-        answer = plan(question, progress=progress)
+        if is_mixed(question.cluster) and question.objective == "time" and not is_pinned:
+            target = None if of.target is None else target_of(of.target)
+            answer = plan_mixed_cluster(question, target=target, progress=progress)
+        else:
+            answer = plan(question, progress=progress)
     except Infeasible as error:
         raise Infeasible(error.message, reasons=error.reasons) from None
     used = question if answer.cluster is None else replace(question, cluster=answer.cluster)

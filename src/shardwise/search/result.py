@@ -18,7 +18,7 @@ from shardwise.cost import (
     step_end,
 )
 from shardwise.model import model_flop_per_token
-from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage
+from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage, as_ranges
 from shardwise.schedule import KINDS, ActionKind, generate
 from shardwise.search.step_times import microbatches_of, step_times_s
 from shardwise.strategy import (
@@ -38,7 +38,7 @@ EVALUATOR = "max-plus"
 def band_of(profile: Profile, efficiency: Efficiency) -> tuple[float, float]:
     """Factors of the step time that enclose the central 80 % of measured runs from a source that was not
     fitted: narrow if runs of such devices were fitted, wide otherwise."""
-    return profile.warm_band if efficiency.is_calibrated else profile.cold_band
+    return profile.band(is_calibrated=efficiency.is_calibrated)
 
 
 def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = None) -> Result:
@@ -54,8 +54,8 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
     per_device = tokens / time_s / devices
     low, high = band_of(problem.profile, problem.efficiency)
     return Result(
-        strategy=strategy,
-        layout=layout_of(problem, strategy),
+        fields=strategy,
+        layout=layout_of(problem, strategy, time_s),
         step_time_s=time_s,
         band_s=(time_s * low, time_s * high),
         tokens_per_s_per_device=per_device,
@@ -156,8 +156,9 @@ def _whole_in_table(pp: int, microbatches: int, stages: Any) -> int:
     return int(np.count_nonzero((kind == KINDS.index(ActionKind.BACKWARD)) & np.isin(stage, stages)))
 
 
-def layout_of(problem: Problem, strategy: Strategy) -> Layout:
-    """The single pipeline of a uniform strategy, with its stages by pipeline rank."""
+def layout_of(problem: Problem, strategy: Strategy, makespan_s: float) -> Layout:
+    """The single pipeline of a uniform strategy, with its stages by pipeline rank; a step of it takes
+    `makespan_s` seconds."""
     s = strategy
     counts = layer_counts(problem.model.layers, s.pp * s.vpp, s.first_stage_layers, s.last_stage_layers)
     table = StrategyTable.of([s])
@@ -172,12 +173,22 @@ def layout_of(problem: Problem, strategy: Strategy) -> Layout:
                 ranks=as_ranges(members),
                 device_class=classes[members[0]],
                 tp=s.tp,
+                cp=s.cp,
                 dp=s.dp,
                 layers=tuple(counts[stage] for stage in own_stages),
                 share=1.0,
+                recompute=s.recompute,
             )
         )
-    return Layout(pipelines=(Pipeline(stages=tuple(stages)),))
+    batch = problem.job.global_batch_size
+    pipeline = Pipeline(
+        stages=tuple(stages),
+        micro_batch_size=s.micro_batch_size,
+        microbatches=batch // (s.dp * s.micro_batch_size),
+        rows=batch,
+        makespan_s=makespan_s,
+    )
+    return Layout(schedule=s.schedule, pipelines=(pipeline,))
 
 
 def ranks_of_stage(table: StrategyTable, rank: int) -> list[int]:
@@ -192,14 +203,3 @@ def ranks_of_stage(table: StrategyTable, rank: int) -> list[int]:
 
 def _first_rank(table: StrategyTable, rank: int) -> int:
     return ranks_of_stage(table, rank)[0]
-
-
-def as_ranges(ranks: list[int]) -> str:
-    """`0-7,16-23` for ascending ranks."""
-    numbers = np.asarray(ranks)
-    breaks = np.flatnonzero(np.diff(numbers) != 1)
-    starts = numbers[np.concatenate([[0], breaks + 1])]
-    stops = numbers[np.concatenate([breaks, [len(numbers) - 1]])]
-    return ",".join(
-        str(a) if a == b else f"{a}-{b}" for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
-    )

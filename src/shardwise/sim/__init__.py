@@ -4,12 +4,13 @@ from shardwise.sim.engine import COMMUNICATION, COMPUTE, DATA_PARALLEL, Timeline
 from shardwise.sim.gantt import gantt
 from shardwise.sim.maxplus import Durations, rerouted_s
 from shardwise.sim.schedule_tasks import activation_bytes, task_graph
-from shardwise.sim.steady import compiled_schedule, makespan_s
+from shardwise.sim.steady import makespan_s
 from shardwise.sim.traces import (
     BLOCKS,
     OPERATORS,
     TRAFFIC,
     Arrow,
+    Counter,
     Span,
     Trace,
     read_trace,
@@ -25,12 +26,12 @@ __all__ = [
     "OPERATORS",
     "TRAFFIC",
     "Arrow",
+    "Counter",
     "Durations",
     "Span",
     "Timeline",
     "Trace",
     "activation_bytes",
-    "compiled_schedule",
     "gantt",
     "makespan_s",
     "read_trace",

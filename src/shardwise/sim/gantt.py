@@ -66,9 +66,9 @@ def _task_text(name: str, columns: int) -> str:
 
 def _legend(timeline: Timeline, communication: bool) -> str:
     kinds = {match[1] for name in timeline.graph.names if (match := _ACTION.fullmatch(name))}
-    meanings = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+    meanings = {"F": "forward", "B": "backward", "I": "input grad", "W": "weight grad"}
     parts = [f"{letter} {meaning}" for letter, meaning in meanings.items() if letter in kinds]
     parts += ["g gather", "r reduce"] if communication else []
     number = "digits: microbatch"
     step = f"step {timeline.makespan_s:.6g} s"
-    return "  ".join([*parts, f"{_IDLE} idle", number, "%: share computing", step])
+    return "  ".join([*parts, f"{_IDLE} idle", number, "%: computing", step])

@@ -87,6 +87,10 @@ class Profile:
     reduces_by_block: bool
     provenance: Mapping[str, str] = field(hash=False)
 
+    def band(self, *, is_calibrated: bool) -> tuple[float, float]:
+        """The factors on the step time for devices that were fitted (`is_calibrated`), or were not."""
+        return self.warm_band if is_calibrated else self.cold_band
+
     def without_overlap(self) -> Profile:
         """The same software without any overlap of communication."""
         none: dict[str, Any] = {f"{kind}_overlap": 0.0 for kind in OVERLAPS}

@@ -15,7 +15,7 @@ from shardwise import search
 from shardwise.accuracy import StageBreakdown, compare
 from shardwise.accuracy.stage_breakdown import stage_breakdown
 from shardwise.errors import ConfigError
-from shardwise.plans import Plan, UnevenFile, plan_hash
+from shardwise.plans import Plan, plan_hash
 from shardwise.schedule import generate
 from shardwise.sim import COMMUNICATION, COMPUTE, Span, Trace, simulate, task_graph, trace_of
 
@@ -75,8 +75,8 @@ def test_a_transfer_during_an_independent_action_does_not_count_as_waiting() -> 
 
 def measured_like(plan: Plan, *, slower: float = 1.0) -> Trace:
     """The trace that all ranks of the plan leave if it runs as simulated, `slower` times as long."""
-    schedule, durations = search.step_durations(plan.model, plan.cluster, plan.job, plan.best.strategy)
-    timeline = trace_of(simulate(task_graph(schedule, durations)))
+    (only,) = search.plan_timelines(plan)
+    timeline = trace_of(only.timeline)
     end_s = plan.best.step_time_s
     spans: list[Span] = []
     for stage, ranks in enumerate(((0, 1), (2, 3))):
@@ -94,7 +94,7 @@ def sums(times: Sequence[StageBreakdown]) -> list[float]:
     return [each.step_s for each in times]
 
 
-def measured_unevenly(plan: UnevenFile, *, slower: float = 1.0) -> Trace:
+def measured_unevenly(plan: Plan, *, slower: float = 1.0) -> Trace:
     """As `measured_like`, for all pipelines of an uneven plan."""
     found = search.predict_record(plan.model, plan.cluster, plan.job, plan.best)
     spans: list[Span] = []

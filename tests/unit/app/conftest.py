@@ -120,16 +120,29 @@ def result_of(strategy: Strategy, model: Model, cluster: Cluster, job: Job) -> R
             ranks=f"{index * per_stage}-{index * per_stage + per_stage - 1}",
             device_class=next(iter(cluster.classes)),
             tp=strategy.tp,
+            cp=strategy.cp,
             dp=strategy.dp,
             layers=(model.layers // strategy.pp // strategy.vpp,) * strategy.vpp,
             share=1.0,
+            recompute=strategy.recompute,
         )
         for index in range(strategy.pp)
     )
     memory = {"parameters": 20 * GIB, "gradients": 10 * GIB, "activations": 25 * GIB, "context": 5 * GIB}
     return Result(
-        strategy=strategy,
-        layout=Layout(pipelines=(Pipeline(stages=stages),)),
+        fields=strategy,
+        layout=Layout(
+            schedule=strategy.schedule,
+            pipelines=(
+                Pipeline(
+                    stages=stages,
+                    micro_batch_size=strategy.micro_batch_size,
+                    microbatches=job.global_batch_size // strategy.dp // strategy.micro_batch_size,
+                    rows=job.global_batch_size,
+                    makespan_s=time_s,
+                ),
+            ),
+        ),
         step_time_s=time_s,
         band_s=(time_s * 0.9, time_s * 1.2),
         tokens_per_s_per_device=tokens / time_s / cluster.devices,
@@ -158,5 +171,6 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> Planner:
     """Replaces the search by a `Planner`."""
     planner = Planner()
     for name in ("plan", "evaluate", "default_job", "step_durations"):
-        monkeypatch.setattr(f"shardwise.search.{name}", getattr(planner, name), raising=False)
+        where = "plan_timeline." if name == "step_durations" else ""
+        monkeypatch.setattr(f"shardwise.search.{where}{name}", getattr(planner, name))
     return planner

@@ -113,7 +113,7 @@ def test_plans_that_do_not_fit_an_accelerator_are_not_measured() -> None:
 
 def test_steps_of_one_action_each_cannot_separate_actions_from_steps() -> None:
     true, software = device(), profile()
-    same_actions = [step for step in steps(true, software) if len(step.plan.schedule.ranks[0]) == 2]
+    same_actions = [step for step in steps(true, software) if len(step.plan.schedules[0].ranks[0]) == 2]
     with pytest.raises(ConfigError, match="measured steps"):
         software_costs(same_actions, true, software)
 

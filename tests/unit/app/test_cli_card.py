@@ -126,7 +126,7 @@ def test_the_card_fits_100_columns_for_long_names_and_many_parts(answer: Answer)
 
 def test_one_device_has_no_parallelism_and_no_runners_up(answer: Answer) -> None:
     plain = complete({}, devices=1, layers=32, experts=None, global_batch_size=64)
-    alone = replace(answer, best=replace(answer.best, strategy=plain), runners_up=())
+    alone = replace(answer, best=replace(answer.best, fields=plain), runners_up=())
     card = card_of(alone)
     assert row(card, "strategy") == "no parallelism"
     single = plain_text(

@@ -16,7 +16,8 @@ import pytest
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError, Infeasible, InternalError
-from shardwise.plans import document_hash, read_plan
+from shardwise.plans import read_plan
+from shardwise.plans.documents import document_hash
 from shardwise.schedule import generate
 from shardwise.strategy import parse_fields, target_of
 
@@ -161,7 +162,7 @@ def test_a_plan_whose_schedule_is_not_its_strategys_is_refused(
         schedule, durations = generated(*arguments)
         return generate("gpipe", pp=schedule.pp, microbatches=schedule.microbatches, vpp=1), durations
 
-    monkeypatch.setattr("shardwise.search.step_durations", other)
+    monkeypatch.setattr("shardwise.search.plan_timeline.step_durations", other)
     ran = run("simulate", path)
     assert ran.code == 2
     assert ran.err == f"shardwise: error: {path}: schedule: is not the schedule of the strategy\n"
@@ -340,7 +341,7 @@ OPTIONS = {
     "--calibration --dtype --optimizer --space --fix --target --memory-margin --expert-imbalance --top "
     "--exhaustive --workers --stage-dp --mixed-pool-stages --budget --save --mtbf --checkpoint-interval "
     "--checkpoint-stall --restart --jitter --events --policy --json",
-    "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --json",
+    "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --save --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --stages "
     "--microbatches --meshes --objectives --epsilon --inter-node --calibration --dtype --optimizer --space "
     "--fix --memory-margin --expert-imbalance --workers --save --plot --use-all --json",

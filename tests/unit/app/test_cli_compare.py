@@ -13,7 +13,7 @@ from tests.runtime.uneven_plans import make_uneven
 from tests.unit.accuracy.test_compare import PIPELINE, measured_like, measured_unevenly, renamed
 from tests.unit.app.conftest import Run
 
-from shardwise.plans import write_plan, write_uneven_plan
+from shardwise.plans import write_plan
 from shardwise.sim import COMMUNICATION, Span, read_trace, write_trace
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "comparison.json"
@@ -96,11 +96,13 @@ def test_a_log_of_steps_is_refused_by_its_kind(run: Run, files: None) -> None:
 
 def test_an_uneven_plan_is_compared_pipeline_by_pipeline(run: Run, files: None) -> None:
     plan = make_uneven("5 tp2l1 l3 + 3 l4")
-    write_uneven_plan("u.yaml", plan)
+    write_plan("u.yaml", plan)
     write_trace(measured_unevenly(plan, slower=2.0), "um.json")
     ran = run("compare", "u.yaml", "um.json")
     assert (ran.code, ran.err) == (0, "")
-    assert "2 pipelines" in ran.out and "(-50.0%)" in ran.out and "pipeline 0, stage 1" in ran.out
+    assert (
+        "2 data-parallel pipelines" in ran.out and "(-50.0%)" in ran.out and "pipeline 0, stage 1" in ran.out
+    )
     document = json.loads(run("compare", "u.yaml", "um.json", "--json").out)
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
     assert [(one["pipeline"], one["stage"]) for one in document["stages"]] == [(0, 0), (0, 1), (1, 0)]

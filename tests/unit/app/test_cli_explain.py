@@ -106,7 +106,7 @@ def test_a_plan_file_has_the_question_and_the_checker_agrees(run: Run, tmp_path:
     ran = run("plan", *QUESTION, "--space", str(space), "--fix", "dp=2", "--save", path)
     assert ran.code == 0
     assert "only tp 1 2 · schedule 1f1b gpipe · dp 2" in " ".join(ran.out.split())
-    certificate = read_plan(path).certificate
+    certificate = read_plan(path).proof
     assert certificate.axes == {"tp": (1, 2), "schedule": ("1f1b", "gpipe")}
     assert (certificate.space, certificate.fixed, certificate.unexplored) == ("core", {"dp": 2}, 0)
     checked = run("check", path)

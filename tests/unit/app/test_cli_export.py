@@ -17,7 +17,7 @@ from tests.unit.targets.test_megatron_lm_differences import READING, requested_p
 
 from shardwise.app.cli import exporting
 from shardwise.errors import ConfigError
-from shardwise.plans import write_graph_plan, write_plan, write_uneven_plan
+from shardwise.plans import write_plan
 from shardwise.targets.megatron_lm_read_back import Reading
 
 TO = ("--to", "megatron-lm-0.19", "--out", "out")
@@ -72,9 +72,9 @@ def test_a_field_without_a_flag_is_refused_by_name(run: Run, plan: str) -> None:
 
 
 def test_plans_of_other_kinds_are_refused(run: Run, plan: str) -> None:
-    write_uneven_plan("u.yaml", make_uneven("5 tp2l4+3 l2 l2"))
+    write_plan("u.yaml", make_uneven("5 tp2l4+3 l2 l2"))
     graph = mlp(8, 6, 12, 5)
-    write_graph_plan("g.yaml", plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))
+    write_plan("g.yaml", plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))
     for path, kind in (("u.yaml", "an uneven plan"), ("g.yaml", "the plan of an operator graph")):
         ran = run("export", path, *TO)
         assert ran.code == 2 and kind in ran.err and path in ran.err

@@ -186,7 +186,7 @@ def test_a_limit_below_the_smallest_point_exits_3_with_that_point(run: Run) -> N
     ran = run(*argv)
     assert ran.code == 3
     assert ran.err.count("\n") == 1 and ran.err.startswith("shardwise: infeasible: ")
-    assert "1 GiB" in ran.err and "tp 4" in ran.err
+    assert "1 GiB" in ran.err and "tp=4" in ran.err
     error = validated(ran.out, "error")
     assert error["error"]["kind"] == "infeasible"
     assert error["point"] == least

@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 from tests.property.layout_instances import chain, mlp
+from tests.reference.one_layout import estimate_layout
 from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
 from tests.unit.graph.texts import with_value
 
-from shardwise.app.cli import checking
-from shardwise.app.cli.frontier.graphs import GraphRequest, GraphSubject
+from shardwise import api
 from shardwise.cluster import load_cluster, mesh_of, part_of
-from shardwise.cost import Training, estimate_layout
+from shardwise.cost import Training
 from shardwise.errors import InternalError
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
 from shardwise.pareto.frontier import frontier_of
-from shardwise.plans import document_hash, read_graph_plan, write_graph_plan
-from shardwise.plans.graph_plan import graph_plan_document
-from shardwise.search import MeshChoice
+from shardwise.plans import plan_document, read_plan, write_plan
+from shardwise.plans.documents import document_hash
+from shardwise.search import graph_result
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
 
 CLUSTER = "2x2xV100-32G"
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs/reference/schemas/graph-plan.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/reference/schemas/plan.json").read_text())
 QUESTION = ("frontier", "graph:lstm-2x2048", "--cluster", CLUSTER, "--global-batch-size", "256")
 
 
@@ -177,7 +177,7 @@ def test_each_plan_has_the_mesh_of_its_point(run: Run, tmp_path: Path) -> None:
     ran = run(*LSTM, "--epsilon", "0.05", "--meshes", "all", "--save", str(tmp_path))
     assert ran.code == 0, ran.err
     index = json.loads((tmp_path / "frontier.json").read_text())
-    meshes = {tuple(read_graph_plan(str(tmp_path / name)).mesh.ranks) for name in index["plans"]}
+    meshes = {tuple(read_plan(str(tmp_path / name)).mesh.ranks) for name in index["plans"]}
     assert meshes == {(4,), (2, 2)}
     for name in index["plans"]:
         checked = run("check", str(tmp_path / name))
@@ -203,10 +203,10 @@ def save(run: Run, folder: Path) -> list[Path]:
 @pytest.mark.slow
 def test_plans_of_several_graphs_each_contain_their_own(run: Run, tmp_path: Path) -> None:
     """One after the other in one process; reading one plan changes no other."""
-    first = read_graph_plan(str(save(run, tmp_path)[0]))
-    other = replace(first, graph=replace(first.graph, name="other"))
+    first = read_plan(str(save(run, tmp_path)[0]))
+    other = replace(first, network=replace(first.graph, name="other"))
     for plan in (first, other, first, other):
-        document = graph_plan_document(plan)
+        document = plan_document(plan)
         graph_document: Any = document["graph"]
         assert (
             graph_document == parse_mapping(graph_text(plan.graph))
@@ -220,16 +220,16 @@ def test_each_point_is_saved_as_a_plan_with_its_cost(run: Run, tmp_path: Path) -
     paths = save(run, tmp_path)
     points = json.loads((tmp_path / "frontier.json").read_text())["points"]
     for path, point in zip(paths, points, strict=True):
-        plan = read_graph_plan(str(path))
+        plan = read_plan(str(path))
         assert plan.graph == scaled(load_graph("graph:mlp"), 256) and plan.mesh.ranks == (2, 2)
         training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-        estimate = estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
-        own = (plan.step_time_s, plan.device_bytes)
+        estimate = estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.operators)
+        own = (plan.step_time_s, plan.best.peak_memory.device)
         assert (estimate.time_s, estimate.memory_bytes) == pytest.approx(own, rel=1e-9)
         assert own == pytest.approx((point["time_s"], point["memory_bytes"]), rel=1e-9)
     document = read_mapping(str(paths[0]))
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
-    write_graph_plan(str(tmp_path / "again.yaml"), read_graph_plan(str(paths[0])))
+    write_plan(str(tmp_path / "again.yaml"), read_plan(str(paths[0])))
     assert (tmp_path / "again.yaml").read_bytes() == paths[0].read_bytes()
     checked = run("check", str(paths[0]), "--json")
     assert checked.code == 0, checked.err
@@ -243,23 +243,24 @@ def test_a_point_whose_cost_differs_from_its_layout_is_no_plan(
     field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = load_cluster(CLUSTER)
-    request = GraphRequest(
-        graph=scaled(load_graph("graph:mlp"), 256), cluster=cluster, training=Training(dtype="fp16"),
-        memory_margin=0.05, meshes=MeshChoice("tiers"),
-    )  # fmt: skip
-    subject = GraphSubject(request)
-    curve = subject.curves.curve(cluster, epsilon=0.05)
-    plan = subject.plan(curve, 0)
-    own = {"time_s": plan.step_time_s, "memory_bytes": plan.device_bytes}
+    found = api.frontier(
+        "graph:mlp", cluster=cluster, global_batch_size=256, dtype="fp16", epsilon=0.05, use_all=True
+    )
+    curve, source = found.curves[0], found.source
+    plan = source.plan(curve, 0, epsilon=0.05)
+    own = {"time_s": plan.step_time_s, "memory_bytes": plan.best.peak_memory.device}
     assert own == pytest.approx({name: getattr(curve.points[0], name) for name in own}, rel=1e-9)
 
     def estimated(*given: Any) -> Any:
-        estimate = checking.estimate_of(*given)
-        return replace(estimate, **{field: getattr(estimate, field) * (1.0 + 1e-6)})
+        best = graph_result(*given)
+        if field == "time_s":
+            return replace(best, step_time_s=best.step_time_s * (1.0 + 1e-6))
+        peak = replace(best.peak_memory, device=best.peak_memory.device * (1.0 + 1e-6))
+        return replace(best, peak_memory=peak)
 
-    monkeypatch.setattr("shardwise.app.cli.frontier.graphs.estimate_of", estimated)
+    monkeypatch.setattr("shardwise.search.graph_result", estimated)
     with pytest.raises(InternalError, match=r"a point of .* has a layout of"):
-        subject.plan(curve, 0)
+        source.plan(curve, 0, epsilon=0.05)
 
 
 def rewritten(path: Path, change: Callable[[Any], None]) -> Path:
@@ -387,7 +388,7 @@ def test_stages_and_their_layouts_are_answered_together(run: Run, tmp_path: Path
         layout = point["layout"]
         assert layout["microbatches"] in (4, 8) and len(layout["stages"]) == 2
         assert sum(block["count"] for stage in layout["stages"] for block in stage["blocks"]) == 8
-        plan = read_graph_plan(str(tmp_path / name))
+        plan = read_plan(str(tmp_path / name))
         assert plan.step_time_s == pytest.approx(point["time_s"], rel=1e-9)
         jsonschema.Draft202012Validator(SCHEMA).validate(read_mapping(str(tmp_path / name)))
         assert run("check", str(tmp_path / name)).code == 0

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.app.test_cli_frontier import SCHEMAS, answer, refused
 
 from shardwise.inputs import read_mapping
-from shardwise.plans import Idle, read_graph_plan
+from shardwise.plans import Idle, read_plan
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
@@ -92,12 +92,12 @@ def test_a_saved_plan_names_idle_devices_and_is_accepted(run: Run, tmp_path: Pat
     folder = tmp_path / "frontier"
     assert run(*on(GRAPH, f"{SLOW}+{FAST}"), "--save", str(folder)).code == 0
     index = json.loads((folder / "frontier.json").read_text())
-    schema = json.loads((SCHEMAS / "graph-plan.json").read_text())
+    schema = json.loads((SCHEMAS / "plan.json").read_text())
     validator = jsonschema.Draft202012Validator(schema)
     seen = set()
     for point, name in zip(index["points"], index["plans"], strict=True):
         path = folder / name
-        plan = read_graph_plan(str(path))
+        plan = read_plan(str(path))
         validator.validate(read_mapping(str(path)))
         assert plan.idle == Idle(**point["idle"]) and plan.cluster.devices == point["devices"]
         assert plan.step_time_s == pytest.approx(point["time_s"], rel=1e-9)

@@ -13,7 +13,7 @@ from tests.unit.app.conftest import Run
 
 from shardwise.accuracy import PARTS
 from shardwise.app.cli.comparing import PART_LABELS
-from shardwise.plans import plan_hash, read_graph_plan, write_graph_plan
+from shardwise.plans import plan_hash, read_plan, write_plan
 from shardwise.sim import BLOCKS, read_trace, write_trace
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -34,8 +34,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("other", whole_plans()[1]),
         ("staged", staged_plans()[0]),
     ):
-        write_graph_plan(f"{name}.yaml", plan)
-        read = read_graph_plan(f"{name}.yaml")
+        write_plan(f"{name}.yaml", plan)
+        read = read_plan(f"{name}.yaml")
         write_trace(measured_like(read, slower=2e6), f"{name}.json")  # of seconds: files are in nanoseconds
     trace = read_trace("staged.json")
     names = {"2B0": "2F1", "2F1": "2B0"}
@@ -48,7 +48,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_simulate_draws_a_step_and_writes_its_trace(run: Run, files: None) -> None:
     for name, stages in (("whole", 1), ("staged", 3)):
-        plan = read_graph_plan(f"{name}.yaml")
+        plan = read_plan(f"{name}.yaml")
         ran = run("simulate", f"{name}.yaml", "--trace", "t.json")
         assert ran.code == 0 and "graph:chain on" in ran.out and "slowest operators" in ran.out
         assert len([line for line in ran.out.splitlines() if line.startswith("rank ")]) == stages
@@ -113,12 +113,13 @@ def test_the_trace_of_another_plan_is_refused_by_its_hash(run: Run, files: None)
 
 
 def test_a_plan_of_another_version_is_refused_by_its_step_time(run: Run, files: None) -> None:
-    plan = read_graph_plan("whole.yaml")
-    slower = {name: 2.0 * seconds for name, seconds in plan.seconds.items()}
-    write_graph_plan("old.yaml", replace(plan, step_time_s=2.0 * plan.step_time_s, seconds=slower))
+    plan = read_plan("whole.yaml")
+    slower = {name: 2.0 * seconds for name, seconds in plan.breakdown.items()}
+    best = replace(plan.best, step_time_s=2.0 * plan.step_time_s, breakdown=slower)
+    write_plan("old.yaml", replace(plan, best=best))
     for ran in (run("simulate", "old.yaml"), run("compare", "old.yaml", "whole.json")):
         assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
-        assert "old.yaml: step_time_s: is not what this version of shardwise predicts" in ran.err
+        assert "old.yaml: best.step_time_s: is not what this version of shardwise predicts" in ran.err
 
 
 def test_the_plan_is_not_written_over(run: Run, files: None) -> None:

@@ -16,7 +16,7 @@ from tests.unit.app.conftest import Run
 
 from shardwise.cluster import load_cluster
 from shardwise.graph import Block
-from shardwise.plans import write_graph_plan, write_plan, write_uneven_plan
+from shardwise.plans import write_plan
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_plan_that_train_refuses_is_not_launched(run: Run, plan: str) -> None:
         assert (ran.code, ran.out) == (2, "")
         assert f"{field}: is not supported by this runtime" in ran.err and ran.err.count("\n") == 1
         assert ("as in plans of `plan --target shardwise`" in ran.err) == field.startswith("best.strategy")
-    write_uneven_plan("u.yaml", make_uneven("5 tp2l4+3 l2 l2"))
+    write_plan("u.yaml", make_uneven("5 tp2l4+3 l2 l2"))
     ran = run("launch", "u.yaml", "--with", "torchrun", "--print", "--", "--adaptive")
     assert ran.code == 2 and "--adaptive: is not supported for an uneven plan" in ran.err
 
@@ -108,7 +108,7 @@ def test_a_plan_that_train_refuses_is_not_launched(run: Run, plan: str) -> None:
 def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
     """With the same launchers as other plans; whatever `train` does not support is refused here too."""
     graph = mlp(8, 6, 12, 5)
-    write_graph_plan("g.yaml", plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))
+    write_plan("g.yaml", plan_with(graph, (2,), by_rules(graph, (2,), lambda op: ("split b",))))
     ran = run("launch", "g.yaml", "--with", "torchrun", "--print", "--", "--steps", "5")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == "torchrun --standalone --nproc-per-node 2 -m -- shardwise train g.yaml --steps 5\n"
@@ -119,7 +119,7 @@ def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
     assert "--adaptive: is not supported for the plan of an operator graph" in ran.err
     undefined = replace(graph, blocks=tuple(map(_dropping, graph.blocks)))
-    write_graph_plan("d.yaml", plan_with(undefined, (2,), by_rules(undefined, (2,), lambda op: ("split b",))))
+    write_plan("d.yaml", plan_with(undefined, (2,), by_rules(undefined, (2,), lambda op: ("split b",))))
     ran = run("launch", "d.yaml", "--with", "slurm", "--print")
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
     assert "does not define what is computed; found dropout" in ran.err
@@ -156,7 +156,7 @@ def test_an_uneven_plan_starts_as_many_processes_as_each_host_has(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     uneven = replace(make_uneven("5 tp2l4+3 l2 l2"), cluster=load_cluster("1x2xcpu+2x1xcpu"))
-    write_uneven_plan("u.yaml", uneven)
+    write_plan("u.yaml", uneven)
     ran = run("launch", "u.yaml", "--with", "torchrun", "--head", "h0", "--print", "--", "--steps", "5")
     assert (ran.code, ran.err) == (0, "")
     tail = "--master-port 29500 --node-rank {} --master-addr h0 -m -- shardwise train u.yaml --steps 5"

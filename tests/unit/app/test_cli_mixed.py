@@ -17,7 +17,7 @@ from tests.unit.app.test_cli_commands import validated
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
-from shardwise.plans import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
+from shardwise.plans import PROVEN_GAP, Layout, MixedFigures, read_plan, write_plan
 from shardwise.search import cluster_parts, predict_record
 from shardwise.search.hetero.branch_and_bound import UnevenOutcome
 from shardwise.sim import read_trace
@@ -41,7 +41,7 @@ SHARED = (
 )  # fmt: skip
 
 
-SCHEMA_OF_FILE = jsonschema.Draft202012Validator(json.loads(SCHEMA.with_name("uneven-plan.json").read_text()))
+SCHEMA_OF_FILE = jsonschema.Draft202012Validator(json.loads(SCHEMA.with_name("plan.json").read_text()))
 
 
 def answer(run: Any, *argv: str) -> Any:
@@ -193,7 +193,7 @@ def test_the_timeline_of_an_uneven_plan(run: Any, tmp_path: Path, question: tupl
     """
     path, trace = str(tmp_path / "plan.yaml"), str(tmp_path / "trace.json")
     assert run(*question, "--save", path).code == 0
-    plan = read_uneven_plan(path)
+    plan = read_plan(path)
     document = validated(run("simulate", path, "--json", "--trace", trace).out, "timeline")
     predicted = predict_record(plan.model, plan.cluster, plan.job, plan.best)
     stages = [(place, stage) for place, one in enumerate(plan.best.layout.pipelines) for stage in one.stages]
@@ -225,8 +225,8 @@ def test_a_saved_file_matches_its_schema(run: Any, tmp_path: Path, question: tup
 
 
 def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> None:
-    plan = read_uneven_plan(saved)
-    write_uneven_plan(saved, replace(plan, best=replace(plan.best, idle_devices=1)))
+    plan = read_plan(saved)
+    write_plan(saved, replace(plan, best=replace(plan.best, pools=("nothing",))))
     refused = run("simulate", saved)
     assert refused.code == 2 and "is not a plan of its cluster" in refused.err
 
@@ -236,17 +236,19 @@ def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> Non
     [
         (lambda best: replace(best, step_time_s=0.9 * best.step_time_s), "step time"),
         (
-            lambda best: replace(best, microbatches=(best.microbatches[0] + 1, *best.microbatches[1:])),
+            lambda best: replace(best, layout=with_microbatches(best.layout)),
             "layout",
         ),
-        (lambda best: replace(best, idle_devices=1), "layout"),
         (
             lambda best: replace(
                 best, peak_memory=replace(best.peak_memory, device=0.5 * best.peak_memory.device)
             ),
             "device bytes",
         ),
-        (lambda best: replace(best, pipeline_s=(0.5, *best.pipeline_s[1:])), "pipeline 0"),
+        (
+            lambda best: replace(best, layout=best.layout.with_times((0.5, *best.pipeline_s[1:]))),
+            "pipeline 0",
+        ),
         (lambda best: replace(best, mfu=0.99), "mfu"),
         (lambda best: replace(best, tightest_rank=best.tightest_rank + 1), "tightest rank"),
         (
@@ -259,8 +261,9 @@ def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> Non
     ],
 )
 def test_a_plan_with_wrong_values_is_detected(run: Any, saved: str, change: Any, wrong: str) -> None:
-    plan = read_uneven_plan(saved)
-    write_uneven_plan(saved, replace(plan, best=change(plan.best)))
+    plan = read_plan(saved)
+    best = change(plan.best)
+    write_plan(saved, replace(plan, best=best, certificate=replace(plan.proof, best_s=best.step_time_s)))
     checked = run("check", saved, "--json")
     assert checked.code == 4
     verdicts = {check["name"]: check["ok"] for check in json.loads(checked.out)["checks"]}
@@ -271,16 +274,23 @@ def test_a_plan_where_nothing_uniform_fits_is_read(run: Any, saved: str) -> None
     alone = MixedFigures(
         uniform_step_time_s=None, fastest_class_step_time_s=None, fastest_class=None, idle=()
     )
-    plan = replace(read_uneven_plan(saved), mixed=alone)
-    write_uneven_plan(saved, plan)
-    assert read_uneven_plan(saved) == plan
+    plan = replace(read_plan(saved), mixed=alone)
+    write_plan(saved, plan)
+    assert read_plan(saved) == plan
+
+
+def with_microbatches(layout: Layout) -> Layout:
+    """The layout with the micro-batches of the first pipeline halved in size and doubled in number."""
+    first, *others = layout.pipelines
+    half = replace(first, micro_batch_size=first.micro_batch_size // 2, microbatches=2 * first.microbatches)
+    return replace(layout, pipelines=(half, *others))
 
 
 def relocated(layout: Layout) -> Layout:
     """The layout with the first stage on the ranks of another stage."""
     first, *others = layout.pipelines
     stage = replace(first.stages[0], ranks=others[-1].stages[0].ranks)
-    return Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
+    return Layout(pipelines=(replace(first, stages=(stage, *first.stages[1:])), *others))
 
 
 @pytest.mark.slow
@@ -288,7 +298,7 @@ def test_replicas_of_a_stage_share_rows_where_they_may(run: Any, tmp_path: Path)
     path = str(tmp_path / "plan.yaml")
     saved = run(*SHARED, "--save", path)
     assert saved.code == 0 and "[2 A10G, dp 2, " in saved.out
-    shared = read_uneven_plan(path).best
+    shared = read_plan(path).best
     assert shared.step_time_s < answer(run, *SHARED[:-2])["best"]["step_time_s"]
     stages = [stage for pipeline in shared.layout.pipelines for stage in pipeline.stages]
     assert all(stage.devices == stage.tp * stage.dp for stage in stages)
@@ -339,11 +349,11 @@ def test_an_unfinished_uniform_search_leaves_nothing_proven(
 
 @pytest.mark.parametrize("ranks", ["0-99999999999999999999", "0-9999999", "1" * 5000, "3-1", "\u0663"])
 def test_ranks_that_no_cluster_has_are_detected(run: Any, saved: str, ranks: str) -> None:
-    plan = read_uneven_plan(saved)
+    plan = read_plan(saved)
     first, *others = plan.best.layout.pipelines
     stage = replace(first.stages[0], ranks=ranks)
-    layout = Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
-    write_uneven_plan(saved, replace(plan, best=replace(plan.best, layout=layout)))
+    layout = Layout(pipelines=(replace(first, stages=(stage, *first.stages[1:])), *others))
+    write_plan(saved, replace(plan, best=replace(plan.best, layout=layout)))
     assert run("check", saved).code == 4
     if ranks != "0-9999999":
         with pytest.raises(ConfigError, match="is not a list of rank ranges"):
@@ -358,10 +368,10 @@ def test_a_space_file_with_values_of_one_pool_is_accepted(run: Any, tmp_path: Pa
     assert found["best"]["strategy"]["tp"] == 8 and found["devices_used"] == 8
 
 
-def test_an_altered_file_is_refused_and_other_commands_name_its_kind(run: Any, saved: str) -> None:
+def test_an_altered_file_is_refused_and_export_names_its_kind(run: Any, saved: str, tmp_path: Path) -> None:
     path = Path(saved)
-    other = run("explain", str(path))
-    assert other.code == 2 and "shardwise.uneven-plan" in other.err
+    other = run("export", str(path), "--to", "megatron-lm", "--out", str(tmp_path / "run"))
+    assert other.code == 2 and "is not supported for an uneven plan" in other.err
     path.write_text(path.read_text().replace("micro_batch_size: ", "micro_batch_size: 1", 1))
     altered = run("check", str(path))
     assert altered.code == 2 and "the file was changed" in altered.err
@@ -379,9 +389,7 @@ def test_a_saved_uneven_plan_is_replanned(run: Any, saved: str) -> None:
         jsonschema.Draft202012Validator(schema).validate(document)
         assert document["decision"] in decisions
         if document["decision"] == "keep":
-            assert document["step_time_s"] == pytest.approx(
-                read_uneven_plan(saved).best.step_time_s, rel=1e-12
-            )
+            assert document["step_time_s"] == pytest.approx(read_plan(saved).best.step_time_s, rel=1e-12)
             assert document["plan"]["strategy"] is None and document["plan"]["uneven"]["layout"]["pipelines"]
         card = run(*command_line)
         assert card.code == 0 and document["decision"] in card.out
@@ -409,7 +417,7 @@ def test_a_saved_uneven_plan_is_replayed(run: Any, saved: str, tmp_path: Path) -
     static, *_, oracle = document["policies"]
     (first,) = static["decisions"]
     assert first["strategy"] is None and first["uneven"]["layout"]["pipelines"]
-    assert first["step_time_s"] > read_uneven_plan(saved).best.step_time_s
+    assert first["step_time_s"] > read_plan(saved).best.step_time_s
     assert static["tokens"] < oracle["tokens"]
     assert "uneven, " in plot.read_text()
     card = run(*command_line)
@@ -430,7 +438,7 @@ def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
     own = next(one for one in found["policies"] if one["name"] == "worst")
     other = next(one for one in found["uniform"] if one["name"] == "worst")
     assert own["strategy"] is None and own["worst_step_time_s"] < other["worst_step_time_s"]
-    plan = read_uneven_plan(path)
+    plan = read_plan(path)
     assert plan.for_trace is not None and plan.for_trace.policy == "worst"
     assert list(plan.for_trace.nodes) == found["nodes"]
     # The checker's answer, and the run on the nodes that the plan names, agree with the plan.

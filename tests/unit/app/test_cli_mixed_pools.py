@@ -14,16 +14,7 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.inputs import read_mapping
 from shardwise.model import load_model
-from shardwise.plans import (
-    Layout,
-    Pipeline,
-    StagePart,
-    UnevenAnswer,
-    UnevenFile,
-    UnevenResult,
-    read_uneven_plan,
-    write_uneven_plan,
-)
+from shardwise.plans import Layout, Result, StagePart, plan_of, read_plan, write_plan
 from shardwise.search import Question, plan_mixed_cluster
 from shardwise.search.question import default_job
 
@@ -46,13 +37,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     model, cluster = load_model("gpt2-xl"), load_cluster(CLUSTER, inter_node="200Gb/s")
     job = default_job(model, cluster, seq_len=4096, global_batch_size=8)
     found = plan_mixed_cluster(Question(model=model, cluster=cluster, job=job, mixed_stage_rows=4))
-    assert isinstance(found, UnevenAnswer)
-    plan = UnevenFile(
-        model=model, cluster=cluster, job=job, best=found.best, certificate=found.certificate,
-        mixed=replace(found.mixed, idle=()),
-    )  # fmt: skip
+    assert not found.best.is_uniform
+    plan = plan_of(found, model=model, cluster=cluster, job=job)
     path = str(tmp_path_factory.mktemp("plans") / "plan.yaml")
-    write_uneven_plan(path, plan)
+    write_plan(path, plan)
     return path
 
 
@@ -76,10 +64,10 @@ def test_a_plan_with_mixed_pool_stages_is_faster_and_complete(run: Any) -> None:
 
 
 def test_a_saved_plan_is_read_back_and_predicted_equally(run: Any, saved: str) -> None:
-    plan = read_uneven_plan(saved)
-    write_uneven_plan(saved, plan)
-    assert read_uneven_plan(saved) == plan
-    schema = json.loads((SCHEMAS / "uneven-plan.json").read_text())
+    plan = read_plan(saved)
+    write_plan(saved, plan)
+    assert read_plan(saved) == plan
+    schema = json.loads((SCHEMAS / "plan.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(read_mapping(saved))
     verdict = json.loads(run("check", saved, "--json").out)
     assert [check["name"] for check in verdict["checks"] if not check["ok"]] == ["optimal"]
@@ -91,13 +79,13 @@ def test_the_timeline_shows_both_parts_of_a_stage_as_one(run: Any, saved: str) -
     assert timeline["timeline_s"] < timeline["step_time_s"]
 
 
-def with_parts(
-    best: UnevenResult, change: Callable[[StagePart, StagePart], Any], **more: Any
-) -> UnevenResult:
+def with_parts(best: Result, change: Callable[[StagePart, StagePart], Any], **more: Any) -> Result:
     """The plan with other parts for its first stage."""
     first, *others = best.layout.pipelines
     stage = replace(first.stages[0], parts=change(*first.stages[0].parts), **more)
-    return replace(best, layout=Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others)))
+    return replace(
+        best, layout=Layout(pipelines=(replace(first, stages=(stage, *first.stages[1:])), *others))
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,10 +109,10 @@ def with_parts(
     ],
 )
 def test_wrong_parts_are_detected(
-    run: Any, saved: str, tmp_path: Path, change: Callable[[UnevenResult], UnevenResult], message: str
+    run: Any, saved: str, tmp_path: Path, change: Callable[[Result], Result], message: str
 ) -> None:
-    plan, path = read_uneven_plan(saved), str(tmp_path / "plan.yaml")
-    write_uneven_plan(path, replace(plan, best=change(plan.best)))
+    plan, path = read_plan(saved), str(tmp_path / "plan.yaml")
+    write_plan(path, replace(plan, best=change(plan.best)))
     checked = run("check", path, "--json")
     layout = next(one for one in json.loads(checked.out)["checks"] if one["name"] == "layout")
     assert checked.code == 4 and not layout["ok"] and message in layout["found"]
@@ -132,9 +120,9 @@ def test_wrong_parts_are_detected(
 
 def test_another_split_of_rows_takes_another_time(run: Any, saved: str, tmp_path: Path) -> None:
     """Both parts compute their rows: with one row more, the slower part decides."""
-    plan, path = read_uneven_plan(saved), str(tmp_path / "plan.yaml")
+    plan, path = read_plan(saved), str(tmp_path / "plan.yaml")
     other = with_parts(plan.best, lambda a, b: (replace(a, rows=2), replace(b, rows=2)))
-    write_uneven_plan(path, replace(plan, best=other))
+    write_plan(path, replace(plan, best=other))
     checks = {one["name"]: one for one in json.loads(run("check", path, "--json").out)["checks"]}
     assert checks["layout"]["ok"] and not checks["pipeline 0"]["ok"] and not checks["step time"]["ok"]
 

@@ -11,7 +11,6 @@ import jsonschema
 import pytest
 
 from shardwise import search
-from shardwise.app.cli.planning import schedule_of
 from shardwise.plans import plan_of, read_plan, write_plan
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "replan.json"
@@ -164,10 +163,7 @@ def test_devices_are_those_that_the_plan_was_made_for(run: Any, saved: str, tmp_
     )
     answer = search.plan(question)
     path = str(tmp_path / "slow.yaml")
-    schedule = schedule_of(answer.best.strategy, plan.job)
-    write_plan(
-        path, plan_of(answer, model=plan.model, cluster=question.cluster, job=plan.job, schedule=schedule)
-    )
+    write_plan(path, plan_of(answer, model=plan.model, cluster=question.cluster, job=plan.job))
     ran = run("replan", path, "--cluster", CLUSTER, "--events", "slow n1 1", "--json")
     found = json.loads(ran.out)
     assert found["keep_step_time_s"] == pytest.approx(answer.best.step_time_s, rel=1e-9)

@@ -9,10 +9,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tests.recorded.files import PLANS
 
-from shardwise.app.cli import replanning
 from shardwise.inputs import read_mapping
-from shardwise.plans import DECISION, read_plan, read_uneven_plan, write_plan
+from shardwise.plans import DECISION, PlanQuestion, read_plan, write_plan
+from shardwise.replanning import allowed_space
 from shardwise.strategy import Target, target_of
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "reference" / "schemas"
@@ -36,8 +37,7 @@ def decided(run: Any, path: str, cluster: str, events: str, *more: str) -> dict[
     assert "--save" not in more or f"wrote {more[-1]} (sha256:" in ran.err
     found: dict[str, Any] = json.loads(ran.out)
     if "--save" in more:
-        name = "plan.json" if found["plan"]["strategy"] else "uneven-plan.json"
-        schema = json.loads((SCHEMAS / name).read_text())
+        schema = json.loads((SCHEMAS / "plan.json").read_text())
         jsonschema.Draft202012Validator(schema).validate(read_mapping(more[-1]))
     return found
 
@@ -89,7 +89,7 @@ def test_an_uneven_plan_is_saved_too(run: Any, tmp_path: Path) -> None:
     job = ("opt-350m", "--cluster", MIXED, "--seq-len", "2048", "--global-batch-size", "64")
     assert run("plan", *job, "--save", first).code == 0
     found = decided(run, first, MIXED, "slow n1 0.8", "--save", path)
-    plan = read_uneven_plan(path)
+    plan = read_plan(path)
     assert plan.for_trace is not None and list(plan.for_trace.nodes) == found["plan"]["nodes"]
     assert list(plan.best.microbatches) == found["plan"]["microbatches"]
     assert run("check", path).code == 0
@@ -109,18 +109,18 @@ def test_on_devices_of_our_runtime_the_saved_plan_is_one_that_it_runs(
     fix = "dp=2,pp=2,micro_batch_size=2"
     assert run("plan", *job, "--fix", fix, "--top", "0", "--save", first).code == 0
     saved_plan = read_plan(first)
-    write_plan(first, replace(saved_plan, certificate=replace(saved_plan.certificate, fixed={})))
+    write_plan(first, replace(saved_plan, question=replace(saved_plan.question, fixed={})))
     decided(run, first, cluster, "lost n3", "--save", path)
     own = target_of("shardwise")
     strategy = read_plan(path).best.strategy
     assert strategy.micro_batch_size > 1 and not any(own.refusals(strategy))
     ones = replace(own, axes={**own.axes, "micro_batch_size": (1,)})
-    monkeypatch.setattr(replanning, "target_of", lambda name: ones)
+    monkeypatch.setattr(allowed_space, "target_of", lambda name: ones)
     decided(run, first, cluster, "lost n3", "--save", path)
     assert read_plan(path).best.strategy.micro_batch_size == 1
     # Results that no degrees can express are refused where they are found.
     assert strategy.pp > 1
-    monkeypatch.setattr(replanning, "target_of", lambda name: own)
+    monkeypatch.setattr(allowed_space, "target_of", lambda name: own)
     refusals = Target.refusals
     monkeypatch.setattr(
         Target, "refusals", lambda self, one: iter(["pp"]) if one.pp > 1 else refusals(self, one)
@@ -176,7 +176,7 @@ def test_a_new_plan_has_the_restrictions_of_the_old_one(run: Any, tmp_path: Path
     assert str(getattr(strategy, name)) == value and strategy.pp == 2 and strategy.cp == 1
     # The counterpart: without its question, the same plan is replaced by a faster one.
     old = read_plan(first)
-    write_plan(first, replace(old, certificate=replace(old.certificate, fixed={}, space="default")))
+    write_plan(first, replace(old, question=PlanQuestion()))
     decided(run, first, cluster, "lost n3; lost n2", "--save", path)
     free = read_plan(path).best
     assert free.step_time_s < read_plan(first).best.step_time_s * 3
@@ -207,3 +207,72 @@ def test_the_error_names_the_restriction_that_leaves_no_plan(run: Any, tmp_path:
     assert run("plan", *job, "--fix", "tp=2,pp=2", "--save", path).code == 0
     ran = run("replan", path, "--cluster", cluster, "--events", "lost n1")
     assert ran.code == 3 and "the plan's question allows only tp=2, pp=2" in ran.err
+
+
+@pytest.mark.slow
+def test_a_plan_for_megatron_lm_is_replanned_to_one_that_it_runs(run: Any, tmp_path: Path) -> None:
+    """The decided plan has the question of the old one, so the next decision obeys it too."""
+    first, path, again = (str(tmp_path / name) for name in ("plan.yaml", "decided.yaml", "again.yaml"))
+    cluster = "4x2xV100-32G"
+    job = ("gpt2-xl", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
+    options = ("--target", "megatron-lm", "--fix", "sequence_parallel=false", "--use-all", "--top", "0")
+    assert run("plan", *job, *options, "--save", first).code == 0
+    found = decided(run, first, cluster, "lost n3", "--save", path)
+    assert len(found["plan"]["nodes"]) == 3
+    before, after = read_plan(first), read_plan(path)
+    assert after.target == "megatron-lm-0.19"
+    assert after.question == replace(before.question, events="events in words")
+    assert run("export", path, "--to", "megatron-lm", "--out", str(tmp_path / "run")).code == 0
+    assert run("check", path).code == 0
+    decided(run, path, cluster, "lost n2; lost n3", "--save", again)
+    assert run("export", again, "--to", "megatron-lm", "--out", str(tmp_path / "again")).code == 0
+    # The counterpart: without its target, the best plan is one that Megatron-LM does not run.
+    write_plan(first, replace(before, question=replace(before.question, target=None)))
+    decided(run, first, cluster, "lost n3", "--save", path)
+    assert any(target_of("megatron-lm-0.19").refusals(read_plan(path).strategy))
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_trace_is_replanned_within_its_question(run: Any, tmp_path: Path) -> None:
+    first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
+    cluster = "4x2xV100-32G"
+    job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
+    fix = ("--fix", "schedule=gpipe,pp=2", "--space", "core")
+    assert run("plan", *job, *fix, "--events", "slow n3 0.9", "--save", first).code == 0
+    chosen = read_plan(first).for_trace
+    assert chosen is not None
+    events = f"lost {chosen.nodes[0]}"
+    decided(run, first, cluster, events, "--save", path)
+    strategy = read_plan(path).strategy
+    assert (strategy.schedule, strategy.pp) == ("gpipe", 2)
+    write_plan(first, replace(read_plan(first), question=PlanQuestion()))
+    decided(run, first, cluster, events, "--save", path)
+    free = read_plan(path).strategy
+    assert (free.schedule, free.pp) != ("gpipe", 2)
+
+
+@pytest.mark.parametrize("command", ["replan", "replay"])
+def test_plans_of_operator_graphs_are_refused_in_one_line(run: Any, command: str) -> None:
+    path = str(PLANS / "graph.yaml")
+    ran = run(command, path, "--cluster", "1x4xV100-32G", "--events", "slow n0 0.5")
+    assert ran.code == 2 and ran.err.count("\n") == 1
+    assert "PLAN: is not supported for the plan of an operator graph" in ran.err
+    assert "allowed: a plan of one strategy or an uneven plan" in ran.err
+
+
+@pytest.mark.slow
+def test_a_replay_starts_from_an_uneven_plan_of_version_1(run: Any) -> None:
+    path = PLANS / "uneven.yaml"
+    cluster = read_plan(str(path)).cluster.name
+    options = ("--events", "slow n0 0.9", "--length", "1h", "--policy", "static", "--json")
+    ran = run("replay", str(path), "--cluster", cluster, *options)
+    assert ran.code == 0, ran.err
+    (policy,) = json.loads(ran.out)["policies"]
+    assert [one["strategy"] for one in policy["decisions"]] == [None]
+
+
+def test_a_target_that_does_not_run_on_the_cluster_is_named(run: Any, saved: str) -> None:
+    plan = read_plan(saved)
+    write_plan(saved, replace(plan, question=replace(plan.question, target="megatron-lm-0.19")))
+    ran = run("replan", saved, "--cluster", "8x1xcpu", "--events", "lost n1")
+    assert ran.code == 2 and "--cluster: is not a cluster on which Megatron-LM 0.19 runs" in ran.err

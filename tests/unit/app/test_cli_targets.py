@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from shardwise.plans import read_plan
-from shardwise.plans.plan_file import write_plan
+from shardwise.plans import Plan, read_plan, write_plan
 from shardwise.strategy import MEGATRON_2024, newest_target, target_of
 
 if TYPE_CHECKING:
@@ -57,11 +56,15 @@ def test_a_plan_is_one_that_the_target_runs_and_its_file_names_it(
     assert plan.job.profile == MEGATRON_2024  # not the profile of our own runtime
     target = target_of(MEGATRON).for_job(plan.model, plan.job)
     assert list(target.refusals(plan.best.strategy)) == []
-    assert plan.certificate.rejected["target"] > 0
+    assert plan.proof.rejected["target"] > 0
     checked = run("check", str(path))
     assert checked.code == 0 and "ok     rejected by target" in checked.out
     explained = json.loads(run("explain", str(path), "--json").out)
-    assert explained["totals"]["target"] == plan.certificate.rejected["target"]
+    assert explained["totals"]["target"] == plan.proof.rejected["target"]
+
+
+def with_target(plan: Plan, target: str | None) -> Plan:
+    return replace(plan, question=replace(plan.question, target=target))
 
 
 def test_a_plan_file_of_a_target_that_cannot_run_it_is_refused(run: Run, tmp_path: Path) -> None:
@@ -70,7 +73,7 @@ def test_a_plan_file_of_a_target_that_cannot_run_it_is_refused(run: Run, tmp_pat
     run("plan", *DENSE, "--target", MEGATRON, "--save", str(path))
     plan = read_plan(str(path))
     for target in (None, "shardwise"):
-        write_plan(str(path), replace(plan, target=target))
+        write_plan(str(path), with_target(plan, target))
         ran = run("check", str(path))
         assert ran.code == 4 and "rejected by target" in ran.err
 
@@ -78,7 +81,7 @@ def test_a_plan_file_of_a_target_that_cannot_run_it_is_refused(run: Run, tmp_pat
 def test_a_target_that_is_not_known_is_refused(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     run("plan", *DENSE, "--target", MEGATRON, "--save", str(path))
-    write_plan(str(path), replace(read_plan(str(path)), target="megatron-lm-9.9"))
+    write_plan(str(path), with_target(read_plan(str(path)), "megatron-lm-9.9"))
     ran = run("check", str(path))
     assert ran.code == 2 and "target" in ran.err and "megatron-lm-9.9" in ran.err
 

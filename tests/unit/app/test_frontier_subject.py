@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.app.cli.frontier.command import FrontierOptions, FrontierQuery, answered
-from shardwise.app.cli.output import Line, plain_text
+from shardwise.app.cli.frontier.command import FrontierOptions
+from shardwise.app.cli.frontier.command import answered as shown
+from shardwise.app.cli.output import Line, Output, plain_text
 from shardwise.cluster import Cluster, load_cluster, part_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.plans import Idle, Plan
+from shardwise.questions.frontiers import FrontierQuery, found_frontier
 from shardwise.search import Curve, Point, Reference
 from shardwise.search.bnb.solver import Progress
 
@@ -77,12 +79,20 @@ class Curves:
 
 
 class Graph:
-    """A subject of two operators; plan files do not support its layouts."""
+    """A subject of two operators, and its source; plan files do not support its layouts."""
 
+    name = "graph:two"
     priced_as: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.curves = Curves()
+
+    @property
+    def source(self) -> Graph:
+        return self
+
+    def text(self, point: Point[Layout]) -> str:
+        return " and ".join(point.layout)
 
     def heading(self) -> Iterator[Line]:
         yield (("graph:two", "title"),)
@@ -117,8 +127,15 @@ class Graph:
     def proof(self, curves: Sequence[Curve[Layout]]) -> Iterator[Line]:
         yield (("tracked", ""),)
 
-    def plan(self, curve: Curve[Layout], place: int) -> Plan:
+    def plan(self, curve: Curve[Layout], place: int, *, epsilon: float) -> Plan:
         raise ConfigError("no plan holds this")
+
+
+def answered(
+    graph: Graph, given: FrontierQuery, given_options: FrontierOptions, *, inputs: Sequence[str]
+) -> Output:
+    """The output of the frontier that is found."""
+    return shown(graph, found_frontier(graph, given), given_options, inputs=inputs)
 
 
 def query(mode: str, *, limit_gib: float = inf, sizes: tuple[int, ...] | None = None) -> FrontierQuery:

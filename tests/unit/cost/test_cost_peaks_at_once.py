@@ -5,15 +5,15 @@ operators.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from tests.property.layout_instances import op
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import LayoutEstimate, StepCounts, Training
-from shardwise.cost.one_layout import estimate_stage
-from shardwise.cost.one_layout.layout import StepLedger
+from shardwise.cost import LayoutEstimate, StepCounts, Training, estimate_stage
+from shardwise.cost.layouts.context import CostColumns
 from shardwise.graph import REPLICATE, Block, BlockLayout, GraphLayout, Mode, OpGraph, rules_of
 
 ROWS, FIRST, SECOND, CLASSES = 1000, 1024, 512, 8
@@ -110,8 +110,12 @@ def test_other_micro_batches_count_in_full() -> None:
 
 
 def test_a_mutant_that_counts_all_tensors_from_the_start_is_larger() -> None:
-    save = StepLedger.save
-    with patch.object(StepLedger, "save", lambda ledger, nbytes, since: save(ledger, nbytes, 0)):
+    save = CostColumns.save
+
+    def early(columns: CostColumns, nbytes: Any, mode: Mode, since: int) -> None:
+        save(columns, nbytes, mode, -1)
+
+    with patch.object(CostColumns, "save", early):
         assert peak_tensor_bytes(estimate_on_one("kept", StepCounts())) == pytest.approx(
             SAVED_BYTES + 8_192_000, abs=1.0
         )

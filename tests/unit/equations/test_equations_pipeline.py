@@ -1,20 +1,10 @@
-"""Closed forms of pipelines, and of overlap at both ends of a step, by hand."""
+"""Overlap at both ends of a step, by hand."""
 
 from __future__ import annotations
 
 import pytest
 
 from shardwise.equations import pipeline
-
-
-def test_equal_stages() -> None:
-    assert pipeline.equal_stages_s(4, 8, 1.0, 2.0) == 33.0  # (8 + 3) * 3
-    assert pipeline.equal_stages_s(1, 8, 1.0, 2.0) == 24.0  # no bubble
-
-
-def test_interleaving_divides_the_bubble() -> None:
-    assert pipeline.interleaved_equal_stages_s(4, 2, 8, 1.0, 2.0) == 28.5  # (8 + 3 / 2) * 3
-    assert pipeline.interleaved_equal_stages_s(4, 1, 8, 1.0, 2.0) == pipeline.equal_stages_s(4, 8, 1.0, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.reference.one_layout.rank import rank_of
 
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training, estimate_layout
-from shardwise.cost.one_layout.rank import rank_of
 from shardwise.graph import (
     REPLICATE,
     GraphLayout,

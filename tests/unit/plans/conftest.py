@@ -7,7 +7,6 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.plans import Answer, Certificate, Layout, PeakMemory, Pipeline, Plan, Result, Stage, plan_of
-from shardwise.schedule import generate
 from shardwise.strategy import Job, complete
 
 
@@ -31,12 +30,18 @@ def plan() -> Plan:
             dp=2,
             layers=(1, 1, 1),
             share=1.0,
+            recompute=strategy.recompute,
         )
         for index in range(4)
     )
     best = Result(
-        strategy=strategy,
-        layout=Layout(pipelines=(Pipeline(stages=stages),)),
+        fields=strategy,
+        layout=Layout(
+            schedule="interleaved_1f1b",
+            pipelines=(
+                Pipeline(stages=stages, micro_batch_size=1, microbatches=8, rows=16, makespan_s=0.1 + 0.2),
+            ),
+        ),
         step_time_s=0.1 + 0.2,
         band_s=(0.25, 1 / 3),
         tokens_per_s_per_device=16 * 1024 / 0.3 / 16,
@@ -61,5 +66,4 @@ def plan() -> Plan:
         search_cpu_s=0.02,
     )
     answer = Answer(best=best, runners_up=(best,), certificate=certificate)
-    schedule = generate("interleaved_1f1b", pp=4, microbatches=8, vpp=3)
-    return plan_of(answer, model=model, cluster=cluster, job=job, schedule=schedule)
+    return plan_of(answer, model=model, cluster=cluster, job=job)

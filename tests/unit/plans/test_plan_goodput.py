@@ -29,7 +29,7 @@ def test_parts_by_hand(plan: Plan) -> None:
     # Four nodes: the slowest is sqrt(2 ln 4) deviations behind.
     slowdown = 1 + 0.01 * sqrt(2 * log(4))
     assert found.fraction == pytest.approx(0.9 * (1 - 250e-6) / slowdown, rel=1e-6)
-    assert found.tokens_per_s_per_device == found.fraction * plan.best.tokens_per_s_per_device
+    assert found.tokens_per_s_per_device == found.fraction * (plan.best.tokens_per_s_per_device or 0.0)
     assert found.inputs is inputs
 
 

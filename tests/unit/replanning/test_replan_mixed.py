@@ -25,21 +25,19 @@ from shardwise.replanning import (
     AllowedSpace,
     Arrangement,
     Costs,
-    MixedPlanner,
     PlansBySize,
     Prices,
     Replay,
-    Situation,
-    UnevenArrangement,
     mixed_planner_of,
     picks_for_trace,
     planner_of,
     replay,
-    situation_of,
 )
+from shardwise.replanning.mixed_planner import MixedPlanner
+from shardwise.replanning.situation import Situation, situation_of
 from shardwise.replanning.trace_replay import WAIT
 from shardwise.replanning.transition import Transitions
-from shardwise.replanning.uneven import rounded
+from shardwise.replanning.uneven import UnevenArrangement, rounded
 from shardwise.search import Question, best_uneven, predict_record
 from shardwise.strategy import Job
 
@@ -189,7 +187,7 @@ def test_a_patch_leaves_out_pipelines_on_slow_nodes(monkeypatch: pytest.MonkeyPa
     found = given.planner.replan(start, situation, horizon_s=600.0)
     assert found.decision == "patch" and found.arrangement.nodes == ("n1", "n2")
     assert found.keep_step_s is not None and found.step_s < 0.5 * found.keep_step_s
-    monkeypatch.setattr("shardwise.replanning.mixed_planner.is_nominal", lambda state: True)
+    monkeypatch.setattr("shardwise.replanning.uneven.is_nominal", lambda state: True)
     assert given.planner.replan(start, situation, horizon_s=600.0).decision == "keep"
 
 

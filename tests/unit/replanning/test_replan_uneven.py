@@ -33,13 +33,12 @@ from shardwise.replanning import (
     Costs,
     Decision,
     Prices,
-    Situation,
-    UnevenArrangement,
     mixed_planner_of,
     planner_of,
-    situation_of,
 )
+from shardwise.replanning.situation import Situation, situation_of
 from shardwise.replanning.transition import unit_elements
+from shardwise.replanning.uneven import UnevenArrangement
 from shardwise.search import Question, UnevenSpace, best_uneven, predict_record
 from shardwise.strategy import RECOMPUTES, Job
 
@@ -107,19 +106,19 @@ def pipeline_over(
     names = {replace(pool.node, name=""): pool.name for pool in pools_of(cluster)}
     pools = tuple(names[replace(node, name="")] for node in cluster.nodes)
     stages = tuple(
-        Stage(devices=1, ranks=f"{rank}", device_class=pool, tp=1, dp=1, layers=(count,), share=1.0)
-        for rank, (pool, count) in enumerate(zip(pools, layers, strict=True))
+        Stage(
+            devices=1, ranks=f"{rank}", device_class=pool, tp=1, dp=1, layers=(count,), share=1.0,
+            recompute=way,
+        )
+        for rank, (pool, count, way) in enumerate(
+            zip(pools, layers, ways or ("none",) * len(layers), strict=True)
+        )
+    )  # fmt: skip
+    batch = given.job.global_batch_size
+    pipeline = Pipeline(
+        stages=stages, micro_batch_size=size, microbatches=batch // size, rows=batch, makespan_s=1.0
     )
-    result = replace(
-        result,
-        layout=Layout(pipelines=(Pipeline(stages=stages),)),
-        micro_batch_size=size,
-        microbatches=(given.job.global_batch_size // size,),
-        recompute=(ways or ("none",) * len(layers),),
-        pools=pools,
-        is_alike=False,
-        idle_devices=0,
-    )
+    result = replace(result, layout=Layout(pipelines=(pipeline,)), pools=pools, is_alike=False)
     return UnevenArrangement(result=result, nodes=given.names)
 
 

@@ -12,7 +12,7 @@ from shardwise.errors import Infeasible
 from shardwise.model import load_model
 from shardwise.search import Question, default_job, plan
 from shardwise.search.infeasibility import why_empty
-from shardwise.verification import count_space
+from shardwise_verify import count_space
 
 
 def question(model: str = "llama-3.1-8b", **options: Any) -> Question:

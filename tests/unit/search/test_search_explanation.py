@@ -16,7 +16,6 @@ from shardwise.cost import peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plans import Plan, plan_of
-from shardwise.schedule import generate
 from shardwise.search import Explanation, Question, explained, plan, what_if, why_not
 from shardwise.search.explanation import changes_of, question_of
 from shardwise.search.step_times import step_times_s
@@ -41,11 +40,7 @@ def planned(space: str = "default", experts: bool = False) -> Plan:
     routed = {"experts": 8, "top_k": 2, "ffn": 3072} if experts else {}
     requested = replace(QUESTION, space=space, top=1, model=model_from_config({**DIMENSIONS, **routed}))
     answer = plan(requested)
-    s = answer.best.strategy
-    schedule = generate(s.schedule, pp=s.pp, microbatches=BATCH // (s.dp * s.micro_batch_size), vpp=s.vpp)
-    return plan_of(
-        answer, model=requested.model, cluster=requested.cluster, job=requested.job, schedule=schedule
-    )
+    return plan_of(answer, model=requested.model, cluster=requested.cluster, job=requested.job)
 
 
 @cache
@@ -74,14 +69,14 @@ def changed_to(best: Strategy, field: str, value: Any) -> Strategy:
 
 
 def test_the_question_of_a_plan_is_that_of_its_certificate() -> None:
-    of = replace(planned(), certificate=replace(planned().certificate, fixed={"pp": 1}, axes={"tp": (1, 2)}))
+    of = replace(planned(), certificate=replace(planned().proof, fixed={"pp": 1}, axes={"tp": (1, 2)}))
     question = question_of(of)
     assert (question.fixed, question.axes, question.top) == ({"pp": 1}, {"tp": (1, 2)}, 1)
     assert question.cluster is of.cluster
 
 
 def test_ledger_entries_hold_every_candidate_once() -> None:
-    certificate = planned().certificate
+    certificate = planned().proof
     entries = found().entries
     assert sum(block.candidates for block in entries) == certificate.enumerated
     assert len({(b.tp, b.cp, b.pp, b.dp) for b in entries}) == len(entries)
@@ -218,7 +213,7 @@ def test_why_not_searches_with_the_pinned_values() -> None:
 
 
 def test_pinned_values_override_fixed_ones() -> None:
-    certificate = replace(planned().certificate, fixed={"tp": 1}, axes={"pp": (1,)})
+    certificate = replace(planned().proof, fixed={"tp": 1}, axes={"pp": (1,)})
     comparison = why_not(replace(planned(), certificate=certificate), {"tp": 2, "pp": 2})
     assert (comparison.after.strategy.tp, comparison.after.strategy.pp) == (2, 2)
 
@@ -227,7 +222,7 @@ def test_why_not_of_an_impossible_value_is_infeasible() -> None:
     """tp = 4 does not divide 6 heads; dp = 3 does not divide the batch."""
     heads = model_from_config({**DIMENSIONS, "heads": 6, "kv_heads": 6})
     with pytest.raises(Infeasible) as caught:
-        why_not(replace(planned(), model=heads), {"tp": 4})
+        why_not(replace(planned(), network=heads), {"tp": 4})
     assert set(caught.value.reasons) == {"heads_tp"} and caught.value.relaxations == ()
     with pytest.raises(ConfigError):
         why_not(planned(), {"dp": 3})

@@ -15,7 +15,7 @@ from shardwise.model import model_from_config
 from shardwise.search import Question, plan
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Job, Strategy, StrategyTable
-from shardwise.verification import count_space
+from shardwise_verify import count_space
 
 LAYERS, BATCH, DEVICES = 5, 6, 6
 DIMENSIONS = {

@@ -13,11 +13,12 @@ from tests.property.layout_instances import chain
 from tests.runtime.graph_plans import estimated, plan_with, sampled, sampled_in_stages
 
 from shardwise.cost import LayoutEstimate
-from shardwise.cost.one_layout.layout import StepLedger, When
+from shardwise.cost.layouts.context import When
+from shardwise.cost.layouts.one import Charge, Place, _Ledger
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout, block_labels, data_parallel, load_graph, scaled
-from shardwise.plans import GraphPlan
-from shardwise.search import graph_timeline, graph_trace
+from shardwise.plans import Plan
+from shardwise.search import pipeline_trace, plan_timelines
 from shardwise.sim import BLOCKS, COMPUTE, DATA_PARALLEL, OPERATORS, TRAFFIC, Span
 
 CHAIN = chain(16, 8, 16, 4)
@@ -25,12 +26,12 @@ CHAIN = chain(16, 8, 16, 4)
 MICROBATCHES = 4
 
 
-def whole_plans() -> list[GraphPlan]:
+def whole_plans() -> list[Plan]:
     """Random layouts with some blocks recomputed, on two and on 2 x 2 processes."""
     return [estimated(plan) for ranks in ((2,), (2, 2)) for plan in sampled(CHAIN, ranks, range(6))]
 
 
-def staged_plans() -> list[GraphPlan]:
+def staged_plans() -> list[Plan]:
     """Three stages; half of each message overlaps with other work."""
     return [
         estimated(with_overlap(plan, 0.5))
@@ -38,9 +39,15 @@ def staged_plans() -> list[GraphPlan]:
     ]
 
 
-def with_overlap(plan: GraphPlan, share: float) -> GraphPlan:
+def with_overlap(plan: Plan, share: float) -> Plan:
     """The plan for software that overlaps this fraction of its messages with other work."""
     return replace(plan, job=replace(plan.job, profile=replace(plan.job.profile, pipeline_overlap=share)))
+
+
+def estimates_of(plan: Plan) -> tuple[LayoutEstimate, ...]:
+    """The estimate of each stage."""
+    (only,) = plan_timelines(plan)
+    return only.estimates
 
 
 def is_summed_up(price: LayoutEstimate) -> bool:
@@ -57,7 +64,7 @@ def is_summed_up(price: LayoutEstimate) -> bool:
 
 
 def test_the_times_of_operators_sum_to_the_step_time() -> None:
-    prices = [price for plan in [*whole_plans(), *staged_plans()] for price in graph_timeline(plan).stages]
+    prices = [price for plan in [*whole_plans(), *staged_plans()] for price in estimates_of(plan)]
     assert all(map(is_summed_up, prices))
     what = {charge.what for price in prices for charge in price.charges if charge.seconds}
     assert what >= {"forward", "backward", "recomputation", "conversions", "gathers", "gradients", "sends"}
@@ -65,22 +72,23 @@ def test_the_times_of_operators_sum_to_the_step_time() -> None:
 
 
 def test_a_mutant_that_omits_backward_computation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(ledger: StepLedger, what: str, seconds: float) -> None:
-        ledger.seconds[what] += seconds * ledger.counts.microbatches
-        ledger.passes["backward"] += seconds
-        ledger.computed_s += seconds
+    def forgets(ledger: _Ledger, place: Place, what: str, when: When, seconds: float) -> None:
+        ledger.seconds[what] += seconds * (1 if when == "step" else ledger.counts.microbatches)
+        ledger.passes[when] += seconds
+        if what != "backward":
+            ledger.charges.append(Charge(place, what, when, seconds))
 
     plan = estimated(next(sampled(CHAIN, (2,), [0])))
-    assert is_summed_up(graph_timeline(plan).stages[0])
-    monkeypatch.setattr(StepLedger, "compute_backward", forgets)
-    assert not is_summed_up(graph_timeline(plan).stages[0])
+    assert is_summed_up(estimates_of(plan)[0])
+    monkeypatch.setattr(_Ledger, "spend", forgets)
+    assert not is_summed_up(estimates_of(plan)[0])
 
 
-def spans_of(plan: GraphPlan) -> Sequence[Span]:
-    return graph_trace(plan.graph, graph_timeline(plan)).spans
+def spans_of(plan: Plan) -> Sequence[Span]:
+    return pipeline_trace(plan, plan_timelines(plan)[0]).spans
 
 
-def finish_times(plan: GraphPlan) -> list[float]:
+def finish_times(plan: Plan) -> list[float]:
     """The end time of each stage."""
     spans = spans_of(plan)
     return [max(span.finish_s for span in spans if span.rank == stage) for stage in range(plan.stages)]
@@ -114,8 +122,8 @@ def test_every_stage_runs_its_blocks_once_for_each_micro_batch() -> None:
     for plan in staged_plans():
         spans = spans_of(plan)
         labels = block_labels(CHAIN)
-        assert isinstance(plan.layout, StagedLayout)
-        for stage, (first, end) in enumerate(plan.layout.spans):
+        assert isinstance(plan.operators, StagedLayout)
+        for stage, (first, end) in enumerate(plan.operators.spans):
             for number in range(MICROBATCHES):
                 for kind, step in (("F", 1), ("B", -1)):
                     found = [
@@ -144,9 +152,9 @@ def test_traffic_is_in_its_operators_and_hidden_sums_overlap_the_last_pass() -> 
 def test_a_plan_with_another_step_time_is_refused() -> None:
     """The plan of another version, with another cost model."""
     plan = estimated(next(sampled(CHAIN, (2,), [0])))
-    other = replace(plan, step_time_s=plan.step_time_s * (1 + 1e-6))
+    other = replace(plan, best=replace(plan.best, step_time_s=plan.step_time_s * (1 + 1e-6)))
     with pytest.raises(ConfigError, match="step_time_s: is not what this version"):
-        graph_timeline(other)
+        plan_timelines(other)
 
 
 def test_repetitions_are_distinguished() -> None:

@@ -15,7 +15,7 @@ from shardwise.errors import Infeasible
 from shardwise.model import load_model, model_from_config
 from shardwise.search import Question, answer, evaluate, plan
 from shardwise.strategy import HOST_MEMORY, MEMORY, Job, complete, parse_fields
-from shardwise.verification import count_space
+from shardwise_verify import count_space
 
 LLAMA = load_model("llama-3.1-8b")
 JOB = Job(seq_len=4096, global_batch_size=8, dtype="bf16")

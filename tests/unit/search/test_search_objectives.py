@@ -26,7 +26,7 @@ from shardwise.search.bnb.branch import SubtreeSearch
 from shardwise.search.bnb.incumbent import Tradeoff
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Job, StrategyTable
-from shardwise.verification import count_space
+from shardwise_verify import count_space
 
 LAYERS, BATCH = 4, 6
 MODEL = model_from_config(

@@ -51,7 +51,10 @@ def test_an_unchanged_plan_has_its_prediction_from_the_record(
         one, other = (getattr(peak, name) for peak in peaks)
         assert one == pytest.approx(other, rel=1e-9), name
     # Known costs are valid for another record too: with more micro-batches nothing is missing.
-    half = replace(found, microbatches=tuple(2 * count for count in found.microbatches))
+    pipelines = tuple(
+        replace(one, microbatches=2 * one.microbatches, rows=2 * one.rows) for one in found.layout.pipelines
+    )
+    half = replace(found, layout=replace(found.layout, pipelines=pipelines))
     twice = predicted_result(prices, half, 2 * JOB.global_batch_size)
     assert twice is not None and twice.step_time_s > again.step_time_s
     assert predicted_result(prices, half, JOB.global_batch_size) is None
@@ -64,10 +67,11 @@ def test_a_stage_that_does_not_divide_its_node_is_refused() -> None:
     found = best_uneven(Question(model=model, cluster=four, job=job)).result
     assert found is not None
     first = found.layout.pipelines[0].stages[0]
-    stage = replace(first, devices=2, tp=2, ranks="0-1", layers=(model.layers,))
-    laid = replace(
-        found, layout=Layout(pipelines=(Pipeline(stages=(stage,)),)), recompute=(("none",),),
-        microbatches=(16 // found.micro_batch_size,), is_alike=False, idle_devices=8,
-    )  # fmt: skip
+    stage = replace(first, devices=2, tp=2, ranks="0-1", layers=(model.layers,), recompute="none")
+    size = found.micro_batch_size
+    pipeline = Pipeline(
+        stages=(stage,), micro_batch_size=size, microbatches=16 // size, rows=16, makespan_s=1.0
+    )
+    laid = replace(found, layout=Layout(pipelines=(pipeline,)), is_alike=False)
     faults = predict_record(model, load_cluster(five), job, laid).faults
     assert any("no stage has tp 2" in fault for fault in faults)

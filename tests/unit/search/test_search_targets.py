@@ -14,7 +14,7 @@ from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import load_model, model_from_config
-from shardwise.plans import Answer, UnevenAnswer
+from shardwise.plans import Answer
 from shardwise.search import Question, plan_for, plan_mixed_cluster
 from shardwise.strategy import Job, StrategyTable, Target, target_of
 from shardwise.strategy.target import target_from_record
@@ -127,13 +127,14 @@ def unequal(**changes: Any) -> Question:
 @pytest.mark.slow
 def test_uneven_plans_are_for_targets_that_run_them() -> None:
     free = plan_mixed_cluster(unequal())
-    assert isinstance(free, UnevenAnswer)
+    assert not free.best.is_uniform
     # The reference that it is compared with is of the target too: with fewer choices no faster than without
     # limits.
     narrow = target(axes={"tp": [1], "dp": [1]}, uneven={"dtypes": ["fp32"]})
     found = plan_mixed_cluster(unequal(), target=narrow)
-    assert isinstance(found, UnevenAnswer) and found.best == free.best
+    assert not found.best.is_uniform and found.best == free.best
     least_s = plan_for(narrow, unequal(), search.plan).best.step_time_s
+    assert found.mixed is not None and free.mixed is not None
     assert found.mixed.uniform_step_time_s == least_s
     assert free.mixed.uniform_step_time_s is not None and least_s >= free.mixed.uniform_step_time_s
     answer = plan_mixed_cluster(unequal(), target=target())
@@ -151,7 +152,7 @@ def test_stages_on_two_pools_are_for_targets_that_run_them() -> None:
     steps_s = []
     for uneven in ({"dtypes": ["bf16"], "mixed_pool_stages": True}, {"dtypes": ["bf16"]}):
         found = plan_mixed_cluster(requested, target=target(uneven=uneven))
-        assert isinstance(found, UnevenAnswer)
+        assert not found.best.is_uniform
         stages = [stage for pipeline in found.best.layout.pipelines for stage in pipeline.stages]
         assert any(stage.parts for stage in stages) == ("mixed_pool_stages" in uneven)
         steps_s.append(found.best.step_time_s)
@@ -164,6 +165,7 @@ def test_an_uneven_plan_is_found_where_the_target_runs_no_uniform_one() -> None:
     with pytest.raises(Infeasible):
         plan_for(none, unequal(), search.plan)
     found = plan_mixed_cluster(unequal(), target=none)
-    assert isinstance(found, UnevenAnswer) and found.mixed.uniform_step_time_s is None
+    assert not found.best.is_uniform
+    assert found.mixed is not None and found.mixed.uniform_step_time_s is None
     with pytest.raises(Infeasible):
         plan_mixed_cluster(unequal(), target=target(axes={"tp": [64]}))

@@ -12,12 +12,11 @@ import pytest
 from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model, model_from_config
-from shardwise.plans import UnevenAnswer, plan_document, plan_of
-from shardwise.schedule import generate
+from shardwise.plans import plan_document, plan_of
 from shardwise.search.bnb import incumbent
 from shardwise.search.bnb.incumbent import TIE_TOLERANCE, Fastest, Goal, Smallest, Tradeoff
 from shardwise.strategy import Strategy, StrategyTable, complete
-from shardwise.verification.memory import PARTS, Memory
+from shardwise_verify.memory import PARTS, Memory
 
 ROUTED: dict[str, Any] = {
     "layers": 4, "hidden": 2048, "ffn": 8192, "heads": 32, "kv_heads": 2, "vocab": 32000, "seq_len": 2048,
@@ -47,11 +46,7 @@ def question_of(name: str) -> search.Question:
 def document_of(question: search.Question) -> dict[str, Any]:
     """The plan file of the answer."""
     answer = search.plan(question)
-    best, batch = answer.best.strategy, question.job.global_batch_size
-    table = generate(
-        best.schedule, pp=best.pp, microbatches=batch // (best.dp * best.micro_batch_size), vpp=best.vpp
-    )
-    plan = plan_of(answer, model=question.model, cluster=question.cluster, job=question.job, schedule=table)
+    plan = plan_of(answer, model=question.model, cluster=question.cluster, job=question.job)
     return plan_document(plan)
 
 
@@ -178,7 +173,7 @@ def test_planner_and_checker_name_the_lowest_of_equally_full_ranks(
         model=model, cluster=cluster, job=job, space="default", mixed_stage_rows=mixed_stage_rows
     )
     answer = search.plan_mixed_cluster(question)
-    assert isinstance(answer, UnevenAnswer)
+    assert not answer.best.is_uniform
     again = search.predicted_result(search.RecordCostModel(model, cluster, job), answer.best, batch)
     assert again is not None
     assert answer.best.tightest_rank == again.tightest_rank == 0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.plans import Layout, PeakMemory, Pipeline, Stage, UnevenResult
+from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage
 from shardwise.search import UnevenSpace
 from shardwise.search.hetero import RecordPrediction, predict_record
 from shardwise.search.hetero.pipeline_search import pipeline_s
@@ -83,18 +81,18 @@ def test_hops_follow_the_stages_of_their_pools(hops: tuple[StageHops, ...]) -> N
     np.testing.assert_allclose(found, expected)
 
 
-def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> UnevenResult:
+def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> Result:
     """A plan of one pipeline with two stages of six layers, on these ranks of the first pool."""
     stages = tuple(
         Stage(devices=1, ranks=of, device_class=space.pools[0].name, tp=1, dp=1, layers=(6,), share=1.0)
         for of in ranks
     )
     nothing = PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=1.0)
-    return UnevenResult(
-        layout=Layout(pipelines=(Pipeline(stages=stages),)), micro_batch_size=1, microbatches=(16,),
-        pipeline_s=(1.0,), recompute=(("none", "none"),), step_time_s=1.0, band_s=(1.0, 1.0),
+    pipeline = Pipeline(stages=stages, micro_batch_size=1, microbatches=16, rows=16, makespan_s=1.0)
+    return Result(
+        fields=None, layout=Layout(pipelines=(pipeline,)), step_time_s=1.0, band_s=(1.0, 1.0),
         tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1, peak_memory=nothing, breakdown={},
-        tightest_rank=0, idle_devices=4, pools=(space.pools[0].name,), is_alike=False, evaluator="by hand",
+        memory={}, tightest_rank=0, pools=(space.pools[0].name,), is_alike=False, evaluator="by hand",
     )  # fmt: skip
 
 
@@ -103,9 +101,7 @@ def test_a_pool_with_one_tier_over_its_nodes_has_the_cost_of_its_record() -> Non
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x4xGB200+1x4xT4")
     space = UnevenSpace(load_model("gpt2"), cluster, job)
-    predicted = predict_record(
-        space.model, cluster, job, replace(by_hand(space, ("0", "1")), idle_devices=10)
-    )
+    predicted = predict_record(space.model, cluster, job, by_hand(space, ("0", "1")))
     options = StageCostModel(space).options(UnevenSubproblem(pools=(0,), micro_batch_size=1, least=1, most=1))
     assert not predicted.faults
     assert predicted.pipeline_s[0] == pytest.approx(

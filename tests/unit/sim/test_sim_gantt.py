@@ -16,7 +16,7 @@ def test_a_gantt_chart_of_two_ranks() -> None:
     assert lines == [
         "rank 0 |F0FFF1FF········B0BBBBBB····B1BBBBBB|  66.7%",
         "rank 1 |····F0FFB0BBBBBBF1FFB1BBBBBB········|  66.7%",
-        "F forward  B backward  · idle  digits: microbatch  %: share computing  step 9 s",
+        "F forward  B backward  · idle  digits: microbatch  %: computing  step 9 s",
         "",
     ]
 
@@ -32,7 +32,7 @@ def test_split_backward_and_communication() -> None:
     assert lines[0] == "rank 0 |··F0····I0W0····|  37.5%"
     assert lines[1] == "       |gg··········rrrr|"
     assert lines[2] == "rank 1 |····F0I0W0······|  37.5%"
-    assert "I input gradient  W weight gradient  g gather  r reduce" in lines[4]
+    assert "I input grad  W weight grad  g gather  r reduce" in lines[4]
 
 
 def test_numbers_show_only_where_they_fit() -> None:

@@ -53,4 +53,4 @@ def small_plan(
 
 def with_fields(plan: Plan, **fields: Any) -> Plan:
     """The plan with other values of its strategy, legal or not; its estimate stays."""
-    return replace(plan, best=replace(plan.best, strategy=replace(plan.best.strategy, **fields)))
+    return replace(plan, best=replace(plan.best, fields=replace(plan.best.strategy, **fields)))

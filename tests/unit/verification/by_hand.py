@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.checker_records import figures_of
 from tests.unit.cost.hand_made import SOFTWARE, brick_model, cluster
 
 from shardwise.cluster import Cluster
 from shardwise.model import Model
 from shardwise.strategy import Job, Strategy
-from shardwise.verification.problem import Figures, figures_of
+from shardwise_verify.problem import Figures
 
 PLAIN: dict[str, Any] = {
     "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "cp_kind": "ring", "ep": 1, "etp": 1, "dp": 1, "param_shard": 1,

@@ -8,10 +8,9 @@ from functools import cache
 import pytest
 from tests.property.search_space_reference import SpaceTwin
 
-from shardwise.errors import ConfigError
 from shardwise.search.space import Space
 from shardwise.strategy import FIELDS, Strategy
-from shardwise.verification import count_space
+from shardwise_verify import InputError, count_space
 
 DEVICES, LAYERS, BATCH = 4, 5, 4
 Axes = Mapping[str, tuple[int | str | bool, ...]]
@@ -73,7 +72,7 @@ def test_axes_and_fixed_values_both_count() -> None:
 
 
 def test_an_axis_that_is_no_field_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         count_space(
             model_layers=1, experts=None, devices=1, global_batch_size=1, space="core", fixed={},
             axes={"zero_stage": (1,)},

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.verification.nodes import FULL, Box, splits_of
-from shardwise.verification.schedules import in_flight_of, warmup_cooldown_of
-from shardwise.verification.space import SpaceDefinition
+from shardwise_verify.nodes import FULL, Box, splits_of
+from shardwise_verify.schedules import in_flight_of, warmup_cooldown_of
+from shardwise_verify.space import SpaceDefinition
 
 
 def space(layers: int, **requested: Any) -> SpaceDefinition:

@@ -10,8 +10,7 @@ from itertools import chain, permutations, product
 
 import pytest
 
-from shardwise.errors import ConfigError
-from shardwise.verification import count_space
+from shardwise_verify import InputError, count_space
 
 Row = dict[str, object]
 OFFLOADS = ("none", "optimizer", "activations", "both")
@@ -377,13 +376,13 @@ def test_fixed_values_partition_the_space(field: str) -> None:
 
 
 def test_bad_sizes_and_names_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="devices: size out of range; found 0"):
+    with pytest.raises(InputError, match="devices: size out of range; found 0"):
         _count(devices=0)
-    with pytest.raises(ConfigError, match="model_layers: size out of range"):
+    with pytest.raises(InputError, match="model_layers: size out of range"):
         _count(layers=0)
-    with pytest.raises(ConfigError, match="global_batch_size: size out of range"):
+    with pytest.raises(InputError, match="global_batch_size: size out of range"):
         _count(batch=-1)
-    with pytest.raises(ConfigError, match="unknown space; found tiny; allowed: core, default"):
+    with pytest.raises(InputError, match="unknown space; found tiny; allowed: core, default"):
         _count("tiny")
-    with pytest.raises(ConfigError, match="unknown strategy field; found tpp"):
+    with pytest.raises(InputError, match="unknown strategy field; found tpp"):
         _count(fixed={"tpp": 8})

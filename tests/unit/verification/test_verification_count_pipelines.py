@@ -7,7 +7,7 @@ from math import lcm
 
 import pytest
 
-from shardwise.verification import PoolSize, count_pipelines
+from shardwise_verify import PoolSize, count_pipelines
 
 TWO = (PoolSize(name="a", devices=4, node_devices=4), PoolSize(name="b", devices=2, node_devices=1))
 NODES = (PoolSize(name="a", devices=16, node_devices=4), PoolSize(name="b", devices=8, node_devices=2))

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.checker_records import cluster_of
 from tests.unit.cost.hand_made import cluster, with_efficiency
 from tests.unit.verification.by_hand import strategy
 
+from shardwise.cluster import Cluster
 from shardwise.cluster.device import CollectiveCurve
-from shardwise.verification.collectives import (
+from shardwise_verify.collectives import (
+    Fabric,
     TierCost,
     all_gather_s,
     all_reduce_s,
@@ -24,7 +27,7 @@ from shardwise.verification.collectives import (
     send_s,
     sizes,
 )
-from shardwise.verification.strategy_rows import Column, distinct, rows_of, strides
+from shardwise_verify.strategy_rows import Column, distinct, rows_of, strides
 
 FABRIC = (
     TierCost(latency_s=1.0, bytes_per_s=100.0, start_s=0.5, in_switch=False, partial=1.0, inside=1),
@@ -33,6 +36,12 @@ FABRIC = (
 """Inside: 1 s of latency, 100 B/s, 0.5 s to start. Outside nodes of four: 2 s, 20 B/s, half of it for rings
 through parts of nodes, 0.25 s.
 """
+
+
+def ideal_fabric(on: Cluster) -> Fabric:
+    """The checker's fabric of a cluster of ideal devices."""
+    read = cluster_of(on)
+    return fabric_of(read, read.classes["ideal"].efficiency)
 
 
 def group(*members: int) -> tuple[Column, ...]:
@@ -70,7 +79,7 @@ def test_groups_follow_the_axis_order() -> None:
     rows = rows_of([first, replace(first, axis_order="cp-dp-tp-pp")])
     assert strides(rows)["dp"].tolist() == [2, 1]
     assert strides(rows)["tp"].tolist() == [1, 4]
-    groups = groups_of(rows, cluster(2))
+    groups = groups_of(rows, cluster_of(cluster(2)))
     assert [part.tolist() for part in groups.tensor] == [[2, 1], [1, 2]]
     assert [part.tolist() for part in groups.data] == [[2, 4], [2, 1]]
 
@@ -78,11 +87,11 @@ def test_groups_follow_the_axis_order() -> None:
 def test_experts_skip_the_ranks_of_other_stages() -> None:
     """pp 2 fastest, tp 4: the ranks of a stage are 2 apart, so ep 4 has two in each node."""
     rows = rows_of([strategy(tp=4, pp=2, ep=4, axis_order="pp-tp-cp-dp")])
-    groups = groups_of(rows, cluster(2))
+    groups = groups_of(rows, cluster_of(cluster(2)))
     assert [part.tolist() for part in groups.expert] == [[2], [2]]
     # The two stages are neighbours in one node; after four tensor ranks they are not.
     assert hop_tier(groups, 0, 1).tolist() == [0]
-    assert hop_tier(groups_of(rows_of([strategy(tp=4, pp=2)]), cluster(2)), 0, 1).tolist() == [1]
+    assert hop_tier(groups_of(rows_of([strategy(tp=4, pp=2)]), cluster_of(cluster(2))), 0, 1).tolist() == [1]
 
 
 def test_each_hop_crosses_its_own_tier() -> None:
@@ -90,10 +99,10 @@ def test_each_hop_crosses_its_own_tier() -> None:
     first. With pipelines of three (on nodes that are a multiple of 2, not of 3) each hop leaves it in some
     pipeline.
     """
-    groups = groups_of(rows_of([strategy(pp=8)]), cluster(2))
+    groups = groups_of(rows_of([strategy(pp=8)]), cluster_of(cluster(2)))
     assert [int(hop_tier(groups, rank, rank + 1)[0]) for rank in range(7)] == [0, 0, 0, 1, 0, 0, 0]
     assert int(hop_tier(groups, 0, 7)[0]) == 1
-    threes = groups_of(rows_of([strategy(pp=3, dp=4, axis_order="pp-tp-cp-dp")]), cluster(3))
+    threes = groups_of(rows_of([strategy(pp=3, dp=4, axis_order="pp-tp-cp-dp")]), cluster_of(cluster(3)))
     assert [int(hop_tier(threes, rank, rank + 1)[0]) for rank in range(2)] == [1, 1]
 
 
@@ -105,11 +114,11 @@ def test_how_many_send_at_once() -> None:
     plain = cluster(2)
     on = replace(plain, tiers=(plain.tiers[0], replace(plain.tiers[1], flow_bytes_per_s=80.0)))
     rows = rows_of([strategy(pp=8), strategy(pp=4, dp=2), strategy(pp=2, dp=4)])
-    groups = groups_of(rows, on)
+    groups = groups_of(rows, cluster_of(on))
     assert [hop_senders(groups, tier).tolist() for tier in (0, 1)] == [[0, 0, 0], [1, 2, 0]]
-    assert hop_senders(groups_of(rows, plain), 1).tolist() == [0, 0, 0]
+    assert hop_senders(groups_of(rows, cluster_of(plain)), 1).tolist() == [0, 0, 0]
     inside = rows_of([strategy(pp=4, dp=2, axis_order="pp-tp-cp-dp"), strategy(dp=8)])
-    assert hop_senders(groups_of(inside, on), 1).tolist() == [0, 0]
+    assert hop_senders(groups_of(inside, cluster_of(on)), 1).tolist() == [0, 0]
 
 
 def test_equal_rows_are_one() -> None:
@@ -162,7 +171,7 @@ def test_tiers_of_a_cluster() -> None:
     }
     on = cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0), in_switch=True)
     # 100 and 20 B/s, of which collectives reach 50 and 5; four devices share a node below the network.
-    assert fabric_of(on, on.classes["ideal"].efficiency) == (
+    assert ideal_fabric(on) == (
         TierCost(latency_s=0.5, bytes_per_s=50.0, start_s=0.2, in_switch=True, partial=1.0, inside=1),
         TierCost(
             latency_s=2.0,
@@ -178,7 +187,7 @@ def test_tiers_of_a_cluster() -> None:
     # Nine nodes share the links between them: 5 / 9^(1/2).
     curves["scale_out"] = replace(curves["scale_out"], crowding=0.5)
     crowded = cluster(9, of=with_efficiency(**curves))
-    found = fabric_of(crowded, crowded.classes["ideal"].efficiency)
+    found = ideal_fabric(crowded)
     assert [tier.bytes_per_s for tier in found] == pytest.approx([50.0, 5.0 / 3])
 
 
@@ -206,7 +215,7 @@ def test_groups_without_a_switch_have_the_links_between_them() -> None:
     assert send_s(linked, 80.0, np.array([0, 1])) == pytest.approx([4.7, 6.25])
     on = cluster(2)
     tiers = (replace(on.tiers[0], part_shares=((2, 0.25), (4, 1.0))), on.tiers[1])
-    found = fabric_of(replace(on, tiers=tiers), on.classes["ideal"].efficiency)
+    found = ideal_fabric(replace(on, tiers=tiers))
     assert [tier.links for tier in found] == [((2, 0.25), (4, 1.0)), ()]
 
 

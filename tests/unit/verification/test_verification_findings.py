@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.verification.checks import number_check, parts_check, same
-from shardwise.verification.stages import ranges
+from shardwise_verify.checks import number_check, parts_check, same
+from shardwise_verify.stages import ranges
 
 
 def test_numbers_agree_to_1e_9_of_the_larger() -> None:

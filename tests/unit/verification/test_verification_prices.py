@@ -6,23 +6,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.checker_records import layers_of
 from tests.unit.cost.hand_made import (
     IDEAL,
     SOFTWARE,
     brick_model,
     cluster,
     device,
-    matmul,
     with_efficiency,
 )
 from tests.unit.verification.by_hand import brick_figures, strategy
 
 from shardwise.cluster.device import MatmulCurve
-from shardwise.errors import ConfigError
-from shardwise.operators import Attention, Extent, Matmul, Operator, Saved
 from shardwise.strategy import Strategy
-from shardwise.verification.collectives import fabric_of, groups_of
-from shardwise.verification.estimate import (
+from shardwise_verify import problem
+from shardwise_verify.collectives import fabric_of, groups_of
+from shardwise_verify.estimate import (
     estimate_strategy,
     evaluate,
     fitting,
@@ -30,13 +29,21 @@ from shardwise.verification.estimate import (
     rank_hops_s,
     tokens_per_s_per_device,
 )
-from shardwise.verification.layers import LocalSizes, keys_of_query, operator_seconds
-from shardwise.verification.problem import Figures, degree_limits_of, figures_of
-from shardwise.verification.stages import layers_of_stages
-from shardwise.verification.strategy_rows import families, rows_of
+from shardwise_verify.layers import LocalSizes, keys_of_query, operator_seconds
+from shardwise_verify.problem import Figures, degree_limits_of
+from shardwise_verify.reading import InputError
+from shardwise_verify.records import (
+    AttentionOperator,
+    ExtentRecord,
+    LayerOperator,
+    MatmulOperator,
+    SavedRecord,
+)
+from shardwise_verify.stages import layers_of_stages
+from shardwise_verify.strategy_rows import families, rows_of
 
 
-def seconds(operator: Operator, chosen: Strategy, **changes: object) -> tuple[float, float, float]:
+def seconds(operator: LayerOperator, chosen: Strategy, **changes: object) -> tuple[float, float, float]:
     """The three times of an operator on a device that is ideal except for `changes`."""
     figures = brick_figures(on=cluster(1, of=with_efficiency(**changes)))
     found = operator_seconds(operator, LocalSizes(figures=figures, rows=rows_of([chosen]), experts=None))
@@ -48,7 +55,7 @@ def seconds(operator: Operator, chosen: Strategy, **changes: object) -> tuple[fl
 
 def test_a_matmul() -> None:
     """[5, 10] x [10, 10] is 1000 flop at 1000 flop/s; its 400 B take 0.4 s."""
-    operator = Matmul(name="m", k=Extent(10), n=Extent(10, "ffn"))
+    operator = MatmulOperator(name="m", k=ExtentRecord(10), n=ExtentRecord(10, "ffn"))
     assert seconds(operator, strategy()) == pytest.approx((1.0, 1.0, 1.0))
     assert seconds(operator, strategy(), launch_s=0.25) == pytest.approx((1.25, 1.25, 1.25))
     # tp 2: n = 5 on a rank.
@@ -62,7 +69,7 @@ def test_a_matmul_on_tiles() -> None:
     / (k + 10) = 1/2, peak 0.8: efficiency 0.8 * 0.5 * 50 / 128 = 0.15625, so 1 / 0.15625 = 6.4 s.
     """
     curve = MatmulCurve(peak_fraction=0.8, tile_m=4, tile_n=8, units=2, k_half=10.0, small_tile_fraction=0.5)
-    operator = Matmul(name="m", k=Extent(10), n=Extent(10))
+    operator = MatmulOperator(name="m", k=ExtentRecord(10), n=ExtentRecord(10))
     assert seconds(operator, strategy(), matmul=curve)[0] == pytest.approx(6.4)
     # With full weight of the small tiles 50 / 80 counts: 1 / (0.8 * 0.5 * 0.625) = 4 s.
     whole = replace(curve, small_tile_fraction=1.0)
@@ -73,8 +80,8 @@ def test_attention() -> None:
     """5 queries meet 2.5 keys each, 4 heads of 3 + 3: 2 * 5 * 2.5 * 4 * 6 = 600 flop; 2.5 times as much
     backward.
     """
-    operator = Attention(
-        name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=3
+    operator = AttentionOperator(
+        name="a", heads=ExtentRecord(4, "heads"), kv_heads=ExtentRecord(2, "kv_heads"), qk_dim=3, v_dim=3
     )
     assert seconds(operator, strategy()) == pytest.approx((0.6, 1.5, 0.0))
     # All keys: 1200 flop. A window of 2: 2 - 4 / 10 = 1.6 keys, 384 flop, and 5 * 6 * 6 * 2 = 360 B.
@@ -84,7 +91,7 @@ def test_attention() -> None:
     assert seconds(operator, strategy(tp=4))[:2] == pytest.approx((0.15, 0.375))
 
 
-def under(operator: Operator, figures: Figures, chosen: Strategy | None = None) -> tuple[float, ...]:
+def under(operator: LayerOperator, figures: Figures, chosen: Strategy | None = None) -> tuple[float, ...]:
     """The three times of an operator with any figures."""
     sizes = LocalSizes(figures=figures, rows=rows_of([chosen or strategy()]), experts=None)
     found = operator_seconds(operator, sizes)
@@ -95,7 +102,9 @@ def test_attention_through_memory() -> None:
     """5 queries of 4 heads meet 5 keys in dimensions 3 and 3: two products of [20, 3] x [3, 5], 600 flop
     each; 100 scores of 2 B are accessed 4.5 and 5.5 times, half as often again with this software.
     """
-    core = Attention(name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=3)
+    core = AttentionOperator(
+        name="a", heads=ExtentRecord(4, "heads"), kv_heads=ExtentRecord(2, "kv_heads"), qk_dim=3, v_dim=3
+    )
     software = replace(SOFTWARE, attention=(), pointwise_passes=1.5)
     figures = brick_figures(profile=software)
     assert under(core, figures) == pytest.approx((1.2 + 1.35, 2.4 + 1.65, 0.0))
@@ -109,7 +118,7 @@ def test_casts() -> None:
     """[5, 10] x [10, 20] in fp8 at 2000 * 0.5 flop/s, 2 s; casts of 4 B for 50 inputs and for 100
     gradients.
     """
-    operator = Matmul(name="m", k=Extent(10), n=Extent(20))
+    operator = MatmulOperator(name="m", k=ExtentRecord(10), n=ExtentRecord(20))
     curve = replace(IDEAL.matmul, fp8_fraction=0.5)
     figures = brick_figures(on=cluster(1, of=with_efficiency(matmul=curve)), dtype="fp8")
     assert under(operator, figures) == pytest.approx((2.2, 2.4, 2.0))
@@ -117,7 +126,7 @@ def test_casts() -> None:
 
 
 def test_bytes_of_tensors_that_only_a_matmul_reads() -> None:
-    tensor = Saved(name="t", width=Extent(32), dtype="operand")
+    tensor = SavedRecord(width=ExtentRecord(32), dtype="operand")
     each = {"bf16": 2.0, "fp32": 4.0, "fp8": 1.0, "fp8-block": 1.03125, "mxfp8": 1.03125, "nvfp4": 0.5625}
     peaks = dict.fromkeys(("bf16", "fp8", "fp4", "fp32"), 1000.0)
     on = cluster(1, of=device(peak_flop_per_s=peaks))
@@ -126,7 +135,11 @@ def test_bytes_of_tensors_that_only_a_matmul_reads() -> None:
             figures=brick_figures(on=on, dtype=dtype), rows=rows_of([strategy()]), experts=None
         )
         assert (
-            float(np.ravel(sizes.saved_bytes(tensor, matmul("m", Extent(1), Extent(1))))[0])
+            float(
+                np.ravel(
+                    sizes.saved_bytes(tensor, MatmulOperator(name="m", k=ExtentRecord(1), n=ExtentRecord(1)))
+                )[0]
+            )
             == 5 * 32 * nbytes
         )
 
@@ -297,13 +310,13 @@ def test_rates() -> None:
 def test_a_dtype_that_is_unknown_or_missing() -> None:
     figures = brick_figures()
     for dtype in ("bf17", "nvfp4"):
-        with pytest.raises(ConfigError, match="dtype"):
-            figures_of(figures.model, figures.cluster, replace(figures.job, dtype=dtype))
+        with pytest.raises(InputError, match="dtype"):
+            problem.figures_of(figures.model, figures.cluster, replace(figures.job, dtype=dtype))
 
 
 def test_limits_of_a_model_without_heads() -> None:
     """Nothing to divide: the gcd of nothing is 0, which every degree divides."""
-    limits = degree_limits_of(brick_model())
+    limits = degree_limits_of(layers_of(brick_model()))
     assert (limits.layers, limits.heads, limits.kv_heads, limits.experts) == (4, 0, 0, 0)
     assert limits.ffn == 10
 
@@ -315,4 +328,4 @@ def test_the_slowest_class_sets_the_pace() -> None:
         one, classes={**one.classes, "slow": slow}, nodes=(replace(one.nodes[0], device_class="slow"),)
     )
     figures = brick_figures(on=mixed)
-    assert (figures.device.name, figures.matmul_flop_per_s) == ("slow", 500.0)
+    assert (figures.efficiency.launch_s, figures.matmul_flop_per_s) == (1.0, 500.0)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.unit.verification.by_hand import strategy
 
-from shardwise.verification.estimate import hops_s
-from shardwise.verification.schedules import (
+from shardwise_verify.estimate import hops_s
+from shardwise_verify.schedules import (
     DeadlockError,
     Table,
     in_flight,
@@ -17,8 +17,8 @@ from shardwise.verification.schedules import (
     pending_weights,
     table_of,
 )
-from shardwise.verification.strategy_rows import Family, rows_of
-from shardwise.verification.times import StageSeconds
+from shardwise_verify.strategy_rows import Family, rows_of
+from shardwise_verify.times import StageSeconds
 
 TIMES = StageSeconds(
     forward_s=1.0, input_s=1.0, weight_s=1.0, weight_action_s=1.0, gather_s=0.25, reduce_s=0.5,

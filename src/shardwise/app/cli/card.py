@@ -1,31 +1,29 @@
 """Answer cards: one screen with the plan, its step time and memory, the proof and the assumptions.
 
-`answer_card` is that of `plan`, `evaluation_card` that of `evaluate`, and `uneven_card` that of `plan` where
-the best plan of a mixed cluster is uneven. `proof_lines` shows the certificate: candidates, reasons for
-rejection, lower bound and optimality gap. `frontier_table` shows the Pareto frontier of step time and memory.
+`answer_card` is that of `plan`, `evaluation_card` that of `evaluate`. `proof_lines` shows the certificate:
+candidates, reasons for rejection, lower bound and optimality gap. `frontier_table` shows the Pareto frontier
+of step time and memory.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 
-from shardwise import search
 from shardwise.app.cli import words
+from shardwise.app.cli.division import layout_lines
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plans import (
     PROVEN_GAP,
+    UNEVEN_SPACE,
     Answer,
     Certificate,
     Goodput,
     Idle,
     Result,
-    Stage,
-    UnevenAnswer,
-    UnevenResult,
     usd_per_billion_tokens,
     usd_per_step,
 )
@@ -52,7 +50,8 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
     yield from _verdicts(answer)
     for line in words.wrapped(_restrictions(certificate), " · ", WIDTH - LABEL):
         yield row("", (line, ""))
-    counts = f"{rejected:,} rejected · {certificate.cut_by_bound:,} pruned by the bound · "
+    counts = f"{rejected:,} rejected · " if rejected else ""
+    counts += f"{certificate.cut_by_bound:,} pruned by the bound · "
     unexplored = f" · {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
     yield row("", (f"{counts}{certificate.simulated:,} evaluated{unexplored}", ""))
     yield from _reasons(certificate.rejected)
@@ -98,7 +97,7 @@ def _parts(answer: Answer) -> Iterator[Line]:
         yield row("", (f"{text}{len(answer.parts) - 1:,} searched · {answer.pruned_parts:,} pruned", ""))
 
 
-def idle_lines(answer: Answer | UnevenAnswer, devices: int) -> Iterator[Line]:
+def idle_lines(answer: Answer, devices: int) -> Iterator[Line]:
     """Devices that stay idle, and the step time of all devices; nothing where all are used."""
     idle, all_s = answer.idle, answer.all_devices_step_time_s
     if not idle.devices:
@@ -136,6 +135,8 @@ def _verdicts(answer: Answer) -> Iterator[Line]:
 def _verdict(answer: Answer, *, is_proven: bool) -> Line:
     certificate = answer.certificate
     space = f"of the space '{certificate.space}'"
+    if certificate.space == UNEVEN_SPACE:
+        space = "of uneven plans (docs/concepts/mixed-clusters.md)"
     if is_proven:
         return row(
             "proof", ("optimal", "good"), (f" among {certificate.enumerated:,} candidates {space}", "")
@@ -209,7 +210,7 @@ def spaced_indices(count: int, most: int) -> list[int]:
     return [round(index * (count - 1) / (most - 1)) for index in range(most)]
 
 
-# Cards of uniform strategies
+# Cards
 
 _HALF = 48
 """Columns of each of the two breakdowns, which stand next to each other."""
@@ -236,7 +237,7 @@ def answer_card(
     requested target, `goodput` that of the best result where it is shown."""
     return [
         *result_card(answer.best, model=model, cluster=cluster, job=job, target=target),
-        *_mixed_comparison(answer),
+        *_comparison(answer),
         *_goodput(goodput, cluster),
         *_runners_up(answer, model.layers),
         *frontier_table(answer, model.layers),
@@ -265,11 +266,11 @@ def result_card(
     return [
         *question_lines(model, cluster, job),
         *([] if target is None else [row("target", (target, "value"))]),
-        *_layout(result, job, model.layers),
+        *layout_lines(result, model, cluster, job),
         (),
         *figures(result, cluster, job),
         (),
-        *_breakdowns(result),
+        *breakdown_lines(result),
     ]
 
 
@@ -294,41 +295,31 @@ def question_lines(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
     yield (("─" * WIDTH, "dim"),)
 
 
-def _layout(result: Result, job: Job, layers: int) -> Iterator[Line]:
-    strategy = result.strategy
-    details = words.detail_texts(strategy, job, layers)
-    yield row("strategy", (words.degrees_text(strategy), "value"))
-    for line in words.wrapped(details, " · ", WIDTH - LABEL):
-        yield row("", (line, ""))
-    texts = words.stages_text(result.layout)
-    parts = [part for text in texts for part in textwrap.wrap(text, WIDTH - LABEL)]
-    for index, part in enumerate(parts):
-        yield row("layout" if index == 0 else "", (part, ""))
-
-
-def figures(result: Result | UnevenResult, cluster: Cluster, job: Job) -> Iterator[Line]:
+def figures(result: Result, cluster: Cluster, job: Job) -> Iterator[Line]:
     """Step time, throughput, utilisation, memory, cost."""
     low, high = result.band_s
     band = f"   80 % band {words.seconds(low)} to {words.seconds(high)}"
     yield row("step time", (words.seconds(result.step_time_s), "value"), (band, "dim"))
-    total = format_count(round(words.tokens_per_s(result, cluster.devices)))
-    yield row(
-        "throughput",
-        (f"{result.tokens_per_s_per_device:,.0f} tokens/s per device", "value"),
-        (f"   {total} tokens/s in all", "dim"),
-    )
-    yield row(
-        "MFU",
-        (words.percent(result.mfu), "value"),
-        (f"   {words.percent(result.mfu_full_attention)} counting attention in full", "dim"),
-    )
+    if result.tokens_per_s_per_device is not None:
+        total = format_count(round(words.tokens_per_s(result, cluster.devices)))
+        yield row(
+            "throughput",
+            (f"{result.tokens_per_s_per_device:,.0f} tokens/s per device", "value"),
+            (f"   {total} tokens/s in all", "dim"),
+        )
+    if result.mfu is not None and result.mfu_full_attention is not None:
+        yield row(
+            "MFU",
+            (words.percent(result.mfu), "value"),
+            (f"   {words.percent(result.mfu_full_attention)} counting attention in full", "dim"),
+        )
     yield _memory_line(result)
     cost = usd_per_billion_tokens(cluster, job, result.step_time_s)
     if cost is not None:
         yield row("cost", (f"${cost:,.2f} per billion tokens", "value"))
 
 
-def _memory_line(result: Result | UnevenResult) -> Line:
+def _memory_line(result: Result) -> Line:
     peak = result.peak_memory
     fraction = peak.device / peak.capacity
     filled = words.bar(fraction, _BAR)
@@ -342,7 +333,7 @@ def _memory_line(result: Result | UnevenResult) -> Line:
     )
 
 
-def _breakdowns(result: Result) -> Iterator[Line]:
+def breakdown_lines(result: Result) -> Iterator[Line]:
     """Two columns of bars: terms of the step time, and of the peak memory."""
     largest = max(result.memory.values())
     left = list(_bars(result.breakdown, words.seconds, "time"))
@@ -371,25 +362,35 @@ def _bars(parts: Mapping[str, float], text_of: object, style: str) -> Iterator[L
         )
 
 
-def _mixed_comparison(answer: Answer) -> Iterator[Line]:
-    """On a mixed cluster: the speed-up over the fastest device class alone, and the classes that stay
-    idle."""
-    mixed = answer.mixed
+def _comparison(answer: Answer) -> Iterator[Line]:
+    """On a mixed cluster: the speed-up over the best uniform strategy, if the plan is another one, and over
+    the fastest class alone; what stays idle."""
+    mixed, best_s = answer.mixed, answer.best.step_time_s
     if mixed is None:
         return
-    best_s = answer.best.step_time_s
     yield ()
+    is_whole = all(part.is_complete for part in answer.parts) and not answer.unexplored_parts
+    texts: list[tuple[str, float | None]] = []
+    if mixed.uniform_step_time_s != best_s:
+        texts.append(("the best uniform strategy", mixed.uniform_step_time_s))
+    if not mixed.idle or mixed.uniform_step_time_s != best_s:
+        texts.append((f"{mixed.fastest_class or 'any device class'} alone", mixed.fastest_class_step_time_s))
+    label = "gain"
+    for name, time_s in texts:
+        if time_s is not None:
+            text = f"{time_s / best_s:.2f} × as fast as {name}"
+            yield row(label, (text, "value"), (f"   {words.seconds(time_s)}", "dim"))
+        elif is_whole:
+            yield row(label, (f"{name}: does not fit", "value"))
+        label = ""
     if mixed.idle:
-        text = f"{', '.join(mixed.idle)} left idle: no uniform strategy on all devices is faster"
-        yield row("mixed", (text, "warn"))
-    elif mixed.fastest_class_step_time_s is None and answer.parts:
-        yield row("mixed", ("fits on no device class alone", "value"))
-    alone_s = mixed.fastest_class_step_time_s
-    if alone_s is not None and not mixed.idle:
-        text = f"{alone_s / best_s:.2f} × as fast as {mixed.fastest_class} alone"
-        yield row("mixed", (text, "value"), (f"   {words.seconds(alone_s)}", "dim"))
+        yield row(label, (f"{', '.join(mixed.idle)} left idle", "warn"))
+        label = ""
+    if not is_whole:
+        yield row(label, ("the search of uniform strategies is incomplete", "warn"))
+        label = ""
     if mixed.why_uniform is not None:
-        yield row("", (mixed.why_uniform, "dim"))
+        yield row(label, (mixed.why_uniform, "dim"))
 
 
 def _goodput(goodput: Goodput | None, cluster: Cluster) -> Iterator[Line]:
@@ -397,7 +398,7 @@ def _goodput(goodput: Goodput | None, cluster: Cluster) -> Iterator[Line]:
     if goodput is None:
         return
     inputs, lost = goodput.inputs, goodput.lost
-    total = format_count(round(goodput.tokens_per_s_per_device * cluster.devices))
+    total = format_count(round((goodput.tokens_per_s_per_device or 0.0) * cluster.devices))
     yield ()
     yield row(
         "goodput",
@@ -431,7 +432,7 @@ def _runners_up(answer: Answer, layers: int) -> Iterator[Line]:
         fixed = (
             f" {place:>2}  {words.degrees_text(result.strategy):<23}{words.seconds(result.step_time_s):>12}"
             f"{f'{slower * 100:+.1f} %':>9}{words.memory(result.peak_memory.device):>11}"
-            f"{words.percent(result.mfu):>9}  "
+            f"{words.percent(result.mfu or 0.0):>9}  "
         )
         difference = words.difference_text(result.strategy, best.strategy, layers)
         differs = textwrap.wrap(difference, WIDTH - len(fixed)) or [""]
@@ -480,163 +481,3 @@ def next_lines(commands: Sequence[str]) -> Iterator[Line]:
     for index, text in enumerate(commands):
         yield row("next" if index == 0 else "", (text, "code"))
     yield ()
-
-
-# Cards of uneven plans
-
-PIPELINES = 12
-"""Most groups of identical pipelines that are shown."""
-
-
-def uneven_card(
-    answer: UnevenAnswer, *, model: Model, cluster: Cluster, job: Job, next_commands: Sequence[str] = ()
-) -> list[Line]:
-    """The card of `plan` where the best plan of a mixed cluster is uneven."""
-    return [
-        *question_lines(model, cluster, job),
-        *plan_lines(answer.best),
-        *_spread(search.spread_stages(search.UnevenSpace(model, cluster, job), answer.best)),
-        (),
-        *figures(answer.best, cluster, job),
-        (),
-        *_uneven_comparison(answer, cluster),
-        (),
-        *_proof(answer),
-        (),
-        *_assumptions(cluster, job, answer.best),
-        *next_lines(next_commands),
-    ]
-
-
-def plan_lines(result: UnevenResult) -> Iterator[Line]:
-    """Every group of identical pipelines: their number, micro-batches, and stages in order."""
-    count = len(result.layout.pipelines)
-    total = sum(result.microbatches)
-    many = words.counted(count, "data-parallel pipeline") if count > 1 else "one pipeline"
-    yield row("plan", (f"uneven: {many}", "value"))
-    each = words.microbatches_text(result.micro_batch_size, total)
-    has_replicas = count > 1 or any(stage.parts for stage in result.layout.pipelines[0].stages)
-    texts = [each, "1f1b", *(["ZeRO-1 over the replicas of a stage"] if has_replicas else [])]
-    yield row("", (" · ".join(texts), ""))
-    groups = identical_pipelines(result)
-    for index, (number, share, described) in enumerate(groups[:PIPELINES]):
-        head = f"{number} × {words.counted(share, 'micro-batch')}"
-        part = words.percent(number * share / total)
-        lines = words.wrapped(described, " → ", WIDTH - LABEL - 4)
-        yield row("layout" if index == 0 else "", (head, "value"), (f"   {part} of the batch", "dim"))
-        for at, line in enumerate(lines):
-            yield row("", (f"  {'→ ' if at else ''}{line}", ""))
-    if len(groups) > PIPELINES:
-        yield row("", (f"{len(groups) - PIPELINES} more kinds of pipelines", "dim"))
-
-
-def _spread(spread: Mapping[str, Sequence[int]]) -> Iterator[Line]:
-    """Spread stages: nodes that hold fewer stages of a pipeline than fit, and replicas of these."""
-    for name, stage_counts in spread.items():
-        many = " or ".join(str(count) for count in stage_counts)
-        stages = "stage" if stage_counts == (1,) else "stages"
-        yield row("", (f"{name}: {many} {stages} of a pipeline per node, the rest are replicas", "dim"))
-
-
-def identical_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]]:
-    """Groups of pipelines with equal stages and micro-batches: number of pipelines, micro-batches of each,
-    stages as text."""
-    described = [
-        (microbatches, tuple(stage_texts(pipeline.stages, recompute)))
-        for microbatches, pipeline, recompute in zip(
-            result.microbatches, result.layout.pipelines, result.recompute, strict=True
-        )
-    ]
-    ordered = sorted(described, key=lambda one: (-one[0], one[1]))
-    return [(len(list(same)), key[0], list(key[1])) for key, same in groupby(ordered)]
-
-
-def stage_texts(stages: Sequence[Stage], recompute: Sequence[str]) -> Iterator[str]:
-    """`4 × [2 V100-16G, tp 2, 6 layers]` for consecutive equal stages."""
-    keys = [
-        (_devices_text(stage), stage.layers[0], mode) for stage, mode in zip(stages, recompute, strict=True)
-    ]
-    for (devices, layers, mode), run in groupby(keys):
-        number = len(list(run))
-        parts = [devices, words.counted(layers, "layer")]
-        parts += [f"recompute {mode}"] if mode != "none" else []
-        yield f"{number} × [{', '.join(parts)}]" if number > 1 else f"[{', '.join(parts)}]"
-
-
-def _devices_text(stage: Stage) -> str:
-    """`2 V100-16G, tp 2`; of a mixed-pool stage `4 A100-80G tp 4, 3 rows | 1 V100-16G, 1 row`."""
-    if stage.parts:
-        return " | ".join(
-            f"{part.tp} {part.device_class}{f' tp {part.tp}' if part.tp > 1 else ''}, "
-            + words.counted(part.rows, "row")
-            for part in stage.parts
-        )
-    parts = [f"{stage.devices} {stage.device_class}"]
-    parts += [f"tp {stage.tp}"] if stage.tp > 1 else []
-    parts += [f"dp {stage.dp}"] if stage.dp > 1 else []
-    return ", ".join(parts)
-
-
-def _uneven_comparison(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
-    """The speed-up over the best uniform strategy and over the fastest class alone; idle devices."""
-    best_s, mixed = answer.best.step_time_s, answer.mixed
-    comparisons = (
-        (mixed.uniform_step_time_s, "the best uniform strategy", "no uniform strategy fits"),
-        (
-            mixed.fastest_class_step_time_s,
-            f"{mixed.fastest_class} alone",
-            "the model fits on no device class alone",
-        ),
-    )
-    is_whole = all(part.is_complete for part in answer.parts) and not answer.unexplored_parts
-    for index, (time_s, name, never) in enumerate(comparisons):
-        label = "gain" if index == 0 else ""
-        if time_s is None:
-            yield row(label, (never if is_whole else "no uniform strategy was found", "value"))
-        else:
-            text = f"{time_s / best_s:.2f} × as fast as {name}"
-            yield row(label, (text, "value"), (f"   {words.seconds(time_s)}", "dim"))
-    if answer.best.idle_devices:
-        yield from idle_lines(answer, cluster.devices)
-    else:
-        yield row("", (f"all {cluster.devices} devices are used", "dim"))
-    if not is_whole:
-        yield row("", ("the search of uniform strategies is incomplete", "warn"))
-
-
-def _proof(answer: UnevenAnswer) -> Iterator[Line]:
-    certificate = answer.certificate
-    gap = certificate.gap
-    if certificate.priced_as:
-        yield row("proof", (f"not proven: {NOT_AS_GIVEN}", "warn"))
-    elif gap <= PROVEN_GAP:
-        yield row(
-            "proof", ("optimal", "good"), (" among all uneven plans (docs/concepts/mixed-clusters.md)", "")
-        )
-    else:
-        text = f"within {words.percent(gap, 2)} of the best uneven plan"
-        yield row("proof", (text, "warn"), ("   (docs/concepts/mixed-clusters.md)", "dim"))
-    total = certificate.enumerated + certificate.unexplored
-    yield row("", (f"{total:,} combinations of pools, micro-batch size and number of pipelines:", ""))
-    counts = f"{certificate.cut_by_bound:,} pruned by the bound, {certificate.simulated:,} searched"
-    counts += f", {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
-    yield row("", (counts, ""))
-    yield row(
-        "",
-        (f"lower bound {words.seconds(certificate.lower_bound_s)}, found in ", ""),
-        (format_seconds(certificate.search_s), ""),
-        (f" ({format_seconds(certificate.search_cpu_s)} of CPU)", "dim"),
-    )
-    yield from priced_as_lines(certificate.priced_as)
-
-
-def _assumptions(cluster: Cluster, job: Job, result: UnevenResult) -> Iterator[Line]:
-    texts = [
-        f"{job.dtype}, {job.optimizer}, {words.percent(job.memory_margin, 0)} of device memory kept free",
-        *cluster.assumptions,
-        f"evaluated by {result.evaluator}",
-    ]
-    for index, text in enumerate(texts):
-        for line in words.wrapped(text.split(" "), " ", WIDTH - LABEL - 1):
-            yield row("assumptions" if index == 0 else "", (line, "dim"))
-            index = 1

@@ -151,7 +151,9 @@ def compare(
     measured: Annotated[
         str,
         typer.Argument(
-            metavar="MEASURED", help="Trace in JSON, from `train --trace FILE`.", show_default=False
+            metavar="OTHER",
+            help="Another plan file, or a trace in JSON, from `train --trace FILE`.",
+            show_default=False,
         ),
     ],
     trace: Annotated[
@@ -164,7 +166,7 @@ def compare(
     ] = None,
     is_json: IsJson = False,
 ) -> Output:
-    """Compare a measured step with its plan: order of actions, time of parts."""
+    """Compare a plan with another one, or with a measured step: order of actions, time of parts."""
     from shardwise.app.cli import comparing
 
     return comparing.compared(plan, measured, trace=trace, is_json=is_json)
@@ -460,6 +462,9 @@ def evaluate(
     optimizer: OptimizerName = "adamw",
     memory_margin: Margin = "0.05",
     expert_imbalance: Imbalance = "1.1",
+    save: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the plan file.", show_default=False)
+    ] = None,
     is_json: IsJson = False,
 ) -> Output:
     """Estimate step time and memory of one strategy for MODEL."""
@@ -477,7 +482,7 @@ def evaluate(
         memory_margin=memory_margin,
         expert_imbalance=expert_imbalance,
     )
-    return planning.evaluated(options, strategy=strategy, is_json=is_json)
+    return planning.evaluated(options, strategy=strategy, save=save, is_json=is_json)
 
 
 app.command()(frontier)
@@ -549,9 +554,10 @@ def check(
     ] = "10min",
     is_json: IsJson = False,
 ) -> Output:
-    """Check every claim of a plan with an independent checker.
+    """Check a plan with an independent checker, which names the claims that it does not re-derive.
 
-    The checker shares no code with the planner.
+    The checker is the package shardwise_verify, which imports nothing of shardwise. What the planner computes
+    again stands apart.
     """
     from shardwise.app.cli import checking, request
 

@@ -1,4 +1,4 @@
-"""The command `compare`: the predicted step of a plan compared with a measured one.
+"""The command `compare`: the predicted step of a plan compared with a measured one, or with another plan.
 
 `compared` shows times per stage. For plans of operator graphs, `part_rows` and `operator_lines` add the parts
 of the busiest stage and the operators with the largest differences.
@@ -11,20 +11,21 @@ from dataclasses import asdict
 from shardwise.accuracy import (
     PARTS,
     Comparison,
-    GraphComparison,
+    OperatorComparison,
     OperatorTimes,
     StageBreakdown,
     compare,
-    compare_graph,
     stage_label,
 )
 from shardwise.app.cli import words
+from shardwise.app.cli.differing import compared_plans
+from shardwise.app.cli.division import division_text
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import AnyPlan, GraphPlan, UnevenFile, plan_hash, read_any_plan
+from shardwise.plans import Plan, is_plan_file, plan_hash, read_plan
 from shardwise.sim import read_trace, write_trace
 
 # Plans of operator graphs
@@ -49,13 +50,13 @@ MAX_OPERATORS = 8
 """Most passes of operators that are shown, those with the largest differences."""
 
 
-def part_rows(found: GraphComparison) -> list[tuple[str, ...]]:
+def part_rows(found: OperatorComparison) -> list[tuple[str, ...]]:
     """The parts of the stage with the longest predicted work; parts that are 0 in both are left out."""
     predicted_times, measured_times = (
         found.predicted_parts[found.busiest],
         found.measured_parts[found.busiest],
     )
-    whole = "by part" if len(found.places) == 1 else f"stage {found.busiest} by part"
+    whole = "by part" if len(found.hidden_s) == 1 else f"stage {found.busiest} by part"
     rows = [
         ("", PART_LABELS[part], *words.pair(predicted_times[part], measured_times[part]))
         for part in PARTS
@@ -66,7 +67,7 @@ def part_rows(found: GraphComparison) -> list[tuple[str, ...]]:
     return [(whole, *first[1:]) if place == 0 else first for place, first in enumerate(rows)]
 
 
-def operator_lines(found: GraphComparison) -> list[Line]:
+def operator_lines(found: OperatorComparison) -> list[Line]:
     """The passes of operators with the largest differences, summed over repetitions."""
     rows = [
         (_operator_name(each, found), each.direction, *words.pair(each.predicted_s, each.measured_s))
@@ -75,13 +76,13 @@ def operator_lines(found: GraphComparison) -> list[Line]:
     return [(), *table(("largest differences", "pass", "predicted", "measured", "ratio"), rows, left=2)]
 
 
-def _operator_name(each: OperatorTimes, found: GraphComparison) -> str:
-    stage = f"stage {each.stage}: " if len(found.places) > 1 else ""
+def _operator_name(each: OperatorTimes, found: OperatorComparison) -> str:
+    stage = f"stage {each.stage}: " if len(found.hidden_s) > 1 else ""
     times = f" × {each.repetitions}" if each.repetitions > 1 else ""
     return f"{stage}{each.block}/{each.operator}{times}"
 
 
-def graph_document(found: GraphComparison) -> dict[str, object]:
+def graph_document(found: OperatorComparison) -> dict[str, object]:
     """The additional keys of a graph plan: `parts` of each stage, and `operators`."""
     return {
         "parts": [
@@ -109,15 +110,18 @@ _PARTS = ("forward", "backward", "waiting", "after")
 
 
 def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> Output:
-    """The answer of `compare` for the plan file at `path` and the trace at `measured`; writes both timelines
-    to `trace`. ConfigError where the trace is not of this plan.
+    """The answer of `compare` for the plan file at `path` and another one, or a trace, at `measured`; writes
+    both timelines to `trace`. ConfigError where the trace is not of this plan.
     """
     if trace is not None:
         check_output_path("--trace", trace, inputs=(path, measured))
-    plan = read_any_plan(path)
+    plan = read_plan(path)
+    if is_plan_file(measured):
+        other = read_plan(measured)
+        return compared_plans(plan, other, other_path=measured, trace=trace, is_json=is_json)
     steps = read_trace(measured)
     try:
-        found = compare_graph(plan, steps) if isinstance(plan, GraphPlan) else compare(plan, steps)
+        found = compare(plan, steps)
     except ConfigError as error:
         at_plan = error.key is not None and error.key.startswith(("best", "schedule", "step_time_s"))
         raise error.within(file=printable(path if at_plan else measured)) from None
@@ -135,7 +139,7 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     return Output(lines=_lines(plan, found), notes=notes, code=code)
 
 
-def _lines(plan: AnyPlan, found: Comparison) -> list[Line]:
+def _lines(plan: Plan, found: Comparison) -> list[Line]:
     rows: list[tuple[str, ...]] = [
         (
             stage_label(place, found.places),
@@ -147,29 +151,17 @@ def _lines(plan: AnyPlan, found: Comparison) -> list[Line]:
         )
         for part in _PARTS
     ]
-    rows += part_rows(found) if isinstance(found, GraphComparison) else _rows_within(found)
-    name, of = _plan_name(plan)
+    rows += _rows_within(found) if found.operators is None else part_rows(found.operators)
+    of = division_text(plan)
     return [
-        row("compared", (f"{name} on {plan.cluster.name}", "value"), (f"   {of}", "")),
+        row("compared", (f"{plan.name} on {plan.cluster.name}", "value"), (f"   {of}", "")),
         row("step time", (words.seconds(found.predicted_s), "time"), (" predicted, ", ""),
             (words.seconds(found.measured_s), "time"), (f" measured ({found.error:+.1%})", "")),
         row("order", (found.order_violation or "every rank ran its actions as planned", "")),
         (),
         *table(("", "part", "predicted", "measured", "ratio"), rows, left=2),
-        *(operator_lines(found) if isinstance(found, GraphComparison) else ()),
+        *(() if found.operators is None else operator_lines(found.operators)),
     ]  # fmt: skip
-
-
-def _plan_name(plan: AnyPlan) -> tuple[str, str]:
-    """The name of the model or graph, and the plan in a few words."""
-    if isinstance(plan, GraphPlan):
-        of = f"mesh {plan.mesh.name}"
-        if plan.stages > 1:
-            of = f"{plan.stages} stages of {of}, {plan.microbatches:,} micro-batches"
-        return f"graph:{plan.graph.name}", of
-    if isinstance(plan, UnevenFile):
-        return plan.model.name, words.counted(len(plan.best.layout.pipelines), "pipeline")
-    return plan.model.name, words.degrees_text(plan.best.strategy)
 
 
 def _rows_within(found: Comparison) -> list[tuple[str, ...]]:
@@ -191,7 +183,7 @@ def _rows_within(found: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def _document(plan: AnyPlan, found: Comparison, trace: str | None) -> dict[str, object]:
+def _document(plan: Plan, found: Comparison, trace: str | None) -> dict[str, object]:
     def times(of: StageBreakdown) -> dict[str, object]:
         return asdict(of) | {"step_s": of.step_s}
 
@@ -220,4 +212,4 @@ def _document(plan: AnyPlan, found: Comparison, trace: str | None) -> dict[str, 
         ],
         "trace": trace,
     }
-    return document | graph_document(found) if isinstance(found, GraphComparison) else document
+    return document if found.operators is None else document | graph_document(found.operators)

@@ -3,32 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from shardwise.app.cli.request import Request
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plans import (
+    UNEVEN_SPACE,
     Answer,
     Goodput,
-    MixedFigures,
     Plan,
     Result,
     StrategyFrontier,
-    UnevenAnswer,
-    UnevenFile,
     certificate_document,
-    document_hash,
-    layout_document,
-    plan_document,
     plan_hash,
     result_document,
     usd_per_billion_tokens,
 )
-from shardwise.search import Explanation, PlanComparison
+from shardwise.questions import Request
+from shardwise.search import Explanation, PlanComparison, PlanOverview, ResultDifference
 from shardwise.strategy import ANY, Job
-from shardwise.verification import PipelineCount, SpaceCount
+from shardwise_verify import PipelineCount, SpaceCount
 
 VERSION = 1
 
@@ -37,19 +32,23 @@ def plan_answer(
     plan: Plan, answer: Answer, goodput: Goodput | None = None, *, not_run: Sequence[str] | None = None
 ) -> dict[str, object]:
     """`plan --json`; `goodput` is that of the best result, where it is shown; `not_run` lists the parts of
-    the best strategy that `shardwise train` does not support, None where it does not run on the devices."""
+    the best plan that `shardwise train` does not support, None where it does not run on the devices.
+    `best.strategy` is null if the best plan is uneven."""
+    uneven_gap = None if answer.mixed is None else answer.mixed.uneven_gap
+    if answer.certificate.space == UNEVEN_SPACE:
+        uneven_gap = answer.certificate.gap
     return {
         "schema": "shardwise.plan-answer",
         "version": VERSION,
-        "plan_hash": document_hash(plan_document(plan)),
+        "plan_hash": plan_hash(plan),
         **question_document(plan.model, plan.cluster, plan.job),
         "objective": plan.objective,
         "target": plan.target or ANY,
-        "best": _result_with_cost(answer.best, plan.cluster, plan.job, answer.mixed),
+        "best": _result_with_cost(answer.best, plan.cluster, plan.job, answer),
         "runners_up": [
-            _result_with_cost(result, plan.cluster, plan.job, answer.mixed) for result in answer.runners_up
+            _result_with_cost(result, plan.cluster, plan.job, answer) for result in answer.runners_up
         ],
-        "devices_used": plan.cluster.devices,
+        "devices_used": plan.devices,
         **_parts(answer),
         "frontier": None if answer.frontier is None else _points(answer.frontier, answer.best),
         "frontier_certificate": (
@@ -59,13 +58,13 @@ def plan_answer(
         "not_run": None if not_run is None else list(not_run),
         "is_proven": answer.is_proven,
         "priced_as": list(plan.priced_as),
-        "uneven_gap": None if answer.mixed is None or plan.priced_as else answer.mixed.uneven_gap,
+        "uneven_gap": None if plan.priced_as else uneven_gap,
         "is_interrupted": answer.is_interrupted,
         "certificate": certificate_document(answer.certificate),
     }
 
 
-def _parts(answer: Answer | UnevenAnswer) -> dict[str, object]:
+def _parts(answer: Answer) -> dict[str, object]:
     """Idle devices, the step time of all devices, and the parts of the cluster that were searched."""
     return {
         "idle": asdict(answer.idle),
@@ -73,74 +72,6 @@ def _parts(answer: Answer | UnevenAnswer) -> dict[str, object]:
         "parts": [asdict(part) for part in answer.parts],
         "pruned_parts": answer.pruned_parts,
         "unexplored_parts": answer.unexplored_parts,
-    }
-
-
-def uneven_answer(
-    plan: UnevenFile,
-    answer: UnevenAnswer,
-    request: Request,
-    goodput: Goodput | None = None,
-    *,
-    not_run: Sequence[str] | None,
-) -> dict[str, object]:
-    """`plan --json` where the best plan is uneven: the same keys; `best` has `uneven` and no `strategy`."""
-    best = answer.best
-    return {
-        "schema": "shardwise.plan-answer",
-        "version": VERSION,
-        "plan_hash": plan_hash(plan),
-        **question_document(request.model, request.cluster, request.job),
-        "objective": "time",
-        "target": plan.target or ANY,
-        "best": _uneven_result(answer, request),
-        "runners_up": [],
-        "devices_used": request.cluster.devices - best.idle_devices,
-        **_parts(answer),
-        "frontier": None,
-        "frontier_certificate": None,
-        "goodput": None if goodput is None else asdict(goodput),
-        "not_run": None if not_run is None else list(not_run),
-        "is_proven": answer.is_proven,
-        "priced_as": list(plan.priced_as),
-        "uneven_gap": None if plan.priced_as else answer.certificate.gap,
-        "is_interrupted": answer.is_interrupted,
-        "certificate": certificate_document(answer.certificate),
-    }
-
-
-def _uneven_result(answer: UnevenAnswer, request: Request) -> dict[str, object]:
-    best, mixed = answer.best, answer.mixed
-    peak = best.peak_memory
-    idle = f"left idle: {best.idle_devices} devices" if best.idle_devices else "all devices are used"
-    return {
-        "strategy": None,
-        "layout": layout_document(best.layout),
-        "uneven": {
-            "micro_batch_size": best.micro_batch_size,
-            "schedule": "1f1b",
-            "microbatches": list(best.microbatches),
-            "pipeline_s": list(best.pipeline_s),
-            "recompute": [list(stages) for stages in best.recompute],
-        },
-        "step_time_s": best.step_time_s,
-        "band_s": list(best.band_s),
-        "tokens_per_s_per_device": best.tokens_per_s_per_device,
-        "mfu": best.mfu,
-        "mfu_full_attention": best.mfu_full_attention,
-        "peak_memory_bytes": asdict(peak),
-        "breakdown": dict(best.breakdown),
-        "memory": {
-            "allocated": peak.allocated,
-            "fragmentation": peak.reserved - peak.allocated,
-            "context_and_communicators": peak.device - peak.reserved,
-            "tightest_rank": best.tightest_rank,
-        },
-        "evaluator": best.evaluator,
-        "usd_per_billion_tokens": usd_per_billion_tokens(request.cluster, request.job, best.step_time_s),
-        "uniform_step_time_s": mixed.uniform_step_time_s,
-        "fastest_class_step_time_s": mixed.fastest_class_step_time_s,
-        "why": idle,
     }
 
 
@@ -156,22 +87,30 @@ def _points(frontier: StrategyFrontier, best: Result) -> list[dict[str, object]]
     ]
 
 
-def evaluation(request: Request, result: Result) -> dict[str, object]:
+def evaluation(plan: Plan) -> dict[str, object]:
     """`evaluate --json`."""
     return {
         "schema": "shardwise.evaluation",
         "version": VERSION,
-        **question_document(request.model, request.cluster, request.job),
-        "result": _result_with_cost(result, request.cluster, request.job),
+        **question_document(plan.model, plan.cluster, plan.job),
+        "result": _result_with_cost(plan.best, plan.cluster, plan.job),
     }
 
 
-def explanation(plan: Plan, found: Explanation) -> dict[str, object]:
-    """`explain --json`."""
-    binding = asdict(found.binding)
-    return {
-        **_explained(plan, "tree"),
+def explanation(plan: Plan, overview: PlanOverview, found: Explanation | None) -> dict[str, object]:
+    """`explain --json`; `found` has the candidates of a uniform strategy."""
+    document = {
+        **_explained(plan, "layout" if found is None else "tree"),
         "priced_as": list(plan.priced_as),
+        "stages": [asdict(stage) for stage in overview.stages],
+        "baselines": [asdict(one) for one in overview.baselines],
+        "usable_bytes": overview.usable_bytes,
+        "free_bytes": overview.free_bytes,
+    }
+    if found is None:
+        return document
+    return {
+        **document,
         "candidates": sum(found.totals.values()) + found.unexplored,
         "unexplored": found.unexplored,
         "totals": dict(found.totals),
@@ -180,7 +119,7 @@ def explanation(plan: Plan, found: Explanation) -> dict[str, object]:
             for block in found.entries
         ],
         "axes": [asdict(axis) for axis in found.axes],
-        "binding": binding,
+        "binding": asdict(found.binding),
         "agrees": found.agrees,
     }
 
@@ -197,13 +136,31 @@ def comparison(plan: Plan, found: PlanComparison, *, kind: str, requested: str) 
         "job": asdict(question.job),
         "result": _result_with_cost(found.after, question.cluster, question.job),
         "certificate": certificate_document(found.answer.certificate),
-        "difference": {
-            "step_time_s": found.after.step_time_s - found.before.step_time_s,
-            "device_bytes": found.after.peak_memory.device - found.before.peak_memory.device,
-            "breakdown": found.breakdown_s,
-            "memory": found.memory_bytes,
-            "fields": {name: list(pair) for name, pair in found.fields.items()},
-        },
+        "difference": _difference(found),
+    }
+
+
+def plan_comparison(plan: Plan, other: Plan) -> dict[str, object]:
+    """`compare --json` of two plans."""
+    return {
+        "schema": "shardwise.plan-comparison",
+        "version": VERSION,
+        "plan_hash": plan_hash(plan),
+        "other_hash": plan_hash(other),
+        "best": _result_with_cost(plan.best, plan.cluster, plan.job),
+        "other": _result_with_cost(other.best, other.cluster, other.job),
+        "difference": _difference(ResultDifference(before=plan.best, after=other.best)),
+    }
+
+
+def _difference(found: ResultDifference) -> dict[str, object]:
+    """The second result minus the first."""
+    return {
+        "step_time_s": found.after.step_time_s - found.before.step_time_s,
+        "device_bytes": found.after.peak_memory.device - found.before.peak_memory.device,
+        "breakdown": found.breakdown_s,
+        "memory": found.memory_bytes,
+        "fields": {name: list(pair) for name, pair in found.fields.items()},
     }
 
 
@@ -212,7 +169,7 @@ def _explained(plan: Plan, kind: str) -> dict[str, object]:
         "schema": "shardwise.explanation",
         "version": VERSION,
         "kind": kind,
-        "plan_hash": document_hash(plan_document(plan)),
+        "plan_hash": plan_hash(plan),
         "best": _result_with_cost(plan.best, plan.cluster, plan.job),
     }
 
@@ -257,32 +214,26 @@ def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, obj
 
 
 def _result_with_cost(
-    result: Result, cluster: Cluster, job: Job, mixed: MixedFigures | None = None
+    result: Result, cluster: Cluster, job: Job, answer: Answer | None = None
 ) -> dict[str, object]:
-    """A result with its cost, and the figures of mixed clusters."""
-    document: dict[str, object] = result_document(result)
-    document["usd_per_billion_tokens"] = usd_per_billion_tokens(cluster, job, result.step_time_s)
-    document |= _mixed_cluster_figures(cluster, mixed)
-    return document
-
-
-def _why_one_strategy(cluster: Cluster) -> str:
-    if cluster.is_uniform:
-        return "the cluster is not mixed"
-    return "one uniform strategy for all devices: uneven plans are searched for by time"
-
-
-def _mixed_cluster_figures(cluster: Cluster, mixed: MixedFigures | None) -> Mapping[str, object]:
-    if mixed is None:
-        return {
-            "uniform_step_time_s": None,
-            "fastest_class_step_time_s": None,
-            "why": _why_one_strategy(cluster),
-        }
-    idle = f"left idle: {', '.join(mixed.idle)}" if mixed.idle else "all devices are used"
-    idle += f"; {mixed.why_uniform}" if mixed.why_uniform else ""
+    """A result with its cost; with the step times that plans of mixed clusters are compared with, and what
+    stays idle, if it is one of an answer."""
+    mixed = None if answer is None else answer.mixed
     return {
-        "uniform_step_time_s": mixed.uniform_step_time_s,
-        "fastest_class_step_time_s": mixed.fastest_class_step_time_s,
-        "why": idle,
+        **result_document(result),
+        "usd_per_billion_tokens": usd_per_billion_tokens(cluster, job, result.step_time_s),
+        "uniform_step_time_s": None if mixed is None else mixed.uniform_step_time_s,
+        "fastest_class_step_time_s": None if mixed is None else mixed.fastest_class_step_time_s,
+        "why": _why(cluster, answer),
     }
+
+
+def _why(cluster: Cluster, answer: Answer | None) -> str:
+    """Why the plan is uniform or uneven, and what stays idle."""
+    if answer is None or answer.mixed is None:
+        if cluster.is_uniform:
+            return "the cluster is not mixed"
+        return "one uniform strategy for all devices: uneven plans are searched for by time"
+    left = ", ".join(answer.mixed.idle) or (f"{answer.idle.devices} devices" if answer.idle.devices else "")
+    text = f"left idle: {left}" if left else "all devices are used"
+    return f"{text}; {answer.mixed.why_uniform}" if answer.mixed.why_uniform else text

@@ -10,14 +10,29 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from shardwise import search
+from shardwise import api
 from shardwise.app.cli import documents, words
-from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
+from shardwise.app.cli.card import NOT_AS_GIVEN, breakdown_lines, priced_as_lines
+from shardwise.app.cli.differing import changed_lines, term_lines
+from shardwise.app.cli.division import division_text, layout_lines
 from shardwise.app.cli.output import INTERRUPTED, LABEL, WIDTH, Line, Output, progress, row
 from shardwise.errors import ConfigError
-from shardwise.plans import Plan, Result, read_plan
-from shardwise.search import Alternative, Axis, Binding, Explanation, LedgerEntry, PlanComparison
-from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy, parse_fields
+from shardwise.inputs import printable
+from shardwise.plans import Plan
+from shardwise.questions import Progress
+from shardwise.search import (
+    Alternative,
+    Axis,
+    Binding,
+    Explanation,
+    LedgerEntry,
+    PlanComparison,
+    PlanOverview,
+)
+from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy
+
+MAX_STAGES = 16
+"""Most stages that are shown, those that compute longest."""
 
 MAX_ENTRIES = 12
 """Most ledger entries that are shown; the others share a line."""
@@ -40,29 +55,76 @@ _NAME = 20
 """Columns of the names of fields."""
 
 
-def explanation_lines(plan: Plan, explanation: Explanation) -> list[Line]:
-    """The answer of `explain`."""
-    return [
-        ((f" {plan.model.name} on {plan.cluster.name}", "title"),),
-        ((f" {_facts(plan)}", "dim"),),
+def explanation_lines(plan: Plan, overview: PlanOverview, explanation: Explanation | None) -> list[Line]:
+    """The answer of `explain`; `explanation` has the candidates of a uniform strategy."""
+    step = f"step {words.seconds(plan.step_time_s)}"
+    facts = words.shortened(f"{division_text(plan)} · {step}", WIDTH - 1)
+    lines: list[Line] = [
+        ((f" {plan.name} on {plan.cluster.name}", "title"),),
+        ((f" {facts}", "dim"),),
         (("─" * WIDTH, "dim"),),
+        *breakdown_lines(plan.best),
+        (),
+        *_stages(overview),
+        *_alternatives(plan, overview),
+        (),
+    ]
+    if explanation is None:
+        return [*lines, *_limit(plan, overview), *priced_as_lines(plan.priced_as), ()]
+    return [
+        *lines,
         *_totals(explanation),
         *priced_as_lines(plan.priced_as),
         (),
-        *_blocks(explanation, plan.best.strategy),
+        *_blocks(explanation, plan.strategy),
         (),
-        *_axes(explanation, plan.best.strategy),
+        *_axes(explanation, plan.strategy),
         (),
         *_binding(explanation.binding),
         (),
     ]
 
 
-def _facts(plan: Plan) -> str:
-    texts = [words.degrees_text(plan.best.strategy), *words.detail_texts(
-        plan.best.strategy, plan.job, plan.model.layers
-    )[:3], f"step {words.seconds(plan.best.step_time_s)}"]  # fmt: skip
-    return words.shortened(" · ".join(texts), WIDTH - 1)
+def _stages(overview: PlanOverview) -> Iterator[Line]:
+    """Stages with the time in which they compute and wait; the busiest first where there are many."""
+    ordered = sorted(overview.stages, key=lambda stage: -stage.busy_s)
+    shown = overview.stages if len(overview.stages) <= MAX_STAGES else ordered[:MAX_STAGES]
+    yield ((f" {'stage':<26}{'layers':>8}{'computes':>14}{'waits':>14}", "label"),)
+    for stage in shown:
+        several = f"{stage.pipeline}." if overview.stages[-1].pipeline else ""
+        name = f"{several}{stage.stage}  {stage.devices:,} {stage.device_class}"
+        waits = f"{words.percent(stage.idle_s / (stage.busy_s + stage.idle_s)):>9}"
+        text = (
+            f" {name:<26}{stage.layers:>8,}{words.seconds(stage.busy_s):>14}{words.seconds(stage.idle_s):>14}"
+        )
+        yield ((text, ""), (waits, "dim"))
+    if len(overview.stages) > len(shown):
+        yield ((f" {len(overview.stages) - len(shown):,} stages that compute less", "dim"),)
+
+
+def _alternatives(plan: Plan, overview: PlanOverview) -> Iterator[Line]:
+    """Runners-up and other ways to train the same, with how much slower they are."""
+    rows: list[tuple[str, float, float | None, bool]] = [
+        (words.degrees_text(one.strategy), one.step_time_s, one.device_bytes, True) for one in plan.runners_up
+    ]
+    rows += [(one.name, one.step_time_s, one.device_bytes, one.fits) for one in overview.baselines]
+    if not rows:
+        return
+    yield ()
+    yield ((f" {'other plans':<38}{'step time':>12}{'slower':>10}{'memory':>12}", "label"),)
+    for name, time_s, nbytes, fits in rows:
+        slower = f"{(time_s / plan.step_time_s - 1.0) * 100:+.1f} %"
+        memory = "" if nbytes is None else words.memory(nbytes)
+        line = f" {words.shortened(name, 37):<38}{words.seconds(time_s):>12}{slower:>10}{memory:>12}"
+        yield ((line, ""), ("" if fits else "  does not fit", "warn"))
+
+
+def _limit(plan: Plan, overview: PlanOverview) -> Iterator[Line]:
+    """The busiest stage, the largest part of the step, and the free memory."""
+    part = max(plan.breakdown, key=lambda name: plan.breakdown[name])
+    free = f"{words.gib(overview.free_bytes)} of {words.gib(overview.usable_bytes)} usable GiB are free"
+    largest = f"{words.term_text(part)} takes {words.seconds(plan.breakdown[part])} of the step"
+    yield row("bottleneck", (f"stage {overview.busiest.stage}", "value"), (f"   {free}; {largest}", ""))
 
 
 def outcome_text(outcome: str) -> str:
@@ -80,7 +142,7 @@ def _totals(explanation: Explanation) -> Iterator[Line]:
     for text, count in outcomes.items():
         share = count / total
         yield row("", (f"{text:<36}{count:>26,}", ""), (f"{words.percent(share):>9}  ", "dim"),
-                  (words.bar(share, 14), "time"))  # fmt: skip
+                  (words.bar(share, 12), "time"))  # fmt: skip
 
 
 def _blocks(explanation: Explanation, best: Strategy) -> Iterator[Line]:
@@ -204,87 +266,32 @@ def _binding(binding: Binding) -> Iterator[Line]:
 
 # --why-not and --what-if
 
-_COLUMNS = f"{'':<24}"
-
 
 def comparison_lines(plan: Plan, comparison: PlanComparison, *, kind: str, requested: str) -> list[Line]:
     """The answer of `explain --why-not` and `--what-if`."""
-    before, after = comparison.before, comparison.after
     names = ("the plan", requested if len(requested) <= 24 else "fixed" if kind == "why_not" else "changed")
-    question = comparison.question
-    title = f" {plan.model.name} on {question.cluster.name}"
+    title = f" {plan.name} on {comparison.question.cluster.name}"
     return [
         ((title, "title"), (f"  {'with' if kind == 'why_not' else 'if'} {requested}", "value")),
         (("─" * WIDTH, "dim"),),
-        *_strategies(plan, comparison, names),
+        *_strategies(plan, comparison),
         (),
-        *_terms(before, after, comparison, names),
+        *term_lines(comparison, names),
         (),
         *_proof(comparison),
         (),
     ]
 
 
-def _strategies(plan: Plan, comparison: PlanComparison, names: tuple[str, str]) -> Iterator[Line]:
-    before, after = comparison.before, comparison.after
-    for label, result, job in (("plan", before, plan.job), ("instead", after, comparison.question.job)):
-        yield row(label, (words.degrees_text(result.strategy), "value"))
-        details = words.detail_texts(result.strategy, job, plan.model.layers)
-        for line in words.wrapped(details, " · ", WIDTH - 15):
-            yield row("", (line, ""))
-    changed = [
-        f"{name} {words.value_text(old)} → {words.value_text(new)}"
-        for name, (old, new) in comparison.fields.items()
-    ]
-    for index, line in enumerate(words.wrapped(changed or ["nothing"], " · ", WIDTH - 15)):
-        yield row("changes" if index == 0 else "", (line, "dim"))
-
-
-def _terms(
-    before: Result, after: Result, comparison: PlanComparison, names: tuple[str, str]
-) -> Iterator[Line]:
-    """Terms of step time, then of memory: before, after and difference, the largest difference first."""
-    yield ((f" {'time':<24}{names[0]:>16}{names[1]:>26}{'difference':>16}", "label"),)
-    yield from _rows(
-        before.breakdown, after.breakdown, comparison.breakdown_s, words.seconds, 1e-4 * before.step_time_s
-    )
-    slower = after.step_time_s / before.step_time_s - 1.0
-    yield _row("step time", before.step_time_s, after.step_time_s, words.seconds, "value",
-               f"  {slower * 100:+.2f} %")  # fmt: skip
-    yield ()
-    yield ((f" {'memory':<24}{names[0]:>16}{names[1]:>26}{'difference':>16}", "label"),)
-    yield from _rows(
-        before.memory, after.memory, comparison.memory_bytes, _gib, 1e-3 * before.peak_memory.device
-    )
-    yield _row("peak memory", before.peak_memory.device, after.peak_memory.device, _gib, "value")
-
-
-def _gib(nbytes: float) -> str:
-    return f"{words.gib(nbytes)} GiB"
-
-
-def _rows(
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-    more: Mapping[str, float],
-    text_of: object,
-    least: float,
-) -> Iterator[Line]:
-    for name in sorted(more, key=lambda name: -abs(more[name])):
-        if abs(more[name]) >= least:
-            label = words.term_text(name)
-            yield _row(label, before.get(name, 0.0), after.get(name, 0.0), text_of, "")
-    same = [name for name in more if abs(more[name]) < least]
-    if same:
-        sums = (sum(before.get(name, 0.0) for name in same), sum(after.get(name, 0.0) for name in same))
-        yield _row(f"{words.counted(len(same), 'other term')}", *sums, text_of, "dim")
-
-
-def _row(label: str, old: float, new: float, text_of: object, style: str, end: str = "") -> Line:
-    if not callable(text_of):
-        raise TypeError("text_of is a function")
-    difference = ("+" if new >= old else "-") + text_of(abs(new - old))
-    return ((f" {label:<24}{text_of(old):>16}{text_of(new):>26}{difference:>16}{end}", style),)
+def _strategies(plan: Plan, comparison: PlanComparison) -> Iterator[Line]:
+    question = comparison.question
+    for label, result, cluster, job in (
+        ("before", comparison.before, plan.cluster, plan.job),
+        ("after", comparison.after, question.cluster, question.job),
+    ):
+        yield ((f" {label}", "label"),)
+        yield from layout_lines(result, plan.model, cluster, job)
+    yield from changed_lines(comparison)
 
 
 def _proof(comparison: PlanComparison) -> Iterator[Line]:
@@ -314,30 +321,41 @@ def explained(
     """
     if why_not is not None and what_if is not None:
         raise ConfigError("cannot be combined with --what-if", key="--why-not", allowed="one of the two")
-    pinned = None if why_not is None else parse_fields(why_not, key="--why-not")
-    if pinned == {}:
-        raise ConfigError("names no field", key="--why-not", found=repr(why_not), allowed="name=value,...")
-    plan = read_plan(path)
+    plan = api.load(path)
     with progress() as show:
-        if pinned is not None:
-            comparison = search.why_not(plan, pinned, workers=workers, budget_s=budget_s, progress=show)
+        if why_not is not None:
+            comparison = api.explain(plan, why_not, workers=workers, budget=budget_s, progress=show)
         elif what_if is not None:
-            comparison = search.what_if(plan, what_if, workers=workers, budget_s=budget_s, progress=show)
+            comparison = api.what_if(plan, what_if, workers=workers, budget=budget_s, progress=show)
         else:
-            explanation = search.explained(plan, workers=workers, budget_s=budget_s, progress=show)
-            notes, code = _explain_exit_status(explanation.is_interrupted)
-            if is_json:
-                return Output(document=documents.explanation(plan, explanation), notes=notes, code=code)
-            if not explanation.agrees and not explanation.unexplored:
-                notes.append("shardwise: the search now finds another best strategy than that of the plan")
-            return Output(lines=explanation_lines(plan, explanation), notes=notes, code=code)
+            return _overview(plan, path, workers=workers, budget_s=budget_s, is_json=is_json, progress=show)
     notes, code = _explain_exit_status(comparison.answer.is_interrupted)
-    kind, requested = ("why_not", why_not) if pinned is not None else ("what_if", what_if)
+    kind, requested = ("why_not", why_not) if why_not is not None else ("what_if", what_if)
     if is_json:
         document = documents.comparison(plan, comparison, kind=kind, requested=str(requested))
         return Output(document=document, notes=notes, code=code)
     lines = comparison_lines(plan, comparison, kind=kind, requested=str(requested))
     return Output(lines=lines, notes=notes, code=code)
+
+
+def _overview(
+    plan: Plan, path: str, *, workers: int, budget_s: float | None, is_json: bool, progress: Progress | None
+) -> Output:
+    """Where the time and memory of the plan go, what limits it, and the outcomes of all candidates of a
+    uniform strategy."""
+    try:
+        found = api.explain(plan, workers=workers, budget=budget_s, progress=progress)
+    except ConfigError as error:
+        raise error.within(file=printable(path)) from None
+    overview, explanation = found.overview, found.candidates
+    notes, code = _explain_exit_status(explanation is not None and explanation.is_interrupted)
+    if is_json:
+        document = documents.explanation(plan, overview, explanation)
+        return Output(document=document, notes=notes, code=code)
+    is_claimed = plan.certificate is not None
+    if is_claimed and explanation is not None and not explanation.agrees and not explanation.unexplored:
+        notes.append("shardwise: the search now finds another best strategy than that of the plan")
+    return Output(lines=explanation_lines(plan, overview, explanation), notes=notes, code=code)
 
 
 def _explain_exit_status(is_interrupted: bool) -> tuple[list[str], int]:

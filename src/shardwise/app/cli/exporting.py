@@ -9,7 +9,7 @@ from shardwise.app.cli.output import Output, row
 from shardwise.app.cli.request import check_output_path, choice
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import GraphPlan, Plan, UnevenFile, read_any_plan, write_file
+from shardwise.plans import Plan, read_plan, write_file
 from shardwise.targets import (
     EXPORTS,
     WRITTEN_BY,
@@ -35,14 +35,9 @@ def exported_plan(path: str, *, to: str, out: str, is_validated: bool) -> Output
     written. ConfigError for a plan that the target cannot express.
     """
     target = export_of(to) or choice("--to", to, EXPORTS)
-    plan = read_any_plan(path)
-    if isinstance(plan, UnevenFile | GraphPlan):
-        kind = "an uneven plan" if isinstance(plan, UnevenFile) else "the plan of an operator graph"
-        raise ConfigError(
-            f"{target} runs uniform plans only", file=printable(path), found=kind,
-            allowed="a plan of one strategy for all devices",
-        )  # fmt: skip
+    plan = read_plan(path)
     try:
+        plan.require_kind("uniform")
         export = exported(plan, target)
     except ConfigError as error:
         raise error.within(file=printable(path)) from None

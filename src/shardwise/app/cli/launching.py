@@ -17,7 +17,7 @@ from shardwise.app.cli.request import check_output_path, choice
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_bytes
 from shardwise.launch import LAUNCHERS, PLAN_PATH, Launch
-from shardwise.plans import AnyPlan, GraphPlan, Plan, UnevenFile, read_any_plan, write_file
+from shardwise.plans import Plan, read_plan, write_file
 
 _MAX_PLAN_BYTES = 8 * 2**20
 """Largest plan file, bytes."""
@@ -67,7 +67,7 @@ def launched(
     ConfigError where the launcher cannot start the plan, or `train` would refuse it.
     """
     choice("--with", launcher, LAUNCHERS)
-    plan = read_any_plan(path)
+    plan = read_plan(path)
     _check_runs(plan, is_adaptive=is_adaptive)
     plan_path = PLAN_PATH if launcher == "k8s" else path
     start = launch.launch_of(plan, ("train", plan_path, *training), head=head, port=port)
@@ -106,27 +106,17 @@ def launched(
     )
 
 
-def _check_runs(plan: AnyPlan, *, is_adaptive: bool) -> None:
+def _check_runs(plan: Plan, *, is_adaptive: bool) -> None:
     """ConfigError where `train` would refuse the plan or `--adaptive`. Needs no PyTorch, except to check the
     operators of a graph."""
-    if isinstance(plan, GraphPlan):
-        launch.check_graph_runnable(plan)
-        if find_spec("torch") is not None:
-            from shardwise.runtime import check_computable
+    launch.check_runnable(plan)
+    if plan.kind == "graph" and find_spec("torch") is not None:
+        from shardwise.runtime import check_computable
 
-            check_computable(plan.graph)
-    elif isinstance(plan, Plan):
-        launch.check_runnable(plan)
-    else:
-        launch.check_uneven_runnable(plan)
+        check_computable(plan.graph)
     if not is_adaptive:
         return
-    if isinstance(plan, GraphPlan):
-        raise ConfigError(
-            "is not supported for the plan of an operator graph", key="--adaptive", allowed="train without it"
-        )
-    if isinstance(plan, UnevenFile):
-        raise ConfigError("is not supported for an uneven plan", key="--adaptive", allowed="train without it")
+    plan.require_kind("uniform", key="--adaptive")
     if not launch.TARGET.knows_devices(plan.cluster.classes):
         raise ConfigError(
             "is not supported on accelerators", key="--adaptive", found=", ".join(plan.cluster.classes),

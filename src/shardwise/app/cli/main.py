@@ -52,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     from shardwise.app.cli.commands import command
     from shardwise.app.cli.output import Output, flush_stdout, write_output
+    from shardwise.errors import naming_options
 
-    answer = command().main(args=arguments, prog_name="shardwise", standalone_mode=False)
+    with naming_options():
+        answer = command().main(args=arguments, prog_name="shardwise", standalone_mode=False)
     if isinstance(answer, Output):
         write_output(answer)
         return answer.code

@@ -10,7 +10,8 @@ ModelText = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Model: a Hugging Face config.json (file or folder), a YAML of dimensions, or a catalogue name.",
+        help="Model: a Hugging Face config.json (file or folder), a cached ORG/NAME of the Hugging "
+        "Face Hub, a YAML of dimensions, or a catalogue name.",
         show_default=False,
     ),
 ]
@@ -18,7 +19,8 @@ ModelOrGraphText = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Transformer: a config.json (file or folder), a YAML of dimensions, or a catalogue name. "
+        help="Transformer: a config.json (file or folder), a cached ORG/NAME of the Hugging Face Hub, "
+        "a YAML of dimensions, or a catalogue name. "
         "Operator graph: a YAML or JSON of operators, or graph:NAME (see `shardwise graphs`).",
         show_default=False,
     ),

@@ -10,16 +10,15 @@ from itertools import accumulate
 from shardwise.app.cli import words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
+from shardwise.app.cli.replanning import described, unreachable_lines
 from shardwise.app.cli.request import JobOptions, check_output_path, choice, load_request
 from shardwise.app.plot import ReplayPlot, TokenCurve, check_plot_file, write_replay_plot
 from shardwise.cluster import Cluster, EventTrace, load_cluster
 from shardwise.errors import ConfigError
-from shardwise.inputs import read_text
 from shardwise.model import Model
-from shardwise.plans import Plan, is_uneven_plan, read_plan, read_uneven_plan
+from shardwise.plans import is_plan_file, read_plan
 from shardwise.replanning import (
-    ANY,
+    ANY_SPACE,
     KEEP,
     POLICIES,
     WAIT,
@@ -31,24 +30,19 @@ from shardwise.replanning import (
     PolicyRun,
     Prices,
     Replay,
-    UnevenArrangement,
     allowed_space_of,
+    arrangement_of,
     best_interval_s,
+    cluster_for,
     mixed_planner_of,
     planner_of,
     replay,
-    running_on,
-    uneven_running_on,
-    with_devices_of,
+    trace_for,
 )
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
 
 SCHEMA, VERSION = "shardwise.replay", 1
-
-PLAN_SCHEMA_PREFIX = "shardwise.plan"
-MAX_PLAN_BYTES = 8 << 20
-"""Largest plan file, bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +61,13 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """Model, cluster, job, and the plan that runs at the start (empty where the planner chooses it)."""
+    """Model, cluster, job, and the plan that runs at the start (None where the planner chooses it)."""
 
     model: Model
     cluster: Cluster
     job: Job
-    start: tuple[AnyArrangement, ...]
-    allowed_space: AllowedSpace = ANY
+    start: AnyArrangement | None = None
+    allowed_space: AllowedSpace = ANY_SPACE
 
 
 def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: bool) -> Output:
@@ -101,10 +95,8 @@ def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: boo
     )
     prices = Prices(subject.model, subject.cluster, subject.job)
     uniform = planner_of(prices, costs, allowed_space=subject.allowed_space)
-    planner = mixed_planner_of(uniform, PlansBySize, allowed_space=subject.allowed_space)
-    found = replay(
-        planner, trace, end_s=end_s, start=subject.start[0] if subject.start else None, policies=policies
-    )
+    planner = mixed_planner_of(uniform, PlansBySize)
+    found = replay(planner, trace, end_s=end_s, start=subject.start, policies=policies)
     cut_off = {name for epoch in found.epochs for name in epoch.situation.unreachable}
     notes = (*notes, *unreachable_lines("unreachable for some time", cut_off))
     if replay_options.plot is not None:
@@ -120,15 +112,9 @@ def _policies(text: str) -> tuple[str, ...]:
     return POLICIES if "all" in names else tuple(names)
 
 
-def _is_plan(path: str) -> bool:
-    """Whether `path` is a file with the schema of a plan, not the name or file of a model."""
-    return os.path.isfile(path) and PLAN_SCHEMA_PREFIX in read_text(path, max_bytes=MAX_PLAN_BYTES)[:4096]
-
-
 def _subject(options: JobOptions) -> _Subject:
     """The subject: a plan file, which has its job, or a model, which needs the options of the job."""
-    is_uneven = os.path.isfile(options.model) and is_uneven_plan(options.model)
-    if is_uneven or _is_plan(options.model):
+    if os.path.isfile(options.model) and is_plan_file(options.model):
         job_arguments = {
             "--seq-len": options.seq_len,
             "--global-batch-size": options.global_batch_size,
@@ -139,15 +125,14 @@ def _subject(options: JobOptions) -> _Subject:
         for key, value in job_arguments.items():
             if value:
                 raise ConfigError("applies to models; a plan file has its own", key=key, found=str(value))
-        plan = read_uneven_plan(options.model) if is_uneven else read_plan(options.model)
-        named = load_cluster(options.cluster, inter_node=options.inter_node)
-        cluster = with_devices_of(plan.cluster, named)
-        start = running_on(plan, cluster) if isinstance(plan, Plan) else uneven_running_on(plan, cluster)
+        plan = read_plan(options.model)
+        plan.require_kind("uniform", "uneven", key="PLAN")
+        cluster = cluster_for(plan, load_cluster(options.cluster, inter_node=options.inter_node))
         return _Subject(
             model=plan.model,
             cluster=cluster,
             job=plan.job,
-            start=(start,),
+            start=arrangement_of(plan, cluster),
             allowed_space=allowed_space_of(plan),
         )
     if not options.global_batch_size:
@@ -155,7 +140,7 @@ def _subject(options: JobOptions) -> _Subject:
             "is missing; it is required for a model", key="--global-batch-size", allowed="1 or more"
         )
     request = load_request(options)
-    return _Subject(model=request.model, cluster=request.cluster, job=request.job, start=())
+    return _Subject(model=request.model, cluster=request.cluster, job=request.job)
 
 
 def _changes(found: Replay, run: PolicyRun) -> Iterator[tuple[int, EpochChoice]]:
@@ -187,7 +172,7 @@ def _document(found: Replay, costs: Costs) -> dict[str, object]:
                         "step_time_s": one.step_s,
                         "transition_s": one.change_s,
                         "nodes": len(one.arrangement.nodes) if one.arrangement else 0,
-                        **_what_runs(one.arrangement),
+                        **({"strategy": None} if one.arrangement is None else one.arrangement.document),
                     }
                     for place, one in _changes(found, run)
                 ],
@@ -195,13 +180,6 @@ def _document(found: Replay, costs: Costs) -> dict[str, object]:
             for run in found.runs
         ],
     }
-
-
-def _what_runs(arrangement: AnyArrangement | None) -> dict[str, object]:
-    """`strategy` of a uniform plan, or `uneven` of an uneven one."""
-    if isinstance(arrangement, UnevenArrangement):
-        return {"strategy": None, "uneven": uneven_layout(arrangement.result)}
-    return {"strategy": None if arrangement is None else asdict(arrangement.strategy)}
 
 
 def _share(found: Replay, run: PolicyRun) -> str:
@@ -279,7 +257,7 @@ MAX_ROWS = 5000
 def _decision_rows(found: Replay, run: PolicyRun) -> Sequence[tuple[str, ...]]:
     rows = []
     for place, one in list(_changes(found, run))[:MAX_ROWS]:
-        text = "" if one.arrangement is None else arrangement_text(one.arrangement)
+        text = "" if one.arrangement is None else described(one.arrangement)[0]
         rows.append(
             (
                 format_seconds(found.epochs[place].start_s),

@@ -5,27 +5,24 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from shardwise import search
-from shardwise.cluster import Cluster, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable, short_repr
-from shardwise.model import Model, load_model
 from shardwise.plans import Reliability, check_writable
-from shardwise.strategy import OWN_PROFILE, Calibration, Job, Profile, Target, read_calibration, target_of
+from shardwise.questions import (
+    DTYPES,
+    MAX_COUNT,
+    MIXED_POOL_STAGES,
+    OPTIMIZERS,
+    JobArguments,
+    Request,
+    request_of,
+)
 from shardwise.units import parse_quantity
 
-MAX_COUNT = 10_000_000
 _EXPONENT = r"([eE][+-]?[0-9]{1,3})?"
-OWN_TARGET = "shardwise"
-"""The target of our own runtime, `shardwise train`: the default on devices that it knows."""
-
-MIXED_POOL_STAGES = "--mixed-pool-stages"
-
-OPTIMIZERS = ("adamw", "adafactor", "sgd", "muon")
-DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,84 +59,27 @@ class PlanOptions:
     mixed_stage_rows: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """Model, cluster and job of a question; `options` are the texts they were loaded from. `own_profile` is
-    the software profile of our own runtime, which the job has only where that runtime is the target."""
-
-    model: Model
-    cluster: Cluster
-    job: Job
-    options: JobOptions
-    own_profile: Profile
-
-    def for_target(self, target: Target) -> Request:
-        """The same with the software profile of `target`: our own runtime has its own, other targets that of
-        the job."""
-        profile = self.own_profile if target.name == OWN_TARGET else target.run_by(self.job.profile)
-        return replace(self, job=replace(self.job, profile=profile))
+def job_arguments(options: JobOptions) -> dict[str, Any]:
+    """The options as arguments of the functions of `shardwise.api`. ConfigError with the first that is no
+    number or no choice."""
+    margin, imbalance = options.memory_margin, options.expert_imbalance
+    return {
+        "seq_len": None if options.seq_len is None else count("--seq-len", options.seq_len),
+        "global_batch_size": count("--global-batch-size", options.global_batch_size),
+        "memory_margin": fraction("--memory-margin", margin, default=0.05, low=0.0, high=0.9),
+        "expert_imbalance": fraction("--expert-imbalance", imbalance, default=1.1, low=1.0, high=100.0),
+        "dtype": None if options.dtype is None else choice("--dtype", options.dtype, DTYPES),
+        "optimizer": choice("--optimizer", options.optimizer, OPTIMIZERS),
+        "model": options.model,
+        "cluster": options.cluster,
+        "inter_node": options.inter_node,
+        "calibration": options.calibration,
+    }
 
 
 def load_request(options: JobOptions) -> Request:
-    """The request that `options` describe. ConfigError with option, file and key of the first error.
-
-    Options that need no file are checked before any file is opened.
-    """
-    seq_len = None if options.seq_len is None else count("--seq-len", options.seq_len)
-    batch = count("--global-batch-size", options.global_batch_size)
-    margin = fraction("--memory-margin", options.memory_margin, default=0.05, low=0.0, high=0.9)
-    imbalance = fraction("--expert-imbalance", options.expert_imbalance, default=1.1, low=1.0, high=100.0)
-    dtype = None if options.dtype is None else choice("--dtype", options.dtype, DTYPES)
-    optimizer: Any = choice("--optimizer", options.optimizer, OPTIMIZERS)
-    model = load_model(options.model)
-    cluster, calibration = measured_cluster(options)
-    job = search.default_job(
-        model,
-        cluster,
-        seq_len=seq_len if seq_len is not None else model.max_seq_len or 4096,
-        global_batch_size=batch,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=margin,
-        expert_imbalance=imbalance,
-    )
-    own_profile = job.profile
-    if calibration is not None:
-        own_profile = calibration.profile_of(job.dtype, has_experts=model.experts is not None) or job.profile
-        job = replace(job, profile=measured_software(own_profile, cluster) or job.profile)
-    own = target_of(OWN_TARGET)
-    own_profile = own.run_by(own_profile)
-    if own.knows_devices(cluster.classes):
-        job = replace(job, profile=own_profile)
-    return Request(model=model, cluster=cluster, job=job, options=options, own_profile=own_profile)
-
-
-def measured_cluster(options: JobOptions) -> tuple[Cluster, Calibration | None]:
-    """The cluster of `options` with devices as their calibration measured them, and that calibration.
-    ConfigError where the calibration has none of the cluster's devices."""
-    if options.calibration is None:
-        return load_cluster(options.cluster, inter_node=options.inter_node), None
-    calibration = read_calibration(options.calibration)
-    cluster = load_cluster(options.cluster, inter_node=options.inter_node, measured=calibration.devices)
-    own = cluster.classes.values()
-    if calibration.devices and not any(
-        device.name in calibration.devices or device.efficiency.measured_on for device in own
-    ):
-        raise ConfigError(
-            "has no device of this cluster",
-            key="--calibration",
-            found=", ".join(calibration.devices),
-            allowed=f"a calibration of {', '.join(cluster.classes)}, or none",
-        )
-    return cluster, calibration
-
-
-def measured_software(profile: Profile | None, cluster: Cluster) -> Profile | None:
-    """The software profile of a calibration where it applies to `cluster` by default: that of our own runtime
-    on CPUs only, that of other software everywhere."""
-    if profile is None or profile.name != OWN_PROFILE or target_of(OWN_TARGET).knows_devices(cluster.classes):
-        return profile
-    return None
+    """The request that `options` describe. ConfigError with option, file and key of the first error."""
+    return request_of(JobArguments(**job_arguments(options)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

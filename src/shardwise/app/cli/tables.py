@@ -15,7 +15,7 @@ from shardwise.model import Model, active_parameters, catalogue, model_from_conf
 from shardwise.units import format_count, format_rate
 
 if TYPE_CHECKING:
-    from shardwise.verification import PipelineCount, SpaceCount  # slow to import
+    from shardwise_verify import PipelineCount, SpaceCount  # slow to import
 
 
 VERSION = 1

@@ -6,51 +6,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from shardwise.app.cli import card, documents, words
-from shardwise.app.cli.card import plan_lines, priced_as_lines
+from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.planning import (
+from shardwise.app.cli.planning import question_arguments, train_warnings
+from shardwise.app.cli.replanning import described, unreachable_lines
+from shardwise.app.cli.request import JobOptions, PlanOptions, check_output_path, choice, load_request
+from shardwise.errors import ConfigError
+from shardwise.plans import PROVEN_GAP, TRACE_POLICIES, PlanQuestion, Reliability, TraceChoice, write_plan
+from shardwise.questions import (
+    MIXED_POOL_STAGES,
+    Request,
     not_run,
-    question_arguments,
     requested_target,
     require_job,
     space_choice,
-    train_warnings,
 )
-from shardwise.app.cli.replanning import (
-    GivenEvents,
-    arrangement_text,
-    on_nodes,
-    trace_for,
-    trace_hash,
-    trace_source,
-    uneven_layout,
-    uneven_plan,
-    uniform_plan,
-    unreachable_lines,
-)
-from shardwise.app.cli.request import (
-    MIXED_POOL_STAGES,
-    JobOptions,
-    PlanOptions,
-    Request,
-    check_output_path,
-    choice,
-    load_request,
-)
-from shardwise.errors import ConfigError
-from shardwise.plans import TRACE_POLICIES, Reliability, TraceChoice, write_plan, write_uneven_plan
 from shardwise.replanning import (
-    AllowedSpace,
-    AnyArrangement,
     Costs,
+    GivenEvents,
     Prices,
     TracePick,
     TracePicks,
-    UnevenArrangement,
+    allowed_by,
     best_interval_s,
     mixed_planner_of,
+    on_nodes,
     picks_for_trace,
+    plan_on,
     planner_of,
+    trace_for,
 )
 from shardwise.strategy import parse_fields
 from shardwise.units import format_seconds
@@ -87,58 +71,46 @@ def planned(
     trace = given.trace
     prices = Prices(request.model, request.cluster, request.job)
     interval_s = best_interval_s(trace, trace.end_s) or Costs().checkpoint_interval_s
-    planner = mixed_planner_of(planner_of(prices, Costs(checkpoint_interval_s=interval_s)))
     target = requested_target(plan_options.target, request)
     if target is not None:
         require_job(target, request)
-    allowed_space = AllowedSpace(
-        space=chosen.base, fixed=fixed, axes=chosen.axes, stage_dp=plan_options.stage_dp, target=target
+    question = PlanQuestion(
+        space=chosen.base,
+        fixed=fixed,
+        axes=chosen.axes,
+        target=None if target is None else target.name,
+        stage_dp=plan_options.stage_dp,
+        events=given.source,
     )
-    picks = picks_for_trace(planner, trace, allowed_space)
+    allowed = allowed_by(question, request.model, request.job)
+    costs = Costs(checkpoint_interval_s=interval_s)
+    planner = mixed_planner_of(planner_of(prices, costs, allowed_space=allowed))
+    picks = picks_for_trace(planner, trace, allowed)
     found = _record(picks, policy, given, is_proven=not (request.cluster.priced_as or given.priced_as))
-    arrangement = picks.pick(policy).arrangement
-    name = None if target is None else target.name
-    if isinstance(arrangement, UnevenArrangement):
-        uniform = [pick.arrangement for pick in picks.uniform if pick.policy == policy]
-        uneven, answer = uneven_plan(
-            planner, arrangement, found, uniform[0] if uniform else None, given.priced_as
-        )
-        uneven = replace(uneven, target=name)
-        written = None if save is None else write_uneven_plan(save, uneven)
-        on = replace(request, cluster=uneven.cluster)
-        # The gap is that of the trace, not of this plan alone.
-        unsupported = not_run(answer.best, on)
-        uneven_document = documents.uneven_answer(uneven, answer, on, not_run=unsupported)
-        document = {**uneven_document, "is_proven": False, "uneven_gap": None}
-        lines = [
-            *card.question_lines(request.model, uneven.cluster, request.job),
-            *plan_lines(answer.best),
-            (),
-            *card.figures(answer.best, uneven.cluster, request.job),
-        ]
-    else:
-        plan, proven = uniform_plan(
-            arrangement,
-            found,
-            model=request.model,
-            cluster=request.cluster,
-            job=request.job,
-            space=chosen.base,
-            priced_as=given.priced_as,
-        )
-        plan = replace(plan, target=name)
-        written = None if save is None else write_plan(save, plan)
-        on = replace(request, cluster=plan.cluster)
-        unsupported = not_run(plan.best.strategy, on)
-        document = documents.plan_answer(plan, proven, not_run=unsupported)
-        lines = card.result_card(proven.best, model=plan.model, cluster=plan.cluster, job=plan.job)
+    uniform = [pick.arrangement for pick in picks.uniform if pick.policy == policy]
+    plan, answer = plan_on(
+        planner,
+        picks.pick(policy).arrangement,
+        found,
+        question=question,
+        priced_as=given.priced_as,
+        uniform=uniform[0] if uniform else None,
+    )
+    written = None if save is None else write_plan(save, plan)
+    on = replace(request, cluster=plan.cluster)
+    unsupported = not_run(plan.best, on)
+    document = documents.plan_answer(plan, answer, not_run=unsupported)
+    # The gap is that of the trace, not that of this plan alone.
+    is_proven = found.gap is not None and found.gap <= PROVEN_GAP
+    document |= {"is_proven": is_proven, "uneven_gap": None}
+    lines = card.result_card(answer.best, model=plan.model, cluster=plan.cluster, job=plan.job)
     notes = [*given.notes, *unreachable_lines("unreachable for some time", picks.unreachable)]
-    notes += train_warnings(unsupported, on, save)
+    notes += train_warnings(unsupported, on.cluster, save)
     notes += [] if save is None else [f"wrote {save} ({written})"]
     if is_json:
         return Output(document={**document, "for_trace": _document(picks, found)}, notes=notes)
     priced_as = (*on.cluster.priced_as, *given.priced_as)
-    return Output(lines=[*lines, *_card(picks, found, request, save, priced_as)], notes=notes)
+    return Output(lines=[*lines, *_card(picks, found, request, options, save, priced_as)], notes=notes)
 
 
 def check_plan_options(plan_options: PlanOptions, reliability: Reliability | None) -> None:
@@ -163,8 +135,8 @@ def _record(picks: TracePicks, policy: str, given: GivenEvents, *, is_proven: bo
     pick = picks.pick(policy)
     return TraceChoice(
         policy=policy,
-        source=trace_source(given.given),
-        trace=trace_hash(given.given),
+        source=given.source,
+        trace=given.sha256,
         nodes=pick.arrangement.nodes,
         length_s=picks.length_s,
         steps=pick.steps,
@@ -174,13 +146,6 @@ def _record(picks: TracePicks, policy: str, given: GivenEvents, *, is_proven: bo
         considered=picks.considered,
         gap=pick.gap if is_proven else None,
     )
-
-
-def _what_runs(arrangement: AnyArrangement) -> dict[str, object]:
-    """`strategy` of a uniform plan, or `uneven` of an uneven one."""
-    if isinstance(arrangement, UnevenArrangement):
-        return {"strategy": None, "uneven": uneven_layout(arrangement.result)}
-    return {"strategy": asdict(arrangement.strategy)}
 
 
 def _document(picks: TracePicks, found: TraceChoice) -> dict[str, object]:
@@ -196,7 +161,7 @@ def _document(picks: TracePicks, found: TraceChoice) -> dict[str, object]:
 def _pick_document(pick: TracePick, found: TraceChoice) -> dict[str, object]:
     return {
         "name": pick.policy,
-        **_what_runs(pick.arrangement),
+        **pick.arrangement.document,
         "nodes": list(pick.arrangement.nodes),
         "now_step_time_s": pick.now_step_s,
         "worst_step_time_s": pick.worst_step_s,
@@ -206,7 +171,12 @@ def _pick_document(pick: TracePick, found: TraceChoice) -> dict[str, object]:
 
 
 def _card(
-    picks: TracePicks, found: TraceChoice, request: Request, save: str | None, priced_as: Sequence[str]
+    picks: TracePicks,
+    found: TraceChoice,
+    request: Request,
+    options: JobOptions,
+    save: str | None,
+    priced_as: Sequence[str],
 ) -> Iterator[Line]:
     """A table of the picks of all policies, and of the uniform pick where an uneven one is better."""
     yield ()
@@ -227,10 +197,10 @@ def _card(
     yield from priced_as_lines(priced_as)
     evaluator = "max-plus, in every situation of the trace"
     yield from card.assumption_lines(on_nodes(found, request.cluster), request.job, evaluator)
-    question = " ".join(question_arguments(request.options))
+    question = " ".join(question_arguments(options))
     file = save or "plan.yaml"
     following = [] if save else [f"shardwise plan {question} --events TRACE --save plan.yaml"]
-    replay_command = f"shardwise replay {file} --cluster {request.options.cluster} --events TRACE"
+    replay_command = f"shardwise replay {file} --cluster {options.cluster} --events TRACE"
     yield from card.next_lines([*following, replay_command])
 
 
@@ -240,7 +210,7 @@ def _pick_line(name: str, pick: TracePick, found: TraceChoice, *, is_chosen: boo
         f"{_time(pick.now_step_s):>11}  {_time(pick.worst_step_s):>11}  {pick.steps:>13,.0f}  "
         f"{len(pick.arrangement.nodes):>6,}  {gap:>7}"
     )
-    text = f"   {arrangement_text(pick.arrangement)}"
+    text = f"   {described(pick.arrangement)[0]}"
     return row(name, (figures, "value" if is_chosen else ""), (text, "dim"))
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.app.cli import words
 from shardwise.app.cli.adapting import advisor_for
+from shardwise.app.cli.division import division_text
 from shardwise.app.cli.launched import (
     COMMAND_VARIABLE,
     TORCHRUN_VARIABLE,
@@ -29,13 +30,12 @@ from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.training_run import (
     TrainArguments,
     TrainingRun,
-    plan_label,
     resumed_log_bytes,
     step_reporter,
 )
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import AnyPlan, GraphPlan, Plan, plan_hash, read_any_plan
+from shardwise.plans import plan_hash, read_plan
 from shardwise.sim import Span, Trace, write_trace
 
 if TYPE_CHECKING:
@@ -173,14 +173,14 @@ def check_files(arguments: TrainArguments) -> None:
 
 def prepared(arguments: TrainArguments) -> Prepared:
     """The requested run, validated. ConfigError where it cannot start."""
-    plan = read_any_plan(arguments.path)
+    plan = read_plan(arguments.path)
     from shardwise.runtime import (
         TrainOptions,
         check_options,
+        check_runnable,
         check_unused,
-        check_weight_names,
+        network_of,
         resumed_options,
-        samples_of,
     )
 
     options = TrainOptions(
@@ -193,20 +193,20 @@ def prepared(arguments: TrainArguments) -> Prepared:
         is_traced=arguments.trace is not None,
         weights=arguments.weights,
     )
-    _check_runs(plan)
+    network = network_of(plan)
+    check_runnable(plan)
+    network.check(has_weight_files=arguments.weights is not None or arguments.export is not None)
     check_options(plan, is_adaptive=arguments.adaptive, is_traced=arguments.trace is not None)
-    if arguments.adaptive and isinstance(plan, Plan):
+    if arguments.adaptive:
         options = replace(options, advisor=advisor_for(plan))
     if arguments.resume and arguments.weights is not None:
         raise ConfigError(
             "cannot be combined with --resume: the checkpoint has its own weights", key="--weights",
             found=arguments.weights, allowed="--resume alone, or --weights with a new --checkpoint",
         )  # fmt: skip
-    if not isinstance(plan, GraphPlan) and (arguments.weights is not None or arguments.export is not None):
-        check_weight_names(plan.model)
     if arguments.export is not None and arguments.checkpoint is None:
         raise ConfigError("requires --checkpoint", key="--export", found=arguments.export)
-    samples_of(plan, options).batch(0)
+    network.samples(options.data, options.seed).batch(0)
     if arguments.resume:
         options = resumed_options(options, plan)
         if arguments.seed not in (None, options.seed):
@@ -219,24 +219,6 @@ def prepared(arguments: TrainArguments) -> Prepared:
     elif arguments.checkpoint is not None:
         check_unused(arguments.checkpoint)
     return Prepared(TrainingRun(arguments=arguments, plan=plan), options)
-
-
-def _check_runs(plan: AnyPlan) -> None:
-    """ConfigError where the runtime does not run `plan`."""
-    from shardwise.runtime import (
-        check_computable,
-        check_graph_runnable,
-        check_runnable,
-        check_uneven_runnable,
-    )
-
-    if isinstance(plan, Plan):
-        check_runnable(plan)
-    elif isinstance(plan, GraphPlan):
-        check_graph_runnable(plan)
-        check_computable(plan.graph)
-    else:
-        check_uneven_runnable(plan)
 
 
 def refused(error: ConfigError, run: TrainingRun, options: TrainOptions) -> list[str]:
@@ -294,18 +276,17 @@ def _changed(run: TrainingRun, changes: Sequence[int]) -> list[Line]:
 
 def _summary(run: TrainingRun) -> Output:
     """Loss and median step time under the last strategy, with its prediction."""
-    workload, records = run.workload, run.records
+    network, records = run.network, run.records
     first, last = records[0], records[-1]
     changes = run.changes()
     under_last = [record for record in records if not changes or record.step > changes[-1]]
     typical_s = median(record.step_time_s for record in under_last[len(under_last) // 4 :])
-    amount = f"   {words.counted(last.step, 'step')} of {workload.per_step:,} {workload.unit}"
-    kind = plan_label(run.last_plan())
-    described = [] if kind is None else [row(kind[0], (kind[1], "")), *_changed(run, changes)]
+    amount = f"   {words.counted(last.step, 'step')} of {network.per_step:,} {network.unit}"
     return Output(
         lines=[
-            row("trained", (f"{workload.name} on {run.plan.cluster.name}", "value"), (amount, "")),
-            *described,
+            row("trained", (f"{run.plan.name} on {run.plan.cluster.name}", "value"), (amount, "")),
+            row("plan", (division_text(run.last_plan()), "")),
+            *_changed(run, changes),
             row("loss", (f"{first.loss:.4f} to {last.loss:.4f}", "value")),
             row("step time", (words.seconds(typical_s), "time"),
                 (f" measured (median), {words.seconds(last.predicted_s)} predicted", "")),

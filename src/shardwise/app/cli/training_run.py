@@ -1,4 +1,4 @@
-"""A run of `train` in progress: its workload, records, log, and progress lines.
+"""A run of `train` in progress: what it trains, its records, log, and progress lines.
 
 `TrainingRun` has the records; `StepReporter` writes them to the log and to stderr. A resumed run keeps the
 lines of the log up to its checkpoint (`resumed_log_bytes`).
@@ -16,64 +16,13 @@ from typing import TYPE_CHECKING, TextIO
 from shardwise.app.cli import words
 from shardwise.app.cli.output import print_notes, progress
 from shardwise.errors import ConfigError
-from shardwise.graph import step_flop
 from shardwise.inputs import printable
-from shardwise.plans import AnyPlan, GraphPlan, Plan
+from shardwise.plans import Plan
 from shardwise.search import plan_of_strategy, shortest_text
 from shardwise.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
-    from shardwise.runtime import RankLost, StepRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedWorkload:
-    """The workload of a run: `per_step` of `unit` (tokens, or samples of a graph) per step, rates printed
-    with `decimals`. `peak_s` is the time of the model FLOPs of a step at the peak of all devices."""
-
-    name: str
-    unit: str
-    per_step: int
-    decimals: int
-    peak_s: float
-
-    def rate(self, step_s: float) -> str:
-        """The rate at this step time, such as `1,024 tokens/s`."""
-        return f"{self.per_step / step_s:,.{self.decimals}f} {self.unit}/s"
-
-
-def workload_of(plan: AnyPlan) -> TrainedWorkload:
-    """The workload of `plan`."""
-    if isinstance(plan, GraphPlan):
-        return TrainedWorkload(
-            name=f"graph:{plan.graph.name}", unit="samples", per_step=plan.graph.batch, decimals=1,
-            peak_s=step_flop(plan.graph) / _peak_flop_per_s(plan),
-        )  # fmt: skip
-    best, job = plan.best, plan.job
-    return TrainedWorkload(
-        name=plan.model.name, unit="tokens", per_step=job.global_batch_size * job.seq_len, decimals=0,
-        peak_s=best.mfu * best.step_time_s,
-    )  # fmt: skip
-
-
-def plan_label(plan: AnyPlan) -> tuple[str, str] | None:
-    """Label and short text of a plan; None for a graph plan."""
-    if isinstance(plan, GraphPlan):
-        return None
-    if isinstance(plan, Plan):
-        return "strategy", words.degrees_text(plan.best.strategy)
-    pipelines = words.counted(len(plan.best.layout.pipelines), "pipeline")
-    shares = " + ".join(map(str, plan.best.microbatches))
-    return "plan", f"uneven: {pipelines}, {shares} micro-batches"
-
-
-def _peak_flop_per_s(plan: GraphPlan) -> float:
-    """The peak FLOP/s of all devices of the plan."""
-    classes = plan.cluster.classes
-    return sum(
-        classes[node.device_class].peak_flop_per_s[plan.job.dtype] * node.speed * node.devices
-        for node in plan.cluster.nodes
-    )
+    from shardwise.runtime import RankLost, StepRecord, TrainedNetwork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +51,14 @@ class TrainingRun:
     """The records of a run so far."""
 
     arguments: TrainArguments
-    plan: AnyPlan
+    plan: Plan
     records: list[StepRecord] = field(default_factory=list)
-    workload: TrainedWorkload = field(init=False)
+    network: TrainedNetwork = field(init=False)
 
     def __post_init__(self) -> None:
-        self.workload = workload_of(self.plan)
+        from shardwise.runtime import network_of
+
+        self.network = network_of(self.plan)
 
     def progress(self) -> str:
         """The last step that was completed, as text."""
@@ -115,11 +66,11 @@ class TrainingRun:
 
     def line(self) -> str:
         """One line about the last step."""
-        last = self.records[-1]
+        last, network = self.records[-1], self.network
         return (
             f"step {last.step:,}/{self.arguments.steps:,} · loss {last.loss:.4f}"
-            f" · {self.workload.rate(last.step_time_s)}"
-            f" · MFU {words.percent(self.workload.peak_s / last.step_time_s)}"
+            f" · {network.per_step / last.step_time_s:,.{network.decimals}f} {network.unit}/s"
+            f" · MFU {words.percent(network.peak_s / last.step_time_s)}"
             f" · {time_text(last.step_time_s, last.exposed_s)}, predicted {words.seconds(last.predicted_s)}"
         )
 
@@ -149,16 +100,16 @@ class TrainingRun:
         steps = zip(self.records, self.records[1:], strict=False)
         return [before.step for before, after in steps if before.strategy != after.strategy]
 
-    def last_plan(self) -> AnyPlan:
+    def last_plan(self) -> Plan:
         """The plan of the last step: after a change, that of the new strategy."""
         plan, strategy = self.plan, self.records[-1].strategy
-        if not isinstance(plan, Plan) or strategy is None or strategy == plan.best.strategy:
+        if strategy is None or strategy == plan.strategy:
             return plan
         return plan_of_strategy(plan.model, plan.cluster, plan.job, strategy)
 
     def log_line(self, record: StepRecord) -> str:
         """A step as a line of JSON (docs/reference/formats.md)."""
-        plan, workload = self.plan, self.workload
+        plan, network = self.plan, self.network
         document: dict[str, object] = {
             "step": record.step,
             "loss": record.loss,
@@ -166,11 +117,11 @@ class TrainingRun:
             "step_time_s": record.step_time_s,
             "exposed_communication_s": record.exposed_s,
             "predicted_s": record.predicted_s,
-            workload.unit: record.step * workload.per_step,
-            f"{workload.unit}_per_s": workload.per_step / record.step_time_s,
-            "mfu": workload.peak_s / record.step_time_s,
+            network.unit: record.step * network.per_step,
+            f"{network.unit}_per_s": network.per_step / record.step_time_s,
+            "mfu": network.peak_s / record.step_time_s,
         }
-        if isinstance(plan, Plan) and record.strategy is not None and self.arguments.adaptive:
+        if record.strategy is not None and self.arguments.adaptive:
             document["strategy"] = shortest_text(plan.model, plan.cluster, plan.job, record.strategy)
             document["change"] = None if record.change is None else asdict(record.change)
         return json.dumps(document) + "\n"

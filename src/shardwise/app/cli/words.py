@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
-from shardwise.plans import Layout, Result, UnevenResult
+from shardwise.plans import Result
 from shardwise.strategy import AXES, FIELDS, Job, Strategy, even_ends
 
 GIB = 2.0**30
@@ -87,25 +86,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural}"
 
 
-def stages_text(layout: Layout) -> list[str]:
-    """One text per pipeline: its stages in runs of equal ones, `2 stages of 16 H100-SXM × 20 layers`."""
-    return ["  ".join(_runs(pipeline.stages)) for pipeline in layout.pipelines]
-
-
-def _runs(stages: Iterable[object]) -> Iterable[str]:
-    for (devices, name, layers), run in groupby(
-        stages,
-        key=lambda stage: (stage.devices, stage.device_class, stage.layers),  # type: ignore[attr-defined]
-    ):
-        number = len(list(run))
-        chunks = f" ({'+'.join(map(str, layers))})" if len(layers) > 1 else ""
-        yield f"{number} × [{devices} {name}, {counted(sum(layers), 'layer')}{chunks}]"
-
-
 def detail_texts(strategy: Strategy, job: Job, layers: int) -> list[str]:
     """All choices of a strategy except its degrees, a few words each; `layers` are the model's."""
+    return [text for text in (batch_text(strategy, job), *choice_texts(strategy, layers)) if text]
+
+
+def choice_texts(strategy: Strategy, layers: int) -> list[str]:
+    """All choices of a strategy except its degrees and its batch, a few words each."""
     texts = [
-        batch_text(strategy, job),
         schedule_text(strategy),
         sharding_text(strategy),
         *option_texts(strategy),
@@ -219,6 +207,6 @@ def wrapped(words: Sequence[str], separator: str, width: int) -> list[str]:
     return lines
 
 
-def tokens_per_s(result: Result | UnevenResult, devices: int) -> float:
-    """Tokens per second of the whole cluster."""
-    return result.tokens_per_s_per_device * devices
+def tokens_per_s(result: Result, devices: int) -> float:
+    """Tokens per second of the whole cluster; 0 where samples have no tokens."""
+    return (result.tokens_per_s_per_device or 0.0) * devices

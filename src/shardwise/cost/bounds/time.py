@@ -18,7 +18,7 @@ from shardwise.cost.activations import ACTIVATIONS, BOTH, FULL, OPTIMIZER, SELEC
 from shardwise.cost.bounds.subproblem import LayerCounts, Subproblem, Totals, Traffic
 from shardwise.cost.layers import GRID_FIELDS, WORK_FIELDS, compute_s, grid_cost
 from shardwise.cost.problem import Problem, distinct_rows
-from shardwise.cost.sharding import device_update_s, host_update_s
+from shardwise.cost.sharding import device_update_s, host_update_s, norm_passes_s
 from shardwise.cost.stages import Sums, block_columns, whole_sums
 from shardwise.equations import compute
 from shardwise.schedule import in_flight
@@ -162,9 +162,7 @@ def end_s(problem: Problem, subproblem: Subproblem, totals: Totals) -> Any:
     owned = owned / pp
     on_host = (subproblem.offload == OPTIMIZER) | (subproblem.offload == BOTH)
     update_s = np.where(on_host, host_update_s(problem, owned), device_update_s(problem, owned))
-    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
-    norm_s = 3.0 * owned * problem.recipe.gradient_bytes / bandwidth
-    return update_s + norm_s + problem.profile.host_step_s
+    return update_s + norm_passes_s(problem, owned) + problem.profile.host_step_s
 
 
 # Bounds of schedules

@@ -6,14 +6,17 @@ from shardwise.cost.layouts.chain import (
     layout_chain,
     relaxed_layouts,
     stage_layouts,
-    transfer_elements,
 )
+from shardwise.cost.layouts.one import Charge, LayoutEstimate, estimate_layout, estimate_stage
 
 __all__ = [
+    "Charge",
+    "LayoutEstimate",
     "LayoutSpace",
     "entry_shapes",
+    "estimate_layout",
+    "estimate_stage",
     "layout_chain",
     "relaxed_layouts",
     "stage_layouts",
-    "transfer_elements",
 ]

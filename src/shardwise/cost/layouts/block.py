@@ -2,14 +2,14 @@
 
 `structure_of` finds producers, readers, gradients and saved tensors of a block. `block_graphs` makes the
 variables (sharding rules, tensor placements, stored and used placements of parameters) and the factors of
-each mode.
+each mode. `block_terms` has the same costs of one given layout, term by term.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,12 +20,14 @@ from shardwise.cost.layouts.operators import (
     OperatorCosts,
     edge_costs,
     edge_of,
+    every_rule,
     operator_costs,
     operator_layouts_of,
     tensor_bytes,
 )
 from shardwise.cost.layouts.parameters import (
     ParameterTraffic,
+    copied_bytes,
     one_reader_costs,
     parameter_traffic,
     shared_parameter_costs,
@@ -35,7 +37,17 @@ from shardwise.cost.layouts.parameters import (
     use_placements,
 )
 from shardwise.cost.layouts.redistribute import Integers, PlacementTable, activation_placements
-from shardwise.graph import MODES, Block, Mode, OpNode, Placement, SavedTensors, ShardingRule, saved_of
+from shardwise.graph import (
+    MODES,
+    Block,
+    BlockLayout,
+    Mode,
+    OpNode,
+    Placement,
+    SavedTensors,
+    ShardingRule,
+    saved_of,
+)
 from shardwise.pareto import COLUMNS, Costs, Factor, FactorGraph
 
 # Structure of a block
@@ -267,11 +279,33 @@ class BlockContext:
     sent_backward_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """Costs that the choices of one or two variables decide, at operator `at` of the block (-1: its entry).
+
+    The axes of `columns` are those of `variables`, or the other way round if `is_swapped`. `copies_bytes` are
+    temporaries of the same moment that another term counts already.
+    """
+
+    columns: CostColumns
+    variables: tuple[int, ...]
+    at: int
+    is_swapped: bool = False
+    copies_bytes: Any = 0.0
+
+
+def block_terms(
+    context: CostContext, structure: Structure, block_context: BlockContext, layout: BlockLayout
+) -> list[Term]:
+    """The costs of one layout of a block: columns of one element."""
+    return _Builder(context, structure, block_context, layout).terms(layout.mode)
+
+
 def block_graphs(context: CostContext, structure: Structure, block_context: BlockContext) -> BlockGraphs:
     """A block with all of its layouts."""
     builder = _Builder(context, structure, block_context)
     modes: tuple[Mode, ...] = MODES if structure.recompute_saves_memory else ("kept",)
-    return BlockGraphs(tuple((mode, builder.part(mode)) for mode in modes), tuple(builder.variables))
+    return BlockGraphs(tuple(builder.parts(modes)), tuple(builder.variables))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,15 +337,24 @@ class _Use:
 
 
 class _Builder:
-    """The variables of a block, and the factors of its modes."""
+    """The variables of a block, and the costs of its modes. With a `layout`, each variable has that choice
+    alone."""
 
-    def __init__(self, context: CostContext, structure: Structure, block_context: BlockContext) -> None:
+    def __init__(
+        self,
+        context: CostContext,
+        structure: Structure,
+        block_context: BlockContext,
+        layout: BlockLayout | None = None,
+    ) -> None:
         self.context, self.structure, self.block_context = context, structure, block_context
+        self.layout = layout
         self.variables: list[Variable] = []
         self.sizes: list[int] = []
         self.operators: list[OperatorCosts] = []
         for place, op in enumerate(structure.operators):
-            choices = operator_layouts_of(op, context.ranks)
+            rules = every_rule(op, context.ranks) if layout is None else (layout.rules[op.name],)
+            choices = operator_layouts_of(op, context.ranks, rules)
             slots = tuple(slot for reader, slot in structure.data if reader == place)
             own = operator_costs(context, choices, structure.needs[place], structure.saved[place], slots)
             self.operators.append(own)
@@ -320,13 +363,22 @@ class _Builder:
         self.used: dict[str, int] = {}
         for tensor in structure.tensors:
             if tensor.is_variable:
-                table = activation_placements(tensor.shape, context.ranks)
+                table = self._options("tensors", tensor.name, tensor.shape, activation_placements)
                 self.tensor_variables[tensor.name] = (self._add("tensors", tensor.name, table.named), table)
         self.uses: list[_Use] = []
         self.skips: dict[str, int] = {}
         self.alike = [factor for tensor in structure.tensors for factor in self._shared_skip(tensor)]
-        self.shared = self._parameter_factors()
+        self.parameters = self._parameter_terms()
         self.crossings = [crossing for tensor in structure.tensors for crossing in self._edges(tensor)]
+
+    def _options(
+        self, role: Role, name: str, shape: tuple[int, ...], every: Callable[..., PlacementTable]
+    ) -> PlacementTable:
+        """The placements of a tensor or parameter: `every` one, or that of the given layout."""
+        if self.layout is None:
+            return every(shape, self.context.ranks)
+        placements: Mapping[str, tuple[Placement, ...]] = getattr(self.layout, role)
+        return PlacementTable(shape, self.context.ranks, np.array([placements[name]], dtype=np.int64))
 
     def _add(
         self,
@@ -338,15 +390,27 @@ class _Builder:
         self.sizes.append(len(options))
         return len(self.sizes) - 1
 
-    def part(self, mode: Mode) -> FactorGraph:
-        """The factor graph of the block in one mode."""
+    def terms(self, mode: Mode) -> list[Term]:
+        """The costs of the block in one mode, term by term."""
+        return [*self.parameters, *self._terms_of(mode)]
+
+    def _terms_of(self, mode: Mode) -> Iterator[Term]:
+        """The costs that depend on the mode."""
+        yield from (self._use(use, mode) for use in self.uses)
+        yield from (self._operator(place, mode) for place in range(len(self.operators)))
+        yield from (self._edge(crossing, mode) for crossing in self.crossings)
+        for tensor in self.structure.tensors:
+            if self._is_saved_in_place(tensor, mode):
+                yield self._saved(tensor, mode)
+
+    def parts(self, modes: Sequence[Mode]) -> Iterator[tuple[Mode, FactorGraph]]:
+        """The factor graph of the block in each mode."""
+        always = [*self.alike, *map(self._factor, self.parameters)]
+        for mode in modes:
+            yield mode, self._part([*always, *map(self._factor, self._terms_of(mode))])
+
+    def _part(self, factors: Sequence[Factor]) -> FactorGraph:
         structure = self.structure
-        factors = [*self.alike, *self.shared, *(self._use(use, mode) for use in self.uses)]
-        factors += [self._operator(place, mode) for place in range(len(self.operators))]
-        factors += [self._edge(crossing, mode) for crossing in self.crossings]
-        factors += [
-            self._saved(tensor, mode) for tensor in structure.tensors if self._is_saved_in_place(tensor, mode)
-        ]
         entry = next(
             (self.tensor_variables[each.name][0] for each in structure.tensors if each.is_entry), None
         )
@@ -375,33 +439,36 @@ class _Builder:
         same = np.eye(len(table), dtype=bool)[:, :, None]
         return [Factor((variable, shared_variable), np.where(same, 0.0, np.full(len(COLUMNS), np.inf)))]
 
-    def _costs(self, columns: CostColumns, *variables: int) -> Factor:
-        shape = tuple(self.sizes[variable] for variable in variables)
-        return Factor(variables, columns.costs(self.context, shape))
+    def _factor(self, term: Term) -> Factor:
+        shape = tuple(self.sizes[variable] for variable in term.variables)
+        if term.is_swapped:
+            return Factor(term.variables, term.columns.costs(self.context, shape[::-1]).swapaxes(0, 1))
+        return Factor(term.variables, term.columns.costs(self.context, shape))
 
-    def _operator(self, place: int, mode: Mode) -> Factor:
+    def _operator(self, place: int, mode: Mode) -> Term:
         """An operator's own computation and saved tensors."""
         own = self.operators[place]
         columns = CostColumns(peak_bytes=own.working_bytes)
-        columns.forward(own.times.forward_s + own.collective_times.forward_s)
-        columns.blocked(own.collective_times.backward_s)
-        columns.computed_backward(own.times.backward_s)
+        columns.forward(own.times.forward_s, "forward")
+        columns.computed_backward(own.times.backward_s, "backward")
+        columns.forward(own.collective_times.forward_s, "exchanges")
+        columns.blocked(own.collective_times.backward_s, "exchanges")
         is_recomputed = mode == "recomputed" and self.structure.is_repeated[place]
         if is_recomputed:
-            columns.blocked(own.collective_times.forward_s)
-            columns.computed_backward(own.times.forward_s)
-        _save(columns, own.saved_bytes, mode)
+            columns.blocked(own.collective_times.forward_s, "recomputation")
+            columns.computed_backward(own.times.forward_s, "recomputation")
+        columns.save(own.saved_bytes, mode, place)
         if self.structure.block.entry is None:
             # Graph inputs are never recomputed: they stay like an entry for readers in the backward pass.
-            _save(columns, own.data_bytes if is_recomputed else own.saved_data_bytes, "kept")
+            columns.save(own.data_bytes if is_recomputed else own.saved_data_bytes, "kept", place)
         else:
-            _save(columns, own.saved_data_bytes, mode)
-        if place == len(self.operators) - 1:
-            columns.once(self.block_context.fixed_s)
-            columns.forward(self.block_context.sent_forward_s)
-            columns.blocked(self.block_context.sent_backward_s)
-            columns.resident_bytes = columns.resident_bytes + self.block_context.fixed_bytes
-        return self._costs(columns, place)
+            columns.save(own.saved_data_bytes, mode, place)
+        if place == len(self.operators) - 1 and self.layout is None:
+            columns.once(self.block_context.fixed_s, "fixed")
+            columns.forward(self.block_context.sent_forward_s, "sends")
+            columns.blocked(self.block_context.sent_backward_s, "sends")
+            columns.hold(self.block_context.fixed_bytes, "fixed")
+        return Term(columns, (place,), place)
 
     def _edges(self, tensor: Tensor) -> list[Crossing]:
         """All redistributions of a tensor."""
@@ -429,7 +496,7 @@ class _Builder:
             )
         return found
 
-    def _edge(self, crossing: Crossing, mode: Mode) -> Factor:
+    def _edge(self, crossing: Crossing, mode: Mode) -> Term:
         """A redistribution, and the saved copies of the tensor at its ends."""
         tensor, end = crossing.tensor, crossing.end
         is_recomputed = mode == "recomputed" and self.structure.is_needed_for_recompute(
@@ -437,26 +504,34 @@ class _Builder:
         )
         reader = None if crossing.slot is None else self.operators[end]
         columns = edge_costs(self.context, crossing.edge, reader, is_repeated=is_recomputed)
-        _save(columns, self._saved_at_ends(crossing), mode)
-        return self._costs(columns, crossing.start, end)
+        at = crossing.start if reader is None else end
+        made_bytes, read_bytes = self._saved_at_ends(crossing)
+        if crossing.start == tensor.maker:
+            columns.save(made_bytes, mode, crossing.start)
+        if reader is not None:
+            columns.save(read_bytes, mode, end)
+        return Term(columns, (crossing.start, end), at)
 
-    def _saved_at_ends(self, crossing: Crossing) -> Costs:
-        """Bytes that the maker saves of its output and the reader of its input, each tensor once."""
+    def _saved_at_ends(self, crossing: Crossing) -> tuple[Costs, Costs]:
+        """Bytes that the maker saves of its output, and bytes that the reader saves of its input. A tensor
+        that both save in one placement is saved once, by the maker."""
         tensor, edge = crossing.tensor, crossing.edge
         is_made = crossing.start == tensor.maker
         saves_result = is_made and self.operators[crossing.start].saved.output
         start_bytes = edge.start_bytes * float(saves_result) + 0.0 * edge.end_bytes
+        nothing = 0.0 * start_bytes
         if crossing.slot is None:
             saves_here = self.structure.is_saved(tensor)
             if tensor.is_result:
                 saves_here = self.block_context.next_saves_entry
             saves_here |= tensor.is_skip_output
-            return np.where(edge.is_same, 0.0, start_bytes) if saves_here else start_bytes
+            return np.where(edge.is_same, 0.0, start_bytes) if saves_here else start_bytes, nothing
         saves_input = crossing.slot in self.operators[crossing.end].saved.inputs
         end_bytes = edge.end_bytes * float(saves_input) + 0.0 * edge.start_bytes
         if not is_made:
-            return np.where(edge.is_same, 0.0, end_bytes)
-        return np.where(edge.is_same, np.maximum(start_bytes, end_bytes), start_bytes + end_bytes)
+            return nothing, np.where(edge.is_same, 0.0, end_bytes)
+        made_bytes = np.where(edge.is_same, np.maximum(start_bytes, end_bytes), start_bytes)
+        return made_bytes, np.where(edge.is_same, 0.0, end_bytes)
 
     def _is_saved_in_place(self, tensor: Tensor, mode: Mode) -> bool:
         if tensor.is_skip_output:
@@ -467,7 +542,7 @@ class _Builder:
             return False
         return self.structure.is_saved(tensor) or (tensor.is_entry and mode == "recomputed")
 
-    def _saved(self, tensor: Tensor, mode: Mode) -> Factor:
+    def _saved(self, tensor: Tensor, mode: Mode) -> Term:
         """Bytes of a tensor saved in its placement for all readers.
 
         An entry is saved in any mode, and so is a skip tensor by the block that makes it.
@@ -475,10 +550,11 @@ class _Builder:
         shared_variable, table = self.tensor_variables[tensor.name]
         columns = CostColumns()
         nbytes = tensor_bytes(self.context, tensor.shape, table.placements)
-        _save(columns, nbytes, "kept" if tensor.is_entry or tensor.is_skip_output else mode)
-        return self._costs(columns, shared_variable)
+        at = -1 if tensor.maker is None else tensor.maker
+        columns.save(nbytes, "kept" if tensor.is_entry or tensor.is_skip_output else mode, at)
+        return Term(columns, (shared_variable,), at)
 
-    def _parameter_factors(self) -> list[Factor]:
+    def _parameter_terms(self) -> list[Term]:
         """Costs of parameters that do not depend on the mode; `uses` are parameters whose costs do."""
         sizes = {
             parameter.name: op.elements(parameter.dims)
@@ -486,35 +562,36 @@ class _Builder:
             for parameter in op.parameters
         }
         total = sum(sizes.values())
-        factors = []
+        terms = []
         for place, own in enumerate(self.operators):
             for slot, parameter in enumerate(own.choices.op.parameters):
                 bucket = sizes[parameter.name] / total
                 shared_parameter = self.block_context.shared.get(parameter.name)
                 if shared_parameter is None:
-                    factors += self._own_parameter(place, slot, bucket)
+                    terms += self._own_parameter(place, slot, bucket)
                 else:
-                    factors += self._shared_parameter(place, slot, bucket, shared_parameter)
-        return factors
+                    terms += self._shared_parameter(place, slot, bucket, shared_parameter)
+        return terms
 
-    def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, PlacementTable, Factor]:
+    def _stored(self, name: str, shape: tuple[int, ...], reader: int) -> tuple[int, PlacementTable, Term]:
         """A variable for the stored placement of a parameter, and its costs."""
-        table = storage_placements(shape, self.context.ranks)
+        table = self._options("stored", name, shape, storage_placements)
         storage_variable = self._add("stored", name, table.named)
-        return storage_variable, table, self._costs(storage_costs(self.context, table), storage_variable)
+        costs = Term(storage_costs(self.context, table), (storage_variable,), reader)
+        return storage_variable, table, costs
 
-    def _own_parameter(self, place: int, slot: int, bucket: float) -> list[Factor]:
+    def _own_parameter(self, place: int, slot: int, bucket: float) -> list[Term]:
         """A parameter with one reader."""
         own = self.operators[place]
         op = own.choices.op
         parameter = op.parameters[slot]
-        storage_variable, table, storage = self._stored(parameter.name, op.shape(parameter.dims))
+        storage_variable, table, storage = self._stored(parameter.name, op.shape(parameter.dims), place)
         moved = parameter_traffic(self.context, table, own.choices.parameters[slot], bucket)
         share = op.elements(parameter.dims) / sum(op.elements(each.dims) for each in op.parameters)
         self.uses.append(_Use(storage_variable, place, moved, share))
         return [storage]
 
-    def _use(self, use: _Use, mode: Mode) -> Factor:
+    def _use(self, use: _Use, mode: Mode) -> Term:
         """A parameter at its only reader."""
         own = self.operators[use.reader]
         forward_s, backward_s = own.times.forward_s[None] * use.share, own.times.backward_s[None] * use.share
@@ -523,36 +600,31 @@ class _Builder:
             self.context, use.moved, forward_s=forward_s, backward_s=backward_s,
             recompute_s=forward_s if is_recomputed else None, working_bytes=own.working_bytes[None],
         )  # fmt: skip
-        return self._costs(columns, use.storage_variable, use.reader)
+        return Term(columns, (use.storage_variable, use.reader), use.reader)
 
     def _shared_parameter(
         self, place: int, slot: int, bucket: float, shared_parameter: SharedParameter
-    ) -> list[Factor]:
+    ) -> list[Term]:
         """One of several readers of a parameter; the first of them has the storage variable."""
         own = self.operators[place]
         op = own.choices.op
         name, shape = op.parameters[slot].name, op.shape(op.parameters[slot].dims)
-        among = use_placements(shape, self.context.ranks)
+        among = self._options("used", name, shape, use_placements)
         if name not in self.used:
             self.used[name] = self._add("used", name, among.named)
-        factors: list[Factor] = []
+        terms: list[Term] = []
+        copies_bytes: Any = 0.0
         if shared_parameter.first == (place, slot):
-            storage_variable, table, storage = self._stored(name, shape)
-            factors.append(storage)
+            storage_variable, table, storage = self._stored(name, shape, place)
             moved = parameter_traffic(self.context, table, among.placements, bucket)
             columns = shared_parameter_costs(self.context, moved, shared_parameter.readers)
-            costs = columns.costs(self.context, (len(table), len(among))).swapaxes(0, 1)
-            factors.append(Factor((self.used[name], storage_variable), costs))
+            variables = (self.used[name], storage_variable)
+            terms = [storage, Term(columns, variables, place, is_swapped=True)]
+        elif self.layout is not None:
+            table = self._options("stored", name, shape, storage_placements)
+            moved = parameter_traffic(self.context, table, among.placements, bucket)
+            copies_bytes = copied_bytes(self.context, moved)
         read = one_reader_costs(
             self.context, shape, among.placements, own.choices.parameters[slot], own.working_bytes
         )
-        costs = read.costs(self.context, (len(among), len(own)))
-        return [*factors, Factor((self.used[name], place), costs)]
-
-
-def _save(columns: CostColumns, nbytes: Costs, mode: Mode) -> None:
-    """Add bytes that are saved for the backward pass, or recomputed before it."""
-    if mode == "kept":
-        columns.saved_bytes = columns.saved_bytes + nbytes
-    else:
-        columns.recomputed_bytes = columns.recomputed_bytes + nbytes
+        return [*terms, Term(read, (self.used[name], place), place, copies_bytes=copies_bytes)]

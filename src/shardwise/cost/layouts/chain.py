@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log2
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -28,12 +27,25 @@ from shardwise.cost.layouts.block import (
     structure_of,
 )
 from shardwise.cost.layouts.context import CostContext, cost_context_of
-from shardwise.cost.layouts.redistribute import Placements, activation_placements, local_elements
+from shardwise.cost.layouts.redistribute import (
+    Placements,
+    activation_placements,
+    local_elements,
+    value_placements,
+)
 from shardwise.cost.memory import BOUNDARY_BUFFERS
 from shardwise.cost.problem import machine_of
 from shardwise.cost.training import StepCounts, Training
-from shardwise.errors import ConfigError
-from shardwise.graph import Block, BlockLayout, GraphLayout, OpGraph, skip_tensors_of, tensor_shapes
+from shardwise.errors import ConfigError, InternalError
+from shardwise.graph import (
+    Block,
+    BlockLayout,
+    GraphLayout,
+    OpGraph,
+    StagedLayout,
+    skip_tensors_of,
+    tensor_shapes,
+)
 from shardwise.pareto import COLUMNS, Chain, Factor, FactorGraph, Segment
 from shardwise.schedule import NAMES, in_flight
 
@@ -115,7 +127,7 @@ def layout_chain(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mes
     """Costs of every layout of `graph` on `mesh`. Raises ConfigError where a device class lacks the dtype."""
     context = cost_context_of(cluster, mesh, training)
     structures = structures_of(graph, training)
-    fixed_s, fixed_bytes = fixed_costs(context)
+    fixed_s, fixed_bytes = fixed_columns(context)
     graphs: list[BlockGraphs] = []
     for place, structure in enumerate(structures):
         is_last = place == len(structures) - 1
@@ -191,21 +203,42 @@ def structures_of(graph: OpGraph, training: Training) -> list[Structure]:
     return structures
 
 
-def fixed_costs(context: CostContext) -> tuple[float, float]:
-    """(Seconds, bytes) of a step that no layout changes.
+@dataclass(frozen=True, slots=True)
+class FixedCosts:
+    """Costs of a step that no layout changes.
 
-    Seconds: the host's part of a step, and the all-reduce of the gradient norm. Bytes: the driver's context,
-    communicators of the world and of each axis, and send buffers. The former two are outside the allocator,
-    so they are divided by its fragmentation factor here.
+    Seconds: the host's part of a step (`host_s`), and the all-reduce of the gradient norm (`norm_s`).
+    `context_bytes` are outside the allocator: the driver's context, and communicators of the world and of
+    each axis. `buffer_bytes` are send buffers.
     """
+
+    host_s: float
+    norm_s: float
+    context_bytes: float
+    buffer_bytes: float
+
+
+def fixed_costs(context: CostContext) -> FixedCosts:
+    """The fixed costs of a stage, or of a whole graph."""
     efficiency = context.machine.efficiency
     devices = context.counts.stages * context.mesh.devices
     # A stage and its neighbours form a group of their own.
     axes = sum(size > 1 for size in (*context.ranks, context.counts.stages))
-    fixed_bytes = efficiency.context_bytes + (1.0 + axes) * efficiency.communicator_bytes
-    join_s = 2.0 * log2(devices) * context.fabric.alphas_s[-1]
-    resident_bytes = fixed_bytes / (1.0 + efficiency.fragmentation_ratio) + context.counts.buffer_bytes
-    return context.profile.host_step_s + join_s, resident_bytes
+    return FixedCosts(
+        host_s=context.profile.host_step_s,
+        norm_s=float(context.fabric.number_s(devices)),
+        context_bytes=efficiency.context_bytes + (1.0 + axes) * efficiency.communicator_bytes,
+        buffer_bytes=context.counts.buffer_bytes,
+    )
+
+
+def fixed_columns(context: CostContext) -> tuple[float, float]:
+    """(Seconds, bytes) of the fixed costs; bytes outside of the allocator are divided by its fragmentation
+    factor.
+    """
+    fixed = fixed_costs(context)
+    reserved = 1.0 + context.machine.efficiency.fragmentation_ratio
+    return fixed.host_s + fixed.norm_s, fixed.context_bytes / reserved + fixed.buffer_bytes
 
 
 def next_saves_entry(structures: Sequence[Structure], place: int) -> bool:
@@ -233,11 +266,6 @@ def transfer_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Place
     """
     table = activation_placements(shape, ranks)
     return table.named[int(table.local_elements(table.placements).argmin())]
-
-
-def transfer_elements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> float:
-    """Elements of a rank's shard of a tensor between stages."""
-    return float(local_elements(shape, ranks, np.array(transfer_placements(shape, ranks))))
 
 
 def stage_layouts(
@@ -342,7 +370,7 @@ class _Builder:
         At the last cut the next stage saves a copy of its own. The end of the stage has the costs that belong
         to no operator.
         """
-        fixed_s, fixed_bytes = fixed_costs(self.context) if is_end else (0.0, 0.0)
+        fixed_s, fixed_bytes = fixed_columns(self.context) if is_end else (0.0, 0.0)
         key = (place, is_last, is_end)
         if key not in self.known:
             block_context = BlockContext(
@@ -440,12 +468,37 @@ class StageTransfer:
 
 
 def stage_transfer_of(
-    graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, stages: int
+    graph: OpGraph,
+    cluster: Cluster,
+    training: Training,
+    mesh: Mesh,
+    stages: int,
+    layout: StagedLayout | None = None,
 ) -> StageTransfer:
-    """The sends between `stages` consecutive stages, each on `mesh.devices` devices of the cluster."""
+    """The sends between `stages` consecutive stages, each on `mesh.devices` devices of the cluster.
+
+    Tensors have the placements of `layout` at its cuts; without one, those with the fewest elements
+    (`transfer_placements`).
+    """
     machine = machine_of(cluster, training.dtype, training.optimizer, training.profile)
     element_bytes = machine.recipe.activation_bytes
     shapes = entry_shapes(graph)
+    if layout is None:
+        elements = [
+            0.0
+            if shape is None
+            else float(local_elements(shape, mesh.ranks, np.array(transfer_placements(shape, mesh.ranks))))
+            for shape in shapes
+        ]
+    else:
+        elements = [0.0] * len(shapes)
+        blocks = [block for block in graph.blocks for _ in range(block.repeat)]
+        for cut in layout.cuts:
+            shape, name = shapes[cut], blocks[cut].entry
+            if shape is None or name is None:
+                raise InternalError(f"block {blocks[cut].name} has no entry tensor from the stage before it")
+            placements = value_placements(np.array(layout.blocks[cut].tensors[name]))
+            elements[cut] = float(local_elements(shape, mesh.ranks, placements))
     spans = [tier.span for tier in cluster.tiers]
     tiers = []
     for stage in range(stages - 1):
@@ -456,9 +509,7 @@ def stage_transfer_of(
         )
     return StageTransfer(
         fabric=collective_model_of(machine),
-        nbytes=tuple(
-            0.0 if shape is None else element_bytes * transfer_elements(shape, mesh.ranks) for shape in shapes
-        ),
+        nbytes=tuple(element_bytes * count for count in elements),
         tiers=tuple(tiers),
         senders=tuple(min(mesh.devices, 1 if tier == 0 else spans[tier - 1]) for tier in tiers),
         overlap=training.profile.pipeline_overlap,

@@ -5,8 +5,8 @@ A cost has the five columns of `pareto.COLUMNS`. docs/concepts/pareto-search.md,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from shardwise.cost.layouts.redistribute import Redistributions, redistributions
 from shardwise.cost.problem import Machine, attention_kernel, machine_of
 from shardwise.cost.training import WHOLE_BATCH, StepCounts, Training
 from shardwise.equations import compute
+from shardwise.graph import Mode
 from shardwise.pareto import COLUMNS, Costs
 from shardwise.strategy import Profile
 
@@ -48,7 +49,7 @@ class CostContext:
     @property
     def stream_bytes_per_s(self) -> float:
         """Achieved memory bandwidth of a long sequential pass."""
-        return self.machine.memory_bytes_per_s * self.machine.efficiency.memory.fraction
+        return self.machine.stream_bytes_per_s
 
     def redistributions(self, shape: tuple[int, ...], element_bytes: float) -> Redistributions:
         """The redistributions of a tensor, computed once per shape and element size."""
@@ -84,6 +85,20 @@ def cost_context_of(
     )
 
 
+When = Literal["forward", "backward", "step"]
+"""The pass of a micro-batch in which seconds are spent, or once per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBytes:
+    """Bytes that exist from the end of operator `since` of their block until the backward pass returns there;
+    -1 is the last operator of the block before. They are saved, or recomputed."""
+
+    nbytes: Any
+    since: int
+    is_recomputed: bool
+
+
 @dataclass(slots=True)
 class CostColumns:
     """Costs while they are summed: arrays that broadcast together.
@@ -95,6 +110,9 @@ class CostColumns:
 
     Bytes: `resident_bytes` throughout the step, `saved_bytes` of saved activations per micro-batch,
     `recomputed_bytes` within a recomputed block, `peak_bytes` of the largest temporaries.
+
+    `spent`, `held` and `saved` are the terms of these sums one by one: seconds with their purpose and pass,
+    resident bytes with their purpose, and activations.
     """
 
     resident_bytes: Any = 0.0
@@ -108,35 +126,57 @@ class CostColumns:
     once_s: Any = 0.0
     summed_s: Any = 0.0
     late_s: Any = 0.0
+    spent: list[tuple[str, When, Any]] = field(default_factory=list)
+    held: list[tuple[str, Any]] = field(default_factory=list)
+    saved: list[SavedBytes] = field(default_factory=list)
 
-    def forward(self, seconds: Any) -> None:
+    def forward(self, seconds: Any, what: str) -> None:
         """Add seconds of each forward pass."""
         self.forward_s = self.forward_s + seconds
+        self.spent.append((what, "forward", seconds))
 
-    def blocked(self, seconds: Any) -> None:
+    def blocked(self, seconds: Any, what: str) -> None:
         """Add seconds of each backward pass that overlap with nothing."""
         self.blocked_s = self.blocked_s + seconds
+        self.spent.append((what, "backward", seconds))
 
-    def once(self, seconds: Any) -> None:
+    def once(self, seconds: Any, what: str) -> None:
         """Add seconds of each step."""
         self.once_s = self.once_s + seconds
+        self.spent.append((what, "step", seconds))
 
-    def computed_backward(self, seconds: Any) -> None:
+    def computed_backward(self, seconds: Any, what: str) -> None:
         """Add backward computation that gradient synchronisation can overlap with."""
         self.computed_s = self.computed_s + seconds
+        self.spent.append((what, "backward", seconds))
 
-    def hidden_backward(self, exposed_s: Any, hidden_s: Any) -> None:
-        """Add communication that overlaps with backward computation for `hidden_s` and adds `exposed_s`.
+    def hidden_backward(self, times: tuple[Any, Any], what: str) -> None:
+        """Add communication that adds `times[0]` seconds to the backward pass, and overlaps with `times[1]`
+        seconds of its computation.
 
         That computation then overlaps with nothing else.
         """
-        self.blocked_s = self.blocked_s + exposed_s
+        exposed_s, hidden_s = times
+        self.blocked(exposed_s, what)
         self.busy_s = self.busy_s + hidden_s
 
     def summed_gradients(self, seconds: Any, overlap: Any) -> None:
         """Add gradient synchronisation of which the share `overlap` can overlap."""
         self.summed_s = self.summed_s + seconds
         self.late_s = self.late_s + (1.0 - overlap) * seconds
+
+    def hold(self, nbytes: Any, what: str) -> None:
+        """Add bytes that are resident throughout the step."""
+        self.resident_bytes = self.resident_bytes + nbytes
+        self.held.append((what, nbytes))
+
+    def save(self, nbytes: Any, mode: Mode, since: int) -> None:
+        """Add bytes that are saved for the backward pass, or recomputed before it, since operator `since`."""
+        if mode == "kept":
+            self.saved_bytes = self.saved_bytes + nbytes
+        else:
+            self.recomputed_bytes = self.recomputed_bytes + nbytes
+        self.saved.append(SavedBytes(nbytes, since, mode == "recomputed"))
 
     def costs(self, context: CostContext, shape: tuple[int, ...]) -> Costs:
         """The costs by column, with the fragmentation of the allocator.

@@ -23,16 +23,16 @@ from shardwise.cost.layouts.redistribute import (
     gradient_placements,
     group_sizes,
     local_elements,
+    redistribute_s,
+    redistribution_elements,
     value_placements,
 )
 from shardwise.cost.operators import (
-    FUSED_BACKWARD_WORK,
-    SOFTMAX_BACKWARD_PASSES,
-    SOFTMAX_FORWARD_PASSES,
     UNFUSED_SCORE_BYTES,
-    cast_s,
+    fused_attention_s,
+    matmul_times,
     moved_s,
-    product_s,
+    unfused_attention_s,
 )
 from shardwise.equations import compute
 from shardwise.errors import InternalError
@@ -80,7 +80,7 @@ class OperatorLayouts:
         return np.asarray(self.extent(tuple(self.op.dims)) / float(prod(self.op.dims.values())))
 
 
-def operator_layouts_of(op: OpNode, ranks: tuple[int, ...]) -> OperatorLayouts:
+def every_rule(op: OpNode, ranks: tuple[int, ...]) -> tuple[tuple[ShardingRule, ...], ...]:
     """Every legal combination of one rule of `op` per axis; along an axis of one rank, only the plain
     rule.
     """
@@ -90,6 +90,13 @@ def operator_layouts_of(op: OpNode, ranks: tuple[int, ...]) -> OperatorLayouts:
     found = tuple(combined for combined in product(*among) if allows(op, combined, ranks))
     if not found:
         raise InternalError(f"operator {op.name} has no layout")
+    return found
+
+
+def operator_layouts_of(
+    op: OpNode, ranks: tuple[int, ...], found: tuple[tuple[ShardingRule, ...], ...]
+) -> OperatorLayouts:
+    """The layouts of `op` with these rules per axis."""
     sizes = [local_sizes(op, combined, ranks) for combined in found]
 
     def placed(of: list[list[int]]) -> Integers:
@@ -221,25 +228,12 @@ def _extent(choices: OperatorLayouts, work: KernelWork, dims: tuple[str, ...]) -
 
 def _matmul(context: CostContext, choices: OperatorLayouts, work: KernelWork, needs: Needs) -> Times:
     m, n, k = (_extent(choices, work, dims) for dims in (work.m, work.n, work.k))
-    batch = _extent(choices, work, work.batch)
-    is_batched = bool(work.batch)
-
-    def product(rows: Values, columns: Values, inner: Values) -> Any:
-        keys = rows if is_batched else None
-        return product_s(context.machine, batch * rows, columns, inner, keys)
-
-    def cast(elements: Values) -> Any:
-        return 0.0 if is_batched else cast_s(context.machine, elements)
-
-    forward_s = product(m, n, k) + cast(m * k)
-    backward_s = 0.0 * forward_s
-    if needs.left:
-        backward_s = backward_s + product(m, k, n) + cast(m * n)
-    if needs.right:
-        parts = _sum_parts(context, k, n, m) if work.splits_sums else 1.0
-        backward_s = backward_s + product(k * parts, n, m / parts)
+    batch = _extent(choices, work, work.batch) if work.batch else None
+    parts = _sum_parts(context, k, n, m) if work.splits_sums else 1.0
+    times = matmul_times(context.machine, m, n, k, batch=batch, parts=parts)
     steps = _steps(choices, work)
-    return Times(steps * forward_s, steps * backward_s)
+    backward_s = float(needs.left) * times.input_s + float(needs.right) * times.weight_s
+    return Times(steps * times.forward_s, steps * backward_s)
 
 
 SPLIT_SUM = 1024.0
@@ -273,29 +267,15 @@ def _memory(context: CostContext, choices: OperatorLayouts, work: KernelWork) ->
 def _attention(context: CostContext, choices: OperatorLayouts, work: KernelWork) -> Times:
     if context.attention is None:
         return _unfused(context, choices, work)
-    machine, curve = context.machine, context.attention
     queries = choices.extent(work.batch) * choices.extent(work.m)
     keys, width, values = (choices.extent(dims) for dims in (work.n, work.k, work.v))
     window = keys if work.window is None else np.minimum(float(work.window), keys)
     met = compute.keys_per_query(keys, window, 0.5 if work.causal else 1.0)
     flop = compute.attention_work(queries, met, 1.0, width, values)
-    saturated = compute.saturation(keys, curve.seq_half)
     op = choices.op
-    nbytes = sum((choices.extent(operand.dims) for operand in op.inputs), choices.extent(op.output))
-    nbytes = nbytes * context.activation_bytes
-    forward_s, backward_s = (
-        machine.efficiency.launch_s
-        + compute.roofline_s(
-            scale * flop,
-            passes * nbytes,
-            machine.other_flop_per_s * fraction * saturated,
-            context.stream_bytes_per_s,
-        )
-        for scale, passes, fraction in (
-            (1.0, 1.0, curve.forward_fraction), (FUSED_BACKWARD_WORK, 2.0, curve.backward_fraction),
-        )
-    )  # fmt: skip
-    return Times(forward_s, backward_s)
+    elements = sum((choices.extent(operand.dims) for operand in op.inputs), choices.extent(op.output))
+    nbytes = elements * context.activation_bytes
+    return Times(*fused_attention_s(context.machine, context.attention, flop, nbytes, keys))
 
 
 def scores_of(choices: OperatorLayouts, work: KernelWork) -> Values:
@@ -306,14 +286,9 @@ def scores_of(choices: OperatorLayouts, work: KernelWork) -> Values:
 def _unfused(context: CostContext, choices: OperatorLayouts, work: KernelWork) -> Times:
     queries, batch = choices.extent(work.m), choices.extent(work.batch)
     keys, width, values = (choices.extent(dims) for dims in (work.n, work.k, work.v))
-    pass_bytes = scores_of(choices, work) * (context.activation_bytes * context.profile.pointwise_passes)
-    score_s = product_s(context.machine, batch * queries, keys, width, queries)
-    value_s = product_s(context.machine, batch * queries, values, keys, queries)
-    forward_s, backward_s = (
-        moved_s(context.machine, passes * pass_bytes)
-        for passes in (SOFTMAX_FORWARD_PASSES, SOFTMAX_BACKWARD_PASSES)
+    return Times(
+        *unfused_attention_s(context.machine, context.profile, batch * queries, queries, keys, width, values)
     )
-    return Times(score_s + value_s + forward_s, 2.0 * (score_s + value_s) + backward_s)
 
 
 def _given(
@@ -468,6 +443,11 @@ def edge_of(
 
     `value_bytes` and `gradient_bytes` are per element. Gradients cost nothing unless `needs_gradient`.
     """
+    if len(start) == len(end) == 1:
+        return _one_edge(
+            context, shape, start, end, needs_gradient=needs_gradient,
+            value_bytes=value_bytes, gradient_bytes=gradient_bytes,
+        )  # fmt: skip
     values = context.redistributions(shape, value_bytes)
     gradients = context.redistributions(shape, gradient_bytes)
     a, b = (values.table.find(value_placements(each)) for each in (start, end))
@@ -483,6 +463,37 @@ def edge_of(
     return Edge(forward_s, backward_s, is_same, start_bytes, end_bytes, copies)
 
 
+def _one_edge(
+    context: CostContext,
+    shape: tuple[int, ...],
+    start: Integers,
+    end: Integers,
+    *,
+    needs_gradient: bool,
+    value_bytes: float,
+    gradient_bytes: float,
+) -> Edge:
+    """The same for one pair of placements (1, axes), without a table of all pairs."""
+    ways = [(value_placements(start), value_placements(end), value_bytes)]
+    if needs_gradient:
+        ways.append((gradient_placements(end), gradient_placements(start), gradient_bytes))
+    seconds, copies = [np.zeros(1)] * 2, [np.zeros(1)] * 2
+    for way, (there, then, element_bytes) in enumerate(ways):
+        if (there != then).any():
+            seconds[way] = redistribute_s(context.fabric, context.mesh, shape, element_bytes, there, then)
+            copies[way] = redistribution_elements(shape, context.ranks, there, then) * element_bytes
+    (a, b, _), *_ = ways
+    sizes = [local_elements(shape, context.ranks, each)[:, None] * value_bytes for each in (a, b)]
+    return Edge(
+        forward_s=seconds[0][:, None],
+        backward_s=seconds[1][:, None],
+        is_same=(a == b).all(axis=-1)[:, None],
+        start_bytes=sizes[0],
+        end_bytes=sizes[1],
+        copies_bytes=np.max(copies, axis=0)[:, None],
+    )
+
+
 def edge_costs(
     context: CostContext, edge: Edge, reader: OperatorCosts | None, *, is_repeated: bool
 ) -> CostColumns:
@@ -493,14 +504,17 @@ def edge_costs(
     """
     columns = CostColumns(peak_bytes=edge.copies_bytes)
     if reader is None or reader.overlap == (0.0, 0.0):
-        columns.forward(edge.forward_s)
-        columns.blocked(edge.backward_s + (edge.forward_s if is_repeated else 0.0))
+        columns.forward(edge.forward_s, "conversions")
+        columns.blocked(edge.backward_s, "conversions")
+        if is_repeated:
+            columns.blocked(edge.forward_s, "recomputation")
         return columns
     inputs = float(len(reader.choices.op.inputs))
     forward_s, backward_s = reader.times.forward_s[None] / inputs, reader.times.backward_s[None] / inputs
     there = context.exposed_and_hidden_s(edge.forward_s, forward_s, reader.overlap[0])
-    columns.forward(there[0])
-    columns.hidden_backward(*context.exposed_and_hidden_s(edge.backward_s, backward_s, reader.overlap[1]))
+    columns.forward(there[0], "conversions")
+    back = context.exposed_and_hidden_s(edge.backward_s, backward_s, reader.overlap[1])
+    columns.hidden_backward(back, "conversions")
     if is_repeated:
-        columns.hidden_backward(*there)
+        columns.hidden_backward(there, "recomputation")
     return columns

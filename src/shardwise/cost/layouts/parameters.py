@@ -22,11 +22,8 @@ from shardwise.cost.layouts.redistribute import (
     redistribute_s,
     value_placements,
 )
-from shardwise.cost.sharding import PREFETCHED_LAYERS, update_bytes
+from shardwise.cost.sharding import PREFETCHED_LAYERS, norm_passes_s, update_s
 from shardwise.graph import REPLICATE, REPLICATE_SHARD_STATES, REPLICATE_SUM_GRAD, shard
-
-NORM_PASSES = 3.0
-"""Passes over the gradients for their norm and clipping: two reads and a write."""
 
 
 def storage_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> PlacementTable:
@@ -44,18 +41,12 @@ def storage_costs(context: CostContext, table: PlacementTable) -> CostColumns:
     recipe, optimizer = context.machine.recipe, context.machine.optimizer
     whole = table.local_elements(value_placements(table.placements))
     owned = table.local_elements(table.placements)
-    columns = CostColumns(
-        resident_bytes=whole * (recipe.weight_bytes + recipe.gradient_bytes)
-        + owned * (recipe.master_bytes + optimizer.state_bytes)
-    )
-    moved_bytes = update_bytes(context.machine) + NORM_PASSES * recipe.gradient_bytes
-    # Newton-Schulz works on the smaller side of a matrix; vectors are updated element by element.
-    width = float(min(table.shape)) if len(table.shape) > 1 else 0.0
-    speed = context.machine.matmul_flop_per_s * context.machine.efficiency.matmul.peak_fraction
-    columns.once(
-        owned * moved_bytes / context.stream_bytes_per_s
-        + owned * optimizer.work_flop_per_hidden * width / speed
-    )
+    columns = CostColumns()
+    columns.hold(whole * recipe.weight_bytes, "parameters")
+    columns.hold(whole * recipe.gradient_bytes, "gradients")
+    columns.hold(owned * (recipe.master_bytes + optimizer.state_bytes), "optimizer")
+    width = float(min(table.shape)) if len(table.shape) > 1 else 0.0  # vectors are updated element by element
+    columns.once(update_s(context.machine, owned, width) + norm_passes_s(context.machine, owned), "optimizer")
     return columns
 
 
@@ -119,11 +110,13 @@ def parameter_traffic(
     )
 
 
-def _gathered_at_once(context: CostContext) -> float:
-    """Gathered weights at the same time: this use, and the next one where gathers overlap with
-    computation.
+def copied_bytes(context: CostContext, moved: ParameterTraffic) -> Values:
+    """Bytes (S, U) of copies during a use, in addition to storage: gathered weights, and a larger gradient.
+
+    Gathered are the weights of this use, and of the next one where gathers overlap with computation.
     """
-    return PREFETCHED_LAYERS if context.profile.shard_overlap > 0.0 else 1.0
+    uses = PREFETCHED_LAYERS if context.profile.shard_overlap > 0.0 else 1.0
+    return uses * moved.gathered_bytes + moved.gradient_bytes
 
 
 def single_reader_costs(
@@ -145,21 +138,17 @@ def single_reader_costs(
     overlap with any backward computation: those of unsharded weights, and those along axes that do not shard.
     Updated weights are gathered during the next forward pass.
     """
-    copies_bytes = _gathered_at_once(context) * moved.gathered_bytes
-    columns = CostColumns(peak_bytes=working_bytes + copies_bytes + moved.gradient_bytes)
+    columns = CostColumns(peak_bytes=working_bytes + copied_bytes(context, moved))
     profile = context.profile
     half_s = backward_s / 2.0
-    columns.forward(context.exposed_and_hidden_s(moved.gather_s, forward_s, profile.shard_overlap)[0])
+    share = profile.shard_overlap
+    columns.forward(context.exposed_and_hidden_s(moved.gather_s, forward_s, share)[0], "gathers")
     if recompute_s is not None:
-        columns.hidden_backward(
-            *context.exposed_and_hidden_s(moved.gather_s, recompute_s, profile.shard_overlap)
-        )
-    columns.hidden_backward(*context.exposed_and_hidden_s(moved.gather_s, half_s, profile.shard_overlap))
-    columns.hidden_backward(
-        *context.exposed_and_hidden_s(moved.reduce_scatter_s, half_s, profile.shard_overlap)
-    )
+        columns.hidden_backward(context.exposed_and_hidden_s(moved.gather_s, recompute_s, share), "gathers")
+    columns.hidden_backward(context.exposed_and_hidden_s(moved.gather_s, half_s, share), "gathers")
+    columns.hidden_backward(context.exposed_and_hidden_s(moved.reduce_scatter_s, half_s, share), "gradients")
     columns.summed_gradients(moved.sync_s, profile.data_overlap)
-    columns.once(moved.update_s - np.minimum(profile.state_overlap * moved.update_s, forward_s))
+    columns.once(moved.update_s - np.minimum(profile.state_overlap * moved.update_s, forward_s), "gathers")
     return columns
 
 
@@ -169,14 +158,12 @@ def shared_parameter_costs(context: CostContext, moved: ParameterTraffic, reader
     The gather counts for each reader in both passes, the gradient once; its reduction may overlap. A gradient
     that cannot be accumulated in the stored one stays allocated.
     """
-    columns = CostColumns(
-        resident_bytes=moved.separate_gradient_bytes,
-        peak_bytes=_gathered_at_once(context) * moved.gathered_bytes + moved.gradient_bytes,
-    )
+    columns = CostColumns(peak_bytes=copied_bytes(context, moved))
+    columns.hold(moved.separate_gradient_bytes, "gradients")
     profile = context.profile
-    columns.forward(readers * moved.gather_s)
-    columns.blocked(readers * moved.gather_s)
-    columns.once(moved.update_s)
+    columns.forward(readers * moved.gather_s, "gathers")
+    columns.blocked(readers * moved.gather_s, "gathers")
+    columns.once(moved.update_s, "gathers")
     overlap = np.where(moved.gather_s > 0.0, profile.shard_overlap, profile.data_overlap)
     columns.summed_gradients(moved.reduce_scatter_s + moved.sync_s, overlap)
     return columns
@@ -196,8 +183,8 @@ def one_reader_costs(
         value_bytes=recipe.weight_bytes, gradient_bytes=recipe.gradient_bytes,
     )  # fmt: skip
     columns = CostColumns()
-    columns.forward(edge.forward_s)
-    columns.blocked(edge.forward_s + edge.backward_s)
+    columns.forward(edge.forward_s, "gathers")
+    columns.blocked(edge.forward_s + edge.backward_s, "gathers")
     copy = edge.end_bytes * (1.0 + recipe.gradient_bytes / recipe.weight_bytes)
     columns.peak_bytes = np.where(edge.is_same, 0.0, working_bytes[None] + copy)
     return columns

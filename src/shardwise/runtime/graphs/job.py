@@ -1,8 +1,8 @@
-"""The training job that runs an operator graph under its plan: `GraphTrainingJob`, `graph_training_job`."""
+"""The training job that runs an operator graph under its plan: `GraphTrainingJob`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -12,52 +12,42 @@ from torch.profiler import record_function
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, loss_weight, samples_dim, scaled
-from shardwise.plans import GraphPlan
-from shardwise.runtime.devices import COMPUTE
+from shardwise.plans import Plan
+from shardwise.runtime.devices import COMPUTE, placed
 from shardwise.runtime.gradients import StepResult
 from shardwise.runtime.graphs.interpreter import GraphStage, Interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
-from shardwise.runtime.graphs.modules import GraphModule, captured, first_readers, is_weight
+from shardwise.runtime.graphs.modules import Captured, GraphModule, captured, first_readers, is_weight
 from shardwise.runtime.graphs.parameters import ShardedParameter, publish, shard_parameters, square_sum
 from shardwise.runtime.graphs.placements import ProcessMesh
-from shardwise.runtime.graphs.program import GraphProgram, Settings, program_of
+from shardwise.runtime.graphs.program import GraphProgram, program_of
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.optimizer import optimizer_of_parameters
+from shardwise.runtime.private import TensorChunks
 from shardwise.runtime.profiling import NORM, OPTIMIZER
+from shardwise.runtime.state_dict import MODEL, STEP, ParameterValue, StateDict, first_states, state_name
 from shardwise.schedule import generate, lower
 
 
-class GraphTrainingJob:
-    """A graph with its parameters and optimizer, distributed over the ranks of the running processes.
+class GraphTrainingJob(TrainingJob):
+    """A job of an operator graph.
 
-    `values` are the whole parameters by their names in the graph, the same on every rank. Weight decay
-    applies to the names in `matrices`. `data` turns a batch into the inputs of the graph. A bf16 job computes
-    with copies of the parameters; gradients have the dtype of the parameters. Tensors are on devices of
-    `device_type`. With stages, `store` holds the parameters of this rank's stage only.
+    A bf16 job computes with copies of the parameters; gradients have the dtype of the parameters. With
+    stages, `store` holds the parameters of this rank's stage only.
     """
 
-    def __init__(
-        self,
-        plan: GraphPlan,
-        values: Mapping[str, Tensor],
-        *,
-        matrices: frozenset[str],
-        settings: Mapping[int, Settings],
-        data: Callable[[Any], Mapping[str, Tensor]],
-        device_type: str,
-        lr: float,
-        max_norm: float,
-    ) -> None:
-        self.plan, self._max_norm, self._data = plan, max_norm, data
-        self._device_type = device_type
+    def __init__(self, source: Captured, plan: Plan, *, device_type: str, lr: float, max_norm: float) -> None:
+        super().__init__(source, plan, device_type=device_type, lr=lr, max_norm=max_norm)
+        self._data = source.data
         self._dtype = None if plan.job.dtype == "fp32" else COMPUTE[plan.job.dtype]
         self.grid = ProcessMesh(plan.mesh.ranks, meshes=plan.stages)
         of_one = scaled(plan.graph, plan.graph.batch // plan.microbatches)
-        program = program_of(of_one, plan.layout, self.grid, settings)
+        program = program_of(of_one, plan.operators, self.grid, source.settings)
         self._stages: list[GraphProgram] = [program.part(first, end) for first, end in _spans(plan)]
         own = self._stages[self.grid.mesh]
-        placed = {name: values[name].to(device_type) for name in own.parameters}
-        self.store: dict[str, ShardedParameter] = shard_parameters(self.grid, own, placed, self._dtype)
-        self._dtypes = {name: values[name].dtype for name in program.parameters}
+        here = {name: placed(source.values[name], device_type) for name in own.parameters}
+        self.store: dict[str, ShardedParameter] = shard_parameters(self.grid, own, here, self._dtype)
+        self._dtypes = {name: source.values[name].dtype for name in program.parameters}
         self._stage = GraphStage(
             Interpreter(own, self.grid, self.store, self._placed),
             weight=loss_weight(plan.graph, plan.microbatches),
@@ -65,24 +55,41 @@ class GraphTrainingJob:
             trains_before=any(part.parameters for part in self._stages[: self.grid.mesh]),
             device=device_type,
         )
-        schedule = plan.layout.schedule if isinstance(plan.layout, StagedLayout) else "1f1b"
+        schedule = plan.operators.schedule if isinstance(plan.operators, StagedLayout) else "1f1b"
         table = generate(schedule, pp=plan.stages, microbatches=plan.microbatches, vpp=1)
         self._row = lower(table, unshard=False).ranks[self.grid.mesh]
-        owned = [(param.owned, param.name in matrices) for param in self.store.values()]
+        owned = [(param.owned, param.name in source.matrices) for param in self.store.values()]
         self.optimizer = optimizer_of_parameters(plan.job.optimizer, owned, lr=lr)
 
-    def step(self, batch: Any) -> StepResult:
-        """One optimizer step on `batch`, which is whole and the same on every rank.
-
-        `batch` has the arguments of the module's forward, or the graph's inputs by name for a `graph_module`.
-        ConfigError where an input has not the plan's shape.
-        """
-        result = self.backward(batch)
-        self.update()
-        return result
+    @staticmethod
+    def source_of(
+        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> Captured:
+        """`module` as the plan's graph has it; a `graph_module` needs no `inputs`. ConfigError also where
+        this runtime does not run one of the operators."""
+        _check_kinds(plan.graph)
+        if not isinstance(module, GraphModule):
+            if inputs is None:
+                raise ConfigError(
+                    "is needed to capture the module", key="inputs", found="nothing",
+                    allowed="the arguments of its forward for the whole batch",
+                )  # fmt: skip
+            return captured(module, inputs, plan.graph)
+        if module.graph != plan.graph:
+            raise ConfigError(
+                "is not the plan's graph", key="module", found=module.graph.name, allowed=plan.graph.name
+            )
+        readers = first_readers(plan.graph)
+        return Captured(
+            settings={},
+            values={name: parameter.detach() for name, parameter in module.named_parameters()},
+            matrices=frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot)),
+            data=_by_name,
+        )
 
     def backward(self, batch: Any) -> StepResult:
-        """The part of `step` before the optimizer: the loss, and clipped gradients in the parameters."""
+        """As in `TrainingJob`; `batch` has the arguments of the module's forward, or the graph's inputs by
+        name for a `graph_module`."""
         shares = self._microbatches(self._checked(self._data(batch)))
         for param in self.store.values():
             param.reset_gradient()
@@ -90,20 +97,18 @@ class GraphTrainingJob:
         if self.plan.stages > 1:
             distributed.broadcast(value, src=self._first_rank_of(self.plan.stages - 1))
         with record_function(NORM):
-            squares = square_sum(self.store.values(), self._device_type)
+            squares = square_sum(self.store.values(), self.device_type)
         if self.plan.devices > 1:
             distributed.all_reduce(squares)
         norm = float(squares.sqrt())
-        if norm > self._max_norm:
+        if norm > self.max_norm:
             with record_function(NORM):
                 for param in self.store.values():
                     if param.owned.grad is not None:
-                        param.owned.grad.mul_(self._max_norm / norm)
+                        param.owned.grad.mul_(self.max_norm / norm)
         return StepResult(loss=float(value), gradient_norm=norm)
 
     def update(self) -> None:
-        """The part of `step` after `backward`: the optimizer updates the parameters, and gradients are
-        freed."""
         with record_function(OPTIMIZER):
             self.optimizer.step()
             self.sync_weights()
@@ -113,6 +118,44 @@ class GraphTrainingJob:
         """Copy the optimizer's weights to those that ranks compute with, after the former were written to."""
         for block in self._stage.interpreter.parameter_groups:
             publish(self.grid, block)
+
+    def fill(self, whole: ParameterValue) -> None:
+        with torch.no_grad():
+            for param in self.store.values():
+                value = whole(param.name, torch.Size(param.stored.spec.shape))
+                for start, box in param.chunks(param.owned.detach()).items():
+                    sizes = zip(start, box.shape, strict=True)
+                    box.copy_(value[tuple(slice(first, first + size) for first, size in sizes)])
+        self.sync_weights()
+
+    def saved_state(self) -> StateDict:
+        saved: StateDict = {}
+        for param in self.store.values():
+            for kind, own in self._states_of(param):
+                if kind == STEP or param.is_first_copy:
+                    saved |= _state_part(param, kind, own.to("cpu", copy=True))
+        return saved
+
+    def load(self, read: Callable[[StateDict], None]) -> None:
+        read(self.load_targets())
+        self.sync_weights()
+
+    def load_targets(self) -> StateDict:
+        """All state that this rank holds, including replicas: the job's own tensors."""
+        found: StateDict = {}
+        for param in self.store.values():
+            for kind, own in self._states_of(param):
+                found |= _state_part(param, kind, own)
+        return found
+
+    def _states_of(self, param: ShardedParameter) -> Iterator[tuple[str, Tensor]]:
+        """What the optimizer updates of a parameter, and its states, by kind. Creates the states before the
+        first step."""
+        yield MODEL, param.owned.detach()
+        states = self.optimizer.state[param.owned]
+        if not states:
+            states.update(first_states(self.plan.job.optimizer, param.owned))
+        yield from states.items()
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter, whole, by its name in the graph. A collective: every rank calls it at the same
@@ -135,7 +178,7 @@ class GraphTrainingJob:
                     found[name] = whole(self.store[name]).clone(memory_format=torch.contiguous_format)
                 else:
                     found[name] = torch.empty(
-                        stored.spec.shape, dtype=self._dtypes[name], device=self._device_type
+                        stored.spec.shape, dtype=self._dtypes[name], device=self.device_type
                     )
                 distributed.broadcast(found[name], src=self._first_rank_of(stage))
         return found
@@ -159,7 +202,7 @@ class GraphTrainingJob:
 
     def _placed(self, data: Tensor) -> Tensor:
         """`data` on the compute device; floating-point tensors in the compute dtype."""
-        return data.to(self._device_type, self._dtype if data.is_floating_point() else None)
+        return data.to(self.device_type, self._dtype if data.is_floating_point() else None)
 
     def _split_microbatches(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
         """An input of the graph by micro-batch: its samples, or the whole input if no dim grows with the
@@ -181,71 +224,24 @@ class GraphTrainingJob:
         return batch
 
 
-def _spans(plan: GraphPlan) -> Sequence[tuple[int, int]]:
+def _spans(plan: Plan) -> Sequence[tuple[int, int]]:
     """The first block of each stage, and the block after its last."""
-    layout = plan.layout
+    layout = plan.operators
     return layout.spans if isinstance(layout, StagedLayout) else ((0, len(layout.blocks)),)
 
 
-def graph_training_job(
-    module: nn.Module,
-    plan: GraphPlan,
-    inputs: Sequence[Any] | Mapping[str, Any] | None,
-    *,
-    device_type: str,
-    lr: float,
-    max_norm: float,
-) -> GraphTrainingJob:
-    """A training job of `module`, which computes the whole graph of the plan.
-
-    The running processes are as many as the plan has devices, and compute on devices of `device_type`.
-    `inputs` are the arguments of the module's forward for the whole batch; a `graph_module` needs none.
-    ConfigError where the module does not compute the plan's graph, or this runtime does not run one of its
-    operators.
-    """
-    if not isinstance(module, GraphModule):
-        return _captured_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
-    if module.graph != plan.graph:
-        raise ConfigError(
-            "is not the plan's graph", key="module", found=module.graph.name, allowed=plan.graph.name
-        )
-    check_kinds(plan.graph)
-    readers = first_readers(plan.graph)
-    return GraphTrainingJob(
-        plan,
-        {name: parameter.detach() for name, parameter in module.named_parameters()},
-        matrices=frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot)),
-        settings={},
-        data=lambda batch: batch,
-        device_type=device_type,
-        lr=lr,
-        max_norm=max_norm,
-    )
+def _by_name(batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The inputs of a graph that are given by name."""
+    return batch
 
 
-def _captured_job(
-    module: nn.Module,
-    plan: GraphPlan,
-    inputs: Sequence[Any] | Mapping[str, Any] | None,
-    *,
-    device_type: str,
-    lr: float,
-    max_norm: float,
-) -> GraphTrainingJob:
-    if inputs is None:
-        raise ConfigError(
-            "is needed to capture the module", key="inputs", found="nothing",
-            allowed="the arguments of its forward for the whole batch",
-        )  # fmt: skip
-    check_kinds(plan.graph)
-    own = captured(module, inputs, plan.graph)
-    return GraphTrainingJob(
-        plan, own.values, matrices=own.matrices, settings=own.settings, data=own.data,
-        device_type=device_type, lr=lr, max_norm=max_norm,
-    )  # fmt: skip
+def _state_part(param: ShardedParameter, kind: str, own: Tensor) -> StateDict:
+    """A state of a parameter by its name in a state dict."""
+    chunks = TensorChunks(param.stored.spec.shape, param.chunks(own)) if kind != STEP else own
+    return {state_name(kind, param.name): chunks}
 
 
-def check_kinds(graph: OpGraph) -> None:
+def _check_kinds(graph: OpGraph) -> None:
     """ConfigError with the name of the first operator whose kind this runtime does not run."""
     for block in graph.blocks:
         for op in block.operators:

@@ -41,6 +41,7 @@ from shardwise.runtime.graph_capture.torch_export import (
 from shardwise.runtime.graphs.kernels_elementwise import element_function
 from shardwise.runtime.graphs.program import Settings, operators_of, repeated
 from shardwise.runtime.initialization import generator_of
+from shardwise.runtime.state_dict import ParameterValue
 
 # Modules for graphs without one
 
@@ -72,11 +73,28 @@ def graph_module(graph: OpGraph, *, seed: int = 0) -> GraphModule:
     Weights are normal with the inverse root of their fan-in as standard deviation; norms are one, biases
     zero.
     """
-    values: dict[str, Tensor] = {}
-    for name, (op, slot) in first_readers(graph).items():
-        if name not in values:
-            values[name] = _initial(name, op, slot, seed)
-    return GraphModule(graph, values)
+    value = graph_value(graph, seed=seed)
+    return GraphModule(graph, {name: value(name, shape) for name, shape in _shapes(graph).items()})
+
+
+def meta_graph_module(graph: OpGraph) -> GraphModule:
+    """A module of `graph` on the meta device."""
+    shapes = _shapes(graph)
+    return GraphModule(graph, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+
+
+def graph_value(graph: OpGraph, *, seed: int) -> ParameterValue:
+    """The initial values of the parameters of `graph_module`."""
+    readers = first_readers(graph)
+    return lambda name, shape: _initial(name, *readers[name], seed)
+
+
+def _shapes(graph: OpGraph) -> dict[str, torch.Size]:
+    """The shape of every parameter by name."""
+    return {
+        name: torch.Size(op.shape(op.parameters[slot].dims))
+        for name, (op, slot) in first_readers(graph).items()
+    }
 
 
 def check_computable(graph: OpGraph) -> None:

@@ -8,8 +8,8 @@ from functools import partial
 
 from shardwise.cluster import pools_of
 from shardwise.errors import Infeasible, InternalError
-from shardwise.plans import PROVEN_GAP, Answer, Certificate, MixedFigures, UnevenAnswer, UnevenResult
-from shardwise.search.answer import all_devices_s, answered, figures_of, idle_in, plan, searched
+from shardwise.plans import PROVEN_GAP, UNEVEN_SPACE, Answer, Certificate, MixedFigures, Result, idle_in
+from shardwise.search.answer import all_devices_s, answered, figures_of, plan, searched
 from shardwise.search.bnb.solver import Progress
 from shardwise.search.clock import SearchClock
 from shardwise.search.cluster_parts import MOST_POOLS, Searched
@@ -32,7 +32,7 @@ class UnevenSearchResult:
     """The best uneven plan (None: there is none, or uneven plans are not searched), and a lower bound of
     those searched."""
 
-    result: UnevenResult | None
+    result: Result | None
     lower_bound_s: float
 
 
@@ -51,7 +51,7 @@ def refusal(question: Question) -> str | None:
 
 def plan_mixed_cluster(
     question: Question, *, target: Target | None = None, progress: Progress | None = None
-) -> Answer | UnevenAnswer:
+) -> Answer:
     """The best plan of a mixed cluster: the best uneven plan if it is faster than every uniform strategy on
     any part of the cluster, else the best of these. With `target`, only plans that the target runs.
 
@@ -90,7 +90,7 @@ def _uniform(
 
 def _plan_mixed(
     question: Question, target: Target | None, clock: SearchClock, progress: Progress | None
-) -> Answer | UnevenAnswer:
+) -> Answer:
     question.problem()
     half = clock.with_budget(None if question.budget_s is None else question.budget_s / 2.0)
     if target is not None:
@@ -101,7 +101,7 @@ def _plan_mixed(
     uneven, why, gap = _faster(question, _figures(question, found), clock, progress)
     if uneven is None:
         return _with_reason(answered(question, found, clock, progress), why, gap)
-    is_idle = uneven.best.idle_devices > 0
+    is_idle = uneven.idle.devices > 0
     return replace(
         uneven,
         parts=found.parts,
@@ -123,7 +123,7 @@ def _figures(question: Question, found: Searched | None) -> MixedFigures:
 
 def _of_target(
     question: Question, target: Target, half: SearchClock, clock: SearchClock, progress: Progress | None
-) -> Answer | UnevenAnswer:
+) -> Answer:
     """The same among plans that the target runs; runners-up are found together with the best."""
     try:
         answer = _uniform(question, target, half, progress)
@@ -143,14 +143,14 @@ def _of_target(
         pruned_parts=answer.pruned_parts,
         unexplored_parts=answer.unexplored_parts,
         all_devices_step_time_s=(
-            answer.all_devices_step_time_s if uneven.best.idle_devices else uneven.best.step_time_s
+            answer.all_devices_step_time_s if uneven.idle.devices else uneven.best.step_time_s
         ),
     )
 
 
 def _faster(
     question: Question, figures: MixedFigures, clock: SearchClock, progress: Progress | None
-) -> tuple[UnevenAnswer | None, str, float]:
+) -> tuple[Answer | None, str, float]:
     """The best uneven plan that is faster than uniform strategies. If there is none: None, the reason, and by
     which share an uneven plan may still be faster."""
     space = _space_of(question)
@@ -162,7 +162,7 @@ def _faster(
     if outcome.plan is None:
         return None, *_why_uniform(outcome, cutoff_s)
     answer = _answer(space, outcome, figures)
-    idle = answer.best.idle_devices
+    idle = answer.idle.devices
     if question.use_all and idle:
         left = (cutoff_s - outcome.lower_bound_s) / cutoff_s if cutoff_s < float("inf") else 1.0
         return None, f"the fastest uneven plan leaves {idle} of the devices idle", left
@@ -204,26 +204,27 @@ def _why_uniform(outcome: UnevenOutcome, cutoff_s: float) -> tuple[str, float]:
     return f"no faster uneven plan was found; none is faster by more than {left * 100:.1f} %", left
 
 
-def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> UnevenAnswer:
+def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> Answer:
     if outcome.plan is None:
         raise InternalError("an answer needs a plan")
     result = uneven_result(space, outcome.plan)
-    stages = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages]
+    stages = result.layout.stages
     used = {one.device_class for stage in stages for one in (stage.parts or (stage,))}
     idle = tuple(pool.name for pool in space.pools if pool.name not in used)
     ranks = [rank for stage in stages for rank in stage.rank_numbers]
-    return UnevenAnswer(
+    return Answer(
         best=result,
+        runners_up=(),
         certificate=replace(_certificate(outcome, result), priced_as=space.cluster.priced_as),
         mixed=replace(mixed, idle=idle),
         idle=idle_in(space.cluster, ranks),
     )
 
 
-def _certificate(outcome: UnevenOutcome, result: UnevenResult) -> Certificate:
+def _certificate(outcome: UnevenOutcome, result: Result) -> Certificate:
     best_s = result.step_time_s
     return Certificate(
-        space="uneven",
+        space=UNEVEN_SPACE,
         enumerated=outcome.pruned + outcome.searched,
         unexplored=outcome.unexplored,
         rejected={},

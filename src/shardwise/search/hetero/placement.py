@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
-from shardwise.plans import Pipeline, Stage, StagePart, UnevenResult
+from shardwise.plans import Pipeline, Result, Stage, StagePart
 from shardwise.search.hetero.space import UnevenSpace
 from shardwise.search.hetero.stage_costs import group_sizes
 
@@ -102,7 +102,7 @@ class NodeLookup:
         return tuple(found)
 
 
-def spread_stages(space: UnevenSpace, result: UnevenResult) -> dict[str, tuple[int, ...]]:
+def spread_stages(space: UnevenSpace, result: Result) -> dict[str, tuple[int, ...]]:
     """The pools on which stages are spread, in order, with the stages per node there."""
     nodes, places = NodeLookup(space), {pool.name: place for place, pool in enumerate(space.pools)}
     found: dict[str, set[int]] = {}
@@ -129,7 +129,7 @@ def _share_nodes(nodes: Sequence[int | None], stages_per_node: int) -> bool:
 # Faults of a record
 
 
-def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) -> Iterator[str]:
+def faults_of(space: UnevenSpace, result: Result, global_batch_size: int) -> Iterator[str]:
     """Yields every contradiction to the space, the cluster, or a batch of `global_batch_size` sequences."""
     model = space.model
     done = sum(result.microbatches) * result.micro_batch_size
@@ -153,16 +153,11 @@ def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) 
         if len({_mixed_stage_kind(stage) for stage in pipeline.stages if stage.parts}) > 1:
             yield f"pipeline {place} has mixed-pool stages of several kinds"
     yield from faults_of_spread(space, result.layout.pipelines)
-    used = space.cluster.devices - len(taken)
-    if used != result.idle_devices:
-        yield f"{used} devices are idle, not {result.idle_devices}"
     if result.is_alike and not _are_alike(result.layout.pipelines, result.recompute, result.microbatches):
         yield "the pipelines are not identical"
 
 
-def _faults_of_stage(
-    space: UnevenSpace, result: UnevenResult, stage: Stage, taken: set[int]
-) -> Iterator[str]:
+def _faults_of_stage(space: UnevenSpace, result: Result, stage: Stage, taken: set[int]) -> Iterator[str]:
     """Faults of a stage on one pool; adds its ranks to `taken`."""
     if sum(stage.layers) < 1:
         yield f"ranks {stage.ranks} have no layers"
@@ -175,7 +170,7 @@ def _faults_of_stage(
 
 
 def _faults_of_mixed_stage(
-    space: UnevenSpace, result: UnevenResult, stage: Stage, taken: set[int]
+    space: UnevenSpace, result: Result, stage: Stage, taken: set[int]
 ) -> Iterator[str]:
     """Faults of a mixed-pool stage; adds its ranks to `taken`."""
     parts = stage.parts
@@ -206,7 +201,7 @@ def _mixed_stage_kind(stage: Stage) -> tuple[tuple[str, int, int], ...]:
     return tuple((part.device_class, part.tp, part.rows) for part in stage.parts)
 
 
-def _pool(space: UnevenSpace, result: UnevenResult, stage: Stage | StagePart) -> int | None:
+def _pool(space: UnevenSpace, result: Result, stage: Stage | StagePart) -> int | None:
     """The pool of a stage; None where it is none of the plan's."""
     if stage.device_class not in result.pools:
         return None
@@ -214,7 +209,7 @@ def _pool(space: UnevenSpace, result: UnevenResult, stage: Stage | StagePart) ->
 
 
 def _faults_of_ranks(
-    space: UnevenSpace, result: UnevenResult, stage: Stage | StagePart, size: int, taken: set[int]
+    space: UnevenSpace, result: Result, stage: Stage | StagePart, size: int, taken: set[int]
 ) -> Iterator[str]:
     """Faults of the ranks of a stage or part: it must be on `size` free ranks of one node of its pool. Adds
     them to `taken`."""

@@ -1,7 +1,8 @@
 """Prediction of an uneven plan from its record alone, without the search.
 
 `RecordCostModel` estimates single stages and hops with the same cost functions as the search, each once. The
-stages, their order and their nodes are read from the record. `predict_record` walks 1F1B action by action.
+stages, their order and their nodes are read from the record. `predict_record` predicts each pipeline by the
+evaluator of the search.
 `predicted_result` gives all figures of a record whose layers, shares or devices have changed.
 """
 
@@ -26,11 +27,11 @@ from shardwise.cost import (
     stage_kinds_of,
 )
 from shardwise.model import Model, model_flop_per_token
-from shardwise.plans import PeakMemory, Pipeline, Stage, StagePart, UnevenResult
+from shardwise.plans import PeakMemory, Pipeline, Result, Stage, StagePart
 from shardwise.search.hetero.placement import HopEndpoint, NodeLookup, StagesPerNode, faults_of, hop_endpoints
 from shardwise.search.hetero.space import UnevenLimits, UnevenSpace
 from shardwise.search.result import band_of
-from shardwise.sim import Durations
+from shardwise.sim import Durations, makespan_s
 from shardwise.strategy import RECOMPUTES, Job, Profile
 from shardwise.ties import first_largest
 
@@ -71,12 +72,12 @@ class RecordCostModel:
         """The space of plans with up to `rows` replicas in a stage."""
         return UnevenSpace(self.model, self.cluster, self.job, UnevenLimits(stage_dp=rows))
 
-    def union(self, result: UnevenResult) -> tuple[int, ...]:
+    def union(self, result: Result) -> tuple[int, ...]:
         """The pools on which the plan is estimated."""
         return tuple(sorted(self._names.index(name) for name in result.pools))
 
     def figures(
-        self, result: UnevenResult, pipeline: Pipeline, ways: Sequence[str], stages_per_node: StagesPerNode
+        self, result: Result, pipeline: Pipeline, ways: Sequence[str], stages_per_node: StagesPerNode
     ) -> list[StageFigures]:
         """The stages of a pipeline, each by itself; of a mixed-pool stage the times of its slower part.
         `ways` has the recomputation of each stage, `stages_per_node` is that of
@@ -101,7 +102,7 @@ class RecordCostModel:
         devices = self._space.pools[mine.pool].node.devices
         return NodeSlot(mine.stages_per_node, devices, is_whole=len(endpoints) > 1 and not has_others)
 
-    def hops(self, result: UnevenResult, pipeline: Pipeline, stages_per_node: StagesPerNode) -> list[float]:
+    def hops(self, result: Result, pipeline: Pipeline, stages_per_node: StagesPerNode) -> list[float]:
         """Seconds from each stage to the next. A hop that leaves the node takes the time of its slower end,
         with all groups of the node sending at once."""
         key = self.union(result), result.micro_batch_size, pipeline, stages_per_node
@@ -110,7 +111,7 @@ class RecordCostModel:
         return self._hops[key]
 
     def _stage_figures(
-        self, result: UnevenResult, stage: Stage, way: str, place: tuple[int, int], node_slot: NodeSlot
+        self, result: Result, stage: Stage, way: str, place: tuple[int, int], node_slot: NodeSlot
     ) -> StageFigures:
         union = self.union(result)
         from_end, stages = place
@@ -223,12 +224,12 @@ class RecordPrediction:
     usable_bytes: float = 0.0
 
 
-def predict_record(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> RecordPrediction:
+def predict_record(model: Model, cluster: Cluster, job: Job, result: Result) -> RecordPrediction:
     """The prediction of the plan, or the faults in its record."""
     return predict_with(RecordCostModel(model, cluster, job), result, job.global_batch_size)
 
 
-def predict_with(prices: RecordCostModel, result: UnevenResult, global_batch_size: int) -> RecordPrediction:
+def predict_with(prices: RecordCostModel, result: Result, global_batch_size: int) -> RecordPrediction:
     """The same with a given cost model, which keeps known costs, for a batch of `global_batch_size`
     sequences."""
     whole = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages if not stage.parts]
@@ -243,7 +244,8 @@ def predict_with(prices: RecordCostModel, result: UnevenResult, global_batch_siz
             pipeline, ways, share, stages_per_node = one
             figures = prices.figures(result, pipeline, ways, stages_per_node)
             hops = prices.hops(result, pipeline, stages_per_node)
-            known[one] = _simulated_step_s(figures, hops, share), figures, _times(figures, hops)
+            times = _times(figures, hops)
+            known[one] = _step_s(times, share), figures, times
     stages = [one for _, figures, _ in known.values() for one in figures]
     tightest = stages[int(first_largest([one.device_bytes / one.usable_bytes for one in stages]))]
     return RecordPrediction(
@@ -256,7 +258,7 @@ def predict_with(prices: RecordCostModel, result: UnevenResult, global_batch_siz
     )
 
 
-def _pipelines(nodes: NodeLookup, result: UnevenResult) -> Iterator[_Pipeline]:
+def _pipelines(nodes: NodeLookup, result: Result) -> Iterator[_Pipeline]:
     """Every pipeline with the recomputation of its stages, its micro-batches, and its stages per node. Ranks
     have no further effect and are left out."""
     for pipeline, ways, share in zip(
@@ -267,7 +269,12 @@ def _pipelines(nodes: NodeLookup, result: UnevenResult) -> Iterator[_Pipeline]:
             replace(stage, ranks="", share=0.0, parts=tuple(replace(part, ranks="") for part in stage.parts))
             for stage in pipeline.stages
         )
-        yield Pipeline(stages=stages), ways, share, stages_per_node
+        yield (
+            replace(pipeline, stages=stages, microbatches=1, rows=1, makespan_s=0.0),
+            ways,
+            share,
+            stages_per_node,
+        )
 
 
 def _times(stages: Sequence[StageFigures], hops: Sequence[float]) -> PipelineTimes:
@@ -283,45 +290,17 @@ def _times(stages: Sequence[StageFigures], hops: Sequence[float]) -> PipelineTim
     return PipelineTimes(durations=durations, end_s=max(stage.end_s for stage in stages))
 
 
-def _simulated_step_s(stages: Sequence[StageFigures], hops: Sequence[float], microbatches: int) -> float:
-    """Seconds of a step under 1F1B. Every stage does as many forwards as there are stages from it to the end,
-    then alternates one backward and one forward. An action starts when its stage is free and its input has
-    arrived."""
-    count = len(stages)
-    todo: list[list[tuple[str, int]]] = []
-    for stage in range(count):
-        warmup = min(count - stage, microbatches)
-        actions = [("F", j) for j in range(warmup)]
-        for j in range(microbatches):
-            actions.append(("B", j))
-            actions += [("F", j + warmup)] if j + warmup < microbatches else []
-        todo.append(actions)
-    done: dict[tuple[str, int, int], float] = {}
-    free = [stage.gather_s for stage in stages]
-    at = [0] * count
-    while any(at[stage] < len(todo[stage]) for stage in range(count)):
-        for stage in range(count):
-            while at[stage] < len(todo[stage]):
-                kind, j = todo[stage][at[stage]]
-                near = stage - 1 if kind == "F" else stage + 1
-                is_end = near in (-1, count)
-                if not is_end and (kind, near, j) not in done:
-                    break
-                ready = 0.0 if is_end else done[kind, near, j] + hops[min(stage, near)]
-                work_s = stages[stage].forward_s if kind == "F" else stages[stage].backward_s
-                free[stage] = max(free[stage], ready) + work_s
-                done[kind, stage, j] = free[stage]
-                at[stage] += 1
-    drained = max(end + stage.reduce_s for end, stage in zip(free, stages, strict=True))
-    return drained + max(stage.end_s for stage in stages)
+def _step_s(times: PipelineTimes, microbatches: int) -> float:
+    """Seconds of a step under 1F1B."""
+    stages = times.durations.stages
+    drained_s = makespan_s("1f1b", pp=stages, microbatches=microbatches, vpp=1, durations=times.durations)
+    return float(drained_s[0]) + times.end_s
 
 
 # Figures of a record
 
 
-def predicted_result(
-    prices: RecordCostModel, result: UnevenResult, global_batch_size: int
-) -> UnevenResult | None:
+def predicted_result(prices: RecordCostModel, result: Result, global_batch_size: int) -> Result | None:
     """The plan with all figures predicted by `predict_with`, for a batch of `global_batch_size` sequences;
     None where it is no valid plan or does not fit."""
     model, cluster, job = prices.model, prices.cluster, prices.job
@@ -339,7 +318,7 @@ def predicted_result(
     tightest, peak = _peak(prediction, result)
     return replace(
         result,
-        pipeline_s=prediction.pipeline_s,
+        layout=result.layout.with_times(prediction.pipeline_s),
         step_time_s=step_s,
         band_s=(low * step_s, high * step_s),
         tokens_per_s_per_device=tokens_per_s / cluster.devices,
@@ -347,6 +326,7 @@ def predicted_result(
         mfu_full_attention=mfu_full_attention,
         peak_memory=peak,
         breakdown=_breakdown(prediction, result),
+        memory=peak.parts,
         tightest_rank=tightest,
     )
 
@@ -358,31 +338,27 @@ def widest_band(cluster: Cluster, profile: Profile, pools: Sequence[str]) -> tup
     return min(low for low, _ in bands), max(high for _, high in bands)
 
 
-def _peak_flop_per_s(cluster: Cluster, job: Job, result: UnevenResult) -> float:
+def _peak_flop_per_s(cluster: Cluster, job: Job, result: Result) -> float:
     """The dense peak rates of all devices used."""
     classes = {pool.name: cluster.classes[pool.node.device_class] for pool in pools_of(cluster)}
     matmul = find_recipe(job.dtype).matmul
     return sum(size * classes[name].peak_flop_per_s[matmul] for name, size in _devices(result))
 
 
-def _devices(result: UnevenResult) -> Iterator[tuple[str, int]]:
+def _devices(result: Result) -> Iterator[tuple[str, int]]:
     """The pool and the devices of every stage, or of every part of one."""
-    for stage in _stages(result):
+    for stage in result.layout.stages:
         if stage.parts:
             yield from ((part.device_class, part.tp) for part in stage.parts)
         else:
             yield stage.device_class, stage.devices
 
 
-def _stages(result: UnevenResult) -> Iterator[Stage]:
-    return (stage for pipeline in result.layout.pipelines for stage in pipeline.stages)
-
-
-def _peak(prediction: RecordPrediction, result: UnevenResult) -> tuple[int, PeakMemory]:
+def _peak(prediction: RecordPrediction, result: Result) -> tuple[int, PeakMemory]:
     """The first rank of the stage or part whose devices are fullest, and its peak memory."""
     found: list[tuple[int, PeakMemory]] = []
     figures = (one for pipeline in prediction.stages for one in pipeline)
-    for stage, one in zip(_stages(result), figures, strict=True):
+    for stage, one in zip(result.layout.stages, figures, strict=True):
         peak = PeakMemory(
             allocated=one.allocated_bytes,
             reserved=one.allocated_bytes * (1.0 + one.fragmentation_ratio),
@@ -400,7 +376,7 @@ def tightest_of(peaks: Sequence[tuple[int, PeakMemory]]) -> tuple[int, PeakMemor
     return in_order[int(first_largest([peak.device / peak.capacity for _, peak in in_order]))]
 
 
-def _breakdown(prediction: RecordPrediction, result: UnevenResult) -> dict[str, float]:
+def _breakdown(prediction: RecordPrediction, result: Result) -> dict[str, float]:
     """Seconds of the slowest pipeline: work of its busiest stage, the rest of the pipeline with gradients,
     and the end of the step."""
     place = int(first_largest(prediction.pipeline_s))

@@ -15,19 +15,17 @@ from dataclasses import dataclass, replace
 
 from shardwise.cluster import Cluster
 from shardwise.model import Model
-from shardwise.plans import Layout, Pipeline, UnevenResult
+from shardwise.plans import Layout, Pipeline, Result
 from shardwise.search.hetero.lower_bounds import Order, StageTable
 from shardwise.search.hetero.pipeline_search import StagePlacement, best_pipeline_in_order, pipeline_s
 from shardwise.search.hetero.placement import NodeLookup, faults_of_spread
 from shardwise.search.hetero.space import StageKind, UnevenLimits, UnevenSpace, UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 from shardwise.strategy import RECOMPUTES, Job
+from shardwise.ties import first_largest, first_least, is_less
 
 MAX_EXPANSIONS = 20_000
 """Partial pipelines of one pipeline that are expanded at most, more than any known case needs."""
-
-TIE_FACTOR = 1.0 + 1e-12
-"""Times within this factor are ties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class _Relayout:
     is_alike: bool
 
 
-def relayout(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> UnevenResult | None:
+def relayout(model: Model, cluster: Cluster, job: Job, result: Result) -> Result | None:
     """The fastest plan with the same stages on the same devices; its times are still those of `result` and
     must be predicted.
 
@@ -84,7 +82,7 @@ def relayout(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> 
     fitting = [one for one in found if one is not None]
     if not fitting:
         return None
-    best = min(fitting, key=lambda one: one.time_s)
+    best = fitting[int(first_least([one.time_s for one in fitting]))]
     return _result(result, known, _prefer_current_layers(best, known, pipelines))
 
 
@@ -161,20 +159,21 @@ def _shares(
     places = range(len(chains))
 
     def fastest_next() -> int:
-        return min(places, key=lambda place: time_s(chains[place], shares[place] + 1))
+        return int(first_least([time_s(chains[place], shares[place] + 1) for place in places]))
 
     def slowest() -> int:
-        return max(places, key=lambda place: (shares[place] > 1, time_s(chains[place], shares[place])))
+        can = [place for place in places if shares[place] > 1] or list(places)
+        return can[int(first_largest([time_s(chains[place], shares[place]) for place in can]))]
 
     while sum(shares) < total:
         shares[fastest_next()] += 1
     while sum(shares) > total:
         shares[slowest()] -= 1
     while True:
-        last = max(places, key=lambda place: time_s(chains[place], shares[place]))
+        last = int(first_largest([time_s(chains[place], shares[place]) for place in places]))
         other = fastest_next()
         with_more_s = time_s(chains[other], shares[other] + 1)
-        if shares[last] == 1 or with_more_s * TIE_FACTOR >= time_s(chains[last], shares[last]):
+        if shares[last] == 1 or not is_less(with_more_s, time_s(chains[last], shares[last])):
             return shares
         shares[last] -= 1
         shares[other] += 1
@@ -209,36 +208,24 @@ def _prefer_current_layers(
         )
         if sum(layers for _, layers in had) < best.options.layers:
             continue  # a stage of it is gone
-        if pipeline_s(best.options, chain.kinds, had, best.shares[place]) <= best.time_s * TIE_FACTOR:
+        if not is_less(best.time_s, pipeline_s(best.options, chain.kinds, had, best.shares[place])):
             stages[place] = had
     if best.is_alike and len(set(stages)) > 1:
         return best
     return replace(best, stages=tuple(stages))
 
 
-def _result(result: UnevenResult, chains: Sequence[_FixedPipeline], best: _Relayout) -> UnevenResult:
+def _result(result: Result, chains: Sequence[_FixedPipeline], best: _Relayout) -> Result:
     total = sum(best.shares)
-    pipelines, recompute = [], []
+    pipelines = []
     for pipeline, chain, stages, share in zip(
         result.layout.pipelines, chains, best.stages, best.shares, strict=True
     ):
-        pipelines.append(
-            Pipeline(
-                stages=tuple(
-                    replace(stage, layers=(layers,), share=share / total)
-                    for stage, (_, layers) in zip(pipeline.stages, stages, strict=True)
-                )
-            )
-        )
-        ways = []
-        for index, (pool, layers) in enumerate(stages):
+        own = []
+        for index, (stage, (pool, layers)) in enumerate(zip(pipeline.stages, stages, strict=True)):
             at = chain.kinds[pool], len(stages) - index, int(index == 0), layers
-            ways.append(RECOMPUTES[int(best.options.stages[pool].recompute[at])])
-        recompute.append(tuple(ways))
-    return replace(
-        result,
-        layout=Layout(pipelines=tuple(pipelines)),
-        recompute=tuple(recompute),
-        microbatches=best.shares,
-        is_alike=best.is_alike,
-    )
+            recompute = RECOMPUTES[int(best.options.stages[pool].recompute[at])]
+            own.append(replace(stage, layers=(layers,), share=share / total, recompute=recompute))
+        rows = share * pipeline.micro_batch_size
+        pipelines.append(replace(pipeline, stages=tuple(own), microbatches=share, rows=rows))
+    return replace(result, layout=Layout(pipelines=tuple(pipelines)), is_alike=best.is_alike)

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwise.cost import Problem
 from shardwise.model import model_flop_per_token
-from shardwise.plans import Layout, PeakMemory, Pipeline, Stage, StagePart, UnevenResult
+from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage, StagePart
 from shardwise.search.hetero.branch_and_bound import UnevenPipeline, UnevenPlan
 from shardwise.search.hetero.lower_bounds import layout_figures
 from shardwise.search.hetero.record_costs import tightest_of, widest_band
@@ -19,7 +19,8 @@ from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions, gr
 from shardwise.strategy import RECOMPUTES
 from shardwise.ties import first_largest
 
-EVALUATOR = "max-plus, pipeline by pipeline"
+UNEVEN_EVALUATOR = "max-plus, pipeline by pipeline"
+UNEVEN_SCHEDULE = "1f1b"
 
 PartIndex = tuple[int, int, int]
 """Indices of a pipeline of a plan, a stage of it, and a part of that: 0, or 1 for the second part of a
@@ -29,37 +30,35 @@ _Group = tuple[tuple[int, int], ...]
 """Stages of a pipeline in order, by index and part."""
 
 
-def uneven_result(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
+def uneven_result(space: UnevenSpace, plan: UnevenPlan) -> Result:
     """The record of the plan on the devices of its cluster."""
     pricing = StageCostModel(space)
     options = pricing.options(plan.subproblem)
     job, cluster = space.job, space.cluster
     taken = _taken(options, plan)
     ranks = _assigned_ranks(space, options, plan, taken)
-    used = sum(size for _, size in taken.values())
     tokens_per_s = job.global_batch_size * job.seq_len / plan.time_s
     problems = {pool: pricing.single_pool_problem(pool) for pool in plan.subproblem.pools}
     tightest, peak = _peak(options, plan, problems, ranks)
     pools = tuple(space.pools[pool].name for pool in plan.subproblem.pools)
     low, high = widest_band(cluster, job.profile, pools)
-    return UnevenResult(
+    size = plan.subproblem.micro_batch_size
+    return Result(
+        fields=None,
         layout=Layout(
             pipelines=tuple(
                 Pipeline(
                     stages=tuple(
                         _stage(space, options, plan, ranks, place, index)
                         for index in range(len(pipeline.stages))
-                    )
+                    ),
+                    micro_batch_size=size,
+                    microbatches=pipeline.microbatches,
+                    rows=pipeline.microbatches * size,
+                    makespan_s=pipeline.time_s,
                 )
                 for place, pipeline in enumerate(plan.pipelines)
             )
-        ),
-        micro_batch_size=plan.subproblem.micro_batch_size,
-        microbatches=tuple(pipeline.microbatches for pipeline in plan.pipelines),
-        pipeline_s=tuple(pipeline.time_s for pipeline in plan.pipelines),
-        recompute=tuple(
-            tuple(_recompute(options, plan, place, index) for index in range(len(pipeline.stages)))
-            for place, pipeline in enumerate(plan.pipelines)
         ),
         step_time_s=plan.time_s,
         band_s=(plan.time_s * low, plan.time_s * high),
@@ -68,11 +67,11 @@ def uneven_result(space: UnevenSpace, plan: UnevenPlan) -> UnevenResult:
         mfu_full_attention=_utilisation(options, taken, problems, tokens_per_s, is_causal=False),
         peak_memory=peak,
         breakdown=_breakdown(options, plan),
+        memory=peak.parts,
         tightest_rank=tightest,
-        idle_devices=cluster.devices - used,
         pools=pools,
         is_alike=plan.subproblem.is_alike,
-        evaluator=EVALUATOR,
+        evaluator=UNEVEN_EVALUATOR,
     )
 
 
@@ -189,6 +188,7 @@ def _stage(
         layers=(layers,),
         share=plan.pipelines[place].microbatches / options.microbatches,
         parts=parts,
+        recompute=_recompute(options, plan, place, index),
     )
 
 

@@ -27,7 +27,7 @@ from shardwise.cost import (
     stage_transfer_of,
 )
 from shardwise.graph import OpGraph, blocks_joined_by_skips
-from shardwise.sim import Durations, compiled_schedule
+from shardwise.sim import Durations, makespan_s
 
 Values = npt.NDArray[np.float64]
 
@@ -102,8 +102,9 @@ class StagedProblem:
             stages=self.stages, batch=len(forward_s), forward_s=forward_s, backward_s=backward_s,
             reduce_s=end_s, hop_forward_s=hops_s, hop_backward_s=hops_s,
         )  # fmt: skip
-        compiled = compiled_schedule(SCHEDULE, self.stages, self.microbatches, 1)
-        return np.asarray(compiled.makespan_s(durations))
+        return makespan_s(
+            SCHEDULE, pp=self.stages, microbatches=self.microbatches, vpp=1, durations=durations
+        )
 
 
 Weights = tuple[int, int, int]

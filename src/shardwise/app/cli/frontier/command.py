@@ -11,60 +11,36 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import ceil, inf, isfinite
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
 from typing import TypeVar
 
+from shardwise import api
 from shardwise.app.cli.card import NOT_AS_GIVEN, next_lines
-from shardwise.app.cli.frontier.graphs import graph_subject, is_graph, load_graph_request, refuse_bare_graph
+from shardwise.app.cli.frontier.graphs import graph_subject
 from shardwise.app.cli.frontier.output import (
-    FrontierAnswer,
     curve_table,
-    figures,
     frontier_document,
     frontier_idle_lines,
     pick_lines,
     plot_of,
-    point_document,
     profile_table,
     reference_lines,
 )
 from shardwise.app.cli.frontier.subject import StrategySubject, Subject
 from shardwise.app.cli.output import Line, Output, progress, row
-from shardwise.app.cli.planning import question_arguments, require_candidates, space_choice
-from shardwise.app.cli.request import (
-    JobOptions,
-    Request,
-    check_output_path,
-    choice,
-    count,
-    fraction,
-    load_request,
-    workers,
-)
+from shardwise.app.cli.planning import inputs_of, question_arguments
+from shardwise.app.cli.request import JobOptions, check_output_path, count, fraction, job_arguments, workers
 from shardwise.app.cli.words import counted, percent
 from shardwise.app.plot import check_plot_file, write_plot
-from shardwise.cluster import Cluster, pools_of
-from shardwise.errors import ConfigError, Infeasible
+from shardwise.cluster import pools_of
+from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import printable, short_repr
-from shardwise.plans import GraphPlan, Value, write_file, write_graph_plan, write_plan
-from shardwise.search import (
-    MODES,
-    MOST_UNITED,
-    Curve,
-    PartChoice,
-    Point,
-    Question,
-    SpaceChoice,
-    chosen,
-    curves_for,
-    points_of,
-    smallest,
-    uses_any_part,
-)
-from shardwise.strategy import parse_fields
-from shardwise.units import format_bytes, parse_quantity
+from shardwise.plans import write_file, write_plan
+from shardwise.questions import FrontierAnswer, GraphSource, StrategySource
+from shardwise.search import MOST_UNITED, Curve
+from shardwise.units import format_bytes
 
 INDEX = "frontier.json"
 """The file of `--save` that lists the points and the names of their plan files."""
@@ -99,19 +75,15 @@ def save(
     names: list[str | None] = []
     digits = len(str(len(found.points)))
     for number, point in enumerate(found.points, start=1):
-        curve = found.curve_of(point)
         name = f"devices-{point.devices}-point-{number:0{digits}}.yaml"
         try:
-            plan = subject.plan(curve, curve.points.index(point))
+            plan = found.plan(point)
         except ConfigError:
             names.append(None)
             continue
         path = os.path.join(folder, name)
         check_output_path("--save", path, inputs=inputs)
-        if isinstance(plan, GraphPlan):
-            write_graph_plan(path, plan)
-        else:
-            write_plan(path, plan)
+        write_plan(path, plan)
         names.append(name)
     index = os.path.join(folder, INDEX)
     check_output_path("--save", index, inputs=inputs)
@@ -119,9 +91,6 @@ def save(
     write_file(index, (json.dumps({**document, "plans": names}, indent=2) + "\n").encode("ascii"))
     plans_written = sum(name is not None for name in names)
     return [f"wrote {plans_written} plans for {len(names)} points and {INDEX} to {folder}"]
-
-
-OBJECTIVES = (("time", "memory"), ("time", "memory", "cost"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,123 +114,47 @@ class FrontierOptions:
     is_json: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontierQuery:
-    """The options of a frontier, parsed; `limit_bytes` is infinite and `sizes` None where they were left
-    out."""
-
-    mode: str
-    limit_bytes: float
-    sizes: tuple[int, ...] | None
-    objectives: tuple[str, ...]
-    epsilon: float
-
-
 def frontier(options: JobOptions, frontier_options: FrontierOptions) -> Output:
     """The answer of `frontier` for a transformer or an operator graph. Infeasible where nothing fits, with
     the smallest point where `--memory-limit` is below it."""
-    query = read_query(frontier_options)
-    if is_graph(options.model):
-        return _graph_frontier(options, query, frontier_options)
-    fixed = fixed_fields(frontier_options)
-    space = space_choice(frontier_options.space)
-    processes = workers(frontier_options.workers)
-    inputs = (options.model, options.cluster, *([space.file] if space.file else []))
+    sizes, microbatches = frontier_options.devices, frontier_options.microbatches
+    arguments = {
+        **job_arguments(options),
+        "mode": frontier_options.mode,
+        "memory_limit": frontier_options.memory_limit,
+        "devices": None if sizes is None else _counts("--devices", sizes),
+        "stages": None if frontier_options.stages is None else count("--stages", frontier_options.stages),
+        "microbatches": None if microbatches is None else _counts("--microbatches", microbatches),
+        "meshes": frontier_options.meshes,
+        "objectives": frontier_options.objectives,
+        "epsilon": fraction("--epsilon", frontier_options.epsilon, default=0.001, low=0.0, high=1.0),
+        "space": frontier_options.space,
+        "fix": frontier_options.fix,
+        "workers": workers(frontier_options.workers),
+        "use_all": frontier_options.uses_all,
+    }
+    inputs = inputs_of(options, frontier_options.space)
     if frontier_options.save is not None:
         check_folder(frontier_options.save)
     if frontier_options.plot is not None:
         check_plot_file(frontier_options.plot, key="--plot")
         check_output_path("--plot", frontier_options.plot, inputs=inputs)
-    refuse_bare_graph(options.model)
-    request = load_request(options)
-    question = Question(
-        model=request.model,
-        cluster=request.cluster,
-        job=request.job,
-        space=space.base,
-        fixed=fixed,
-        axes=space.axes,
-        workers=processes,
-        use_all=frontier_options.uses_all,
-        fixed_by={} if frontier_options.stages is None else {"pp": _pp_options(frontier_options)},
-    )
-    if uses_any_part(query.mode, query.sizes):
-        _require_candidates(space, fixed, request, uses_all=frontier_options.uses_all)
-    if "cost" in query.objectives:
-        require_prices(request.cluster)
-    subject = StrategySubject(request, question)
-    return answered(
-        subject,
-        query,
-        frontier_options,
-        inputs=inputs,
-        next_commands=_next_commands(options, frontier_options),
-    )
+    with progress() as show:
+        found = api.frontier(**arguments, progress=show)
+    following = _next_commands(options, frontier_options)
+    if isinstance(found.source, GraphSource):
+        return answered(graph_subject(found.source), found, frontier_options, inputs=inputs)
+    if not isinstance(found.source, StrategySource):
+        raise InternalError("a frontier of neither a transformer nor a graph")
+    subject = StrategySubject(found.source)
+    return answered(subject, found, frontier_options, inputs=inputs, next_commands=following)
 
 
-def _require_candidates(
-    space: SpaceChoice, fixed: Mapping[str, Value], request: Request, *, uses_all: bool
-) -> None:
-    """ConfigError where a space file leaves no candidate on any part of the cluster."""
-    refusal: ConfigError | None = None
-    for part in PartChoice(request.cluster, uses_all).unions:
-        try:
-            return require_candidates(space, fixed, replace(request, cluster=part))
-        except ConfigError as error:
-            refusal = error
-    if refusal is not None:
-        raise refusal
-
-
-def _graph_frontier(options: JobOptions, query: FrontierQuery, frontier_options: FrontierOptions) -> Output:
-    """The answer for an operator graph. Options without effect on a graph are still validated."""
-    workers(frontier_options.workers)
-    for option, given, default in (
-        ("--space", frontier_options.space, "default"),
-        ("--fix", frontier_options.fix, ""),
-    ):
-        if given != default:
-            raise ConfigError(
-                "applies to transformers; a graph has a layout per operator", key=option,
-                found=short_repr(given), allowed="a transformer, or no such option",
-            )  # fmt: skip
-    if frontier_options.save is not None:
-        check_folder(frontier_options.save)
-    if frontier_options.plot is not None:
-        check_plot_file(frontier_options.plot, key="--plot")
-        check_output_path("--plot", frontier_options.plot, inputs=(options.model, options.cluster))
-    request = load_graph_request(options, frontier_options.meshes)
-    if "cost" in query.objectives:
-        require_prices(request.cluster)
-    subject = graph_subject(
-        request, frontier_options.stages, frontier_options.microbatches, uses_all=frontier_options.uses_all
-    )
-    return answered(subject, query, frontier_options, inputs=(options.model, options.cluster))
-
-
-def fixed_fields(frontier_options: FrontierOptions) -> dict[str, int | str | bool]:
-    """The fixed fields of a strategy: those of `--fix`, and `pp` by `--stages`."""
-    if frontier_options.microbatches is not None:
-        raise ConfigError(
-            "applies to graphs; a strategy has micro_batch_size", key="--microbatches",
-            found=short_repr(frontier_options.microbatches), allowed="--fix micro_batch_size=N",
-        )  # fmt: skip
-    if frontier_options.meshes != "tiers":
-        raise ConfigError(
-            "applies to graphs; a strategy has degrees and axis_order", key="--meshes",
-            found=short_repr(frontier_options.meshes), allowed="--fix tp=N,axis_order=...",
-        )  # fmt: skip
-    fixed = parse_fields(frontier_options.fix, key="--fix")
-    if frontier_options.stages is not None:
-        stages = count("--stages", frontier_options.stages)
-        if fixed.setdefault("pp", stages) != stages:
-            raise ConfigError("differs from pp in --fix", key="--stages", found=str(stages))
-    return fixed
-
-
-def _pp_options(frontier_options: FrontierOptions) -> str:
-    """The options that fix the number of stages."""
-    return "--stages and --fix pp" if "pp" in parse_fields(frontier_options.fix, key="--fix") else "--stages"
+def _counts(option: str, text: str) -> list[int]:
+    """The counts in `1,2,4`; whether they can be requested is checked later."""
+    if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
+        raise ConfigError("is not a list of numbers", key=option, found=short_repr(text), allowed="1,2,4,8")
+    return [count(option, part) for part in text.split(",")]
 
 
 def _next_commands(options: JobOptions, frontier_options: FrontierOptions) -> tuple[str, ...]:
@@ -284,106 +177,15 @@ def _next_commands(options: JobOptions, frontier_options: FrontierOptions) -> tu
     return tuple(" ".join((*words, option)) for value, option in more if value is None)
 
 
-def read_query(frontier_options: FrontierOptions) -> FrontierQuery:
-    """The options, parsed. ConfigError with the first option in error."""
-    mode = choice("--mode", frontier_options.mode, MODES)
-    objectives = tuple(frontier_options.objectives.split(","))
-    if tuple(sorted(objectives, key="time memory cost".find)) not in OBJECTIVES:
-        raise ConfigError(
-            "is not one of the choices",
-            key="--objectives",
-            found=short_repr(frontier_options.objectives),
-            allowed=" or ".join(",".join(names) for names in OBJECTIVES),
-        )
-    return FrontierQuery(
-        mode=mode,
-        limit_bytes=_limit_bytes(frontier_options.memory_limit),
-        sizes=None if frontier_options.devices is None else _sizes(frontier_options.devices),
-        objectives=objectives,
-        epsilon=fraction("--epsilon", frontier_options.epsilon, default=0.001, low=0.0, high=1.0),
-    )
-
-
-def _limit_bytes(text: str | None) -> float:
-    if text is None:
-        return inf
-    try:
-        nbytes = parse_quantity(text, "B")
-    except ConfigError as error:
-        raise ConfigError(
-            error.message, key="--memory-limit", found=error.found, allowed=error.allowed
-        ) from None
-    if nbytes <= 0.0:
-        raise ConfigError(
-            "is not a memory size",
-            key="--memory-limit",
-            found=short_repr(text),
-            allowed="more than 0, such as 40GiB",
-        )
-    return nbytes
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    """Device counts in ascending order; whether the cluster has such parts is checked later."""
-    if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
-        raise ConfigError(
-            "is not a list of device counts", key="--devices", found=short_repr(text), allowed="1,2,4,8"
-        )
-    sizes = [count("--devices", part) for part in text.split(",")]
-    if len(set(sizes)) < len(sizes):
-        raise ConfigError("names a device count twice", key="--devices", found=short_repr(text))
-    return tuple(sorted(sizes))
-
-
-def require_prices(cluster: Cluster) -> None:
-    """ConfigError where the price of a node is not known."""
-    if cluster.price_usd_per_hour is None:
-        raise ConfigError(
-            "needs the price of every node",
-            key="--objectives",
-            found="cost",
-            allowed="a cluster file with `price: 25USD/h` for each entry of `nodes`",
-        )
-
-
 def answered(
     subject: Subject[LayoutT],
-    query: FrontierQuery,
+    found: FrontierAnswer[LayoutT],
     frontier_options: FrontierOptions,
     *,
     inputs: Sequence[str],
     next_commands: Sequence[str] = (),
 ) -> Output:
-    """The answer for any subject."""
-    with progress() as show:
-        curves = curves_for(
-            subject.curves,
-            mode=query.mode,
-            sizes=query.sizes,
-            limit_bytes=query.limit_bytes,
-            epsilon=query.epsilon,
-            progress=show,
-        )
-    weighs_cost, any_part = "cost" in query.objectives, uses_any_part(query.mode, query.sizes)
-    every = points_of(curves, weighs_cost=False)
-    if not every:
-        raise _nothing_fits(subject, curves[-1])
-    points = points_of(curves, weighs_cost=weighs_cost, any_part=any_part)
-    # From all points: with cost as an objective, the point on the fewest devices may be dominated.
-    pick = chosen(every, mode=query.mode, limit_bytes=query.limit_bytes)
-    nearest = smallest(points)
-    if nearest.memory_bytes > query.limit_bytes:
-        raise _above_limit(subject, nearest, query.limit_bytes)
-    found = FrontierAnswer(
-        mode=query.mode,
-        objectives=query.objectives,
-        limit_bytes=query.limit_bytes,
-        epsilon=query.epsilon,
-        curves=curves,
-        points=points,
-        pick=pick,
-        references=subject.curves.references((points[-1] if pick is None else pick).part),
-    )
+    """The output for any subject."""
     notes = (
         [] if frontier_options.save is None else save(frontier_options.save, subject, found, inputs=inputs)
     )
@@ -393,28 +195,6 @@ def answered(
     if frontier_options.is_json:
         return Output(document=frontier_document(subject, found), notes=notes)
     return Output(lines=[*_lines(subject, found), *next_lines(next_commands)], notes=notes)
-
-
-def _nothing_fits(subject: Subject[LayoutT], curve: Curve[LayoutT]) -> Infeasible:
-    """The error where a curve has no point, with the closest infeasible point."""
-    error, closest = subject.curves.nothing_fits(curve), subject.curves.closest(curve)
-    return Infeasible(
-        error.message,
-        reasons=error.reasons,
-        relaxations=error.relaxations,
-        point=None if closest is None else point_document(subject, closest),
-    )
-
-
-def _above_limit(subject: Subject[LayoutT], nearest: Point[LayoutT], limit_bytes: float) -> Infeasible:
-    """The error where the smallest point needs more than the memory limit."""
-    text = " · ".join((*figures(nearest), subject.title(nearest), *subject.details(nearest)))
-    return Infeasible(
-        f"no point needs at most {format_bytes(limit_bytes)}; the smallest needs "
-        f"{ceil(nearest.memory_bytes)} bytes: {text}",
-        reasons={},
-        point=point_document(subject, nearest),
-    )
 
 
 def _lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
@@ -440,8 +220,8 @@ def _lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterato
 
 def _unsearched(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     """The parts of a cluster of several pools that were not searched."""
-    pools = len(pools_of(subject.curves.cluster))
-    if pools > 1 and [curve.part for curve in found.curves] == [subject.curves.cluster]:
+    pools = len(pools_of(subject.source.curves.cluster))
+    if pools > 1 and [curve.part for curve in found.curves] == [subject.source.curves.cluster]:
         yield row("", ("on all devices; smaller parts of the cluster were not searched", "dim"))
     elif pools > MOST_UNITED:
         yield row(

@@ -1,65 +1,35 @@
 """The frontier of an operator graph, whose layouts have a sharding rule per operator and mesh axis.
 
 `GraphSubject` is a graph on one mesh, `StagedSubject` a graph in pipeline stages. `full_layout_lines` prints
-a layout operator by operator. `load_graph_request` reads the options.
+a layout operator by operator.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
-from math import isclose
-from typing import Any
 
 from shardwise.app.cli import words
 from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
-from shardwise.app.cli.checking import estimate_of
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.request import (
-    DTYPES,
-    OPTIMIZERS,
-    JobOptions,
-    choice,
-    count,
-    fraction,
-    measured_cluster,
-    measured_software,
-)
-from shardwise.cluster import Cluster, mesh_of
-from shardwise.cost import Training
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (  # fmt: skip
-    GRAPH_FILES,
     GRAPH_PREFIX,
-    GRAPH_SCHEMA,
     BlockLayout,
     GraphLayout,
-    OpGraph,
     StagedLayout,
-    graph_names,
-    layout_record,
-    load_graph,
     loss_weight,
     parameter_count,
     placement_text,
-    scaled,
-    staged_record,
 )
-from shardwise.inputs import printable, read_mapping, short_repr
-from shardwise.model import catalogue_names
-from shardwise.plans import GraphJob, GraphPlan
+from shardwise.questions import GraphSource
 from shardwise.search import (
     Curve,
     GraphCurve,
-    GraphCurves,
-    MeshChoice,
     Point,
     StagedCurve,
     StagedCurves,
-    best_dtype,
 )
 from shardwise.units import format_count, format_seconds
 
@@ -118,104 +88,12 @@ def _shared_prefix(names: Iterable[str]) -> str:
 
 GraphPoint = Point[GraphLayout]
 
-ESTIMATE_TOLERANCE = 1e-9
-"""Largest relative difference between the costs of a point and the estimate of its layout by other code:
-rounding only."""
-
-
-def is_graph(text: str) -> bool:
-    """Whether MODEL is an operator graph: a shipped one, or a file with blocks or the schema of graphs."""
-    if text.casefold().startswith(GRAPH_PREFIX):
-        return True
-    if not text.lower().endswith(GRAPH_FILES):
-        return False
-    try:
-        document = read_mapping(text)
-        return "blocks" in document or document.get("schema") == GRAPH_SCHEMA
-    except ConfigError:
-        return False  # the reader of models reports the error
-
-
-def refuse_bare_graph(text: str) -> None:
-    """ConfigError where MODEL is the name of a shipped graph without its prefix, and not a model."""
-    name = text.casefold()
-    if name in graph_names() and name not in catalogue_names() and not os.path.exists(text):
-        raise ConfigError(
-            f"is not a known model (did you mean {GRAPH_PREFIX}{name}?)", key="MODEL", found=printable(text),
-            allowed=f"a model, or a graph as {GRAPH_PREFIX}NAME",
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphRequest:
-    """A graph at the requested batch, a cluster, and the training options."""
-
-    graph: OpGraph
-    cluster: Cluster
-    training: Training
-    memory_margin: float
-    meshes: MeshChoice
-
-
-def load_graph_request(options: JobOptions, meshes: str) -> GraphRequest:
-    """The request that the options describe. ConfigError with the first error."""
-    batch = count("--global-batch-size", options.global_batch_size)
-    seq_len = None if options.seq_len is None else count("--seq-len", options.seq_len)
-    margin = fraction("--memory-margin", options.memory_margin, default=0.05, low=0.0, high=0.9)
-    fraction("--expert-imbalance", options.expert_imbalance, default=1.1, low=1.0, high=100.0)
-    optimizer: Any = choice("--optimizer", options.optimizer, OPTIMIZERS)
-    dtype = None if options.dtype is None else choice("--dtype", options.dtype, DTYPES)
-    graph = _scaled(load_graph(options.model), batch, seq_len)
-    cluster, calibration = measured_cluster(options)
-    training = Training(dtype=dtype or best_dtype(cluster), optimizer=optimizer)
-    software = (
-        None if calibration is None else measured_software(calibration.profile_without_data_overlap, cluster)
-    )
-    if software is not None:
-        training = replace(training, profile=software)
-    return GraphRequest(
-        graph=graph,
-        cluster=cluster,
-        training=training,
-        memory_margin=margin,
-        meshes=MeshChoice(meshes),
-    )
-
-
-def _scaled(graph: OpGraph, batch: int, seq_len: int | None) -> OpGraph:
-    """`graph` at the batch and sequence length of the options."""
-    if seq_len is not None and graph.seq_len is None:
-        raise ConfigError(
-            f"does not apply: graph {short_repr(graph.name)} has no sequence dimension",
-            key="--seq-len", found=str(seq_len), allowed="no such option",
-        )  # fmt: skip
-    try:
-        return scaled(graph, batch, seq_len)
-    except ConfigError as error:
-        raise ConfigError(
-            error.message, key="--global-batch-size", found=error.found, allowed=error.allowed
-        ) from None
-
 
 class GraphSubject:
     """A graph on a cluster; implements `Subject`."""
 
-    def __init__(
-        self, request: GraphRequest, curves: GraphCurves | None = None, *, uses_all: bool = False
-    ) -> None:
-        self._request = request
-        self._curves = curves or GraphCurves(
-            request.graph,
-            request.cluster,
-            request.training,
-            request.memory_margin,
-            request.meshes,
-            uses_all=uses_all,
-        )
-
-    @property
-    def curves(self) -> GraphCurves:
-        return self._curves
+    def __init__(self, source: GraphSource) -> None:
+        self.source, self._request = source, source.request
 
     @property
     def priced_as(self) -> Sequence[str]:
@@ -274,10 +152,10 @@ class GraphSubject:
         described = (
             f"{recomputed} of {len(point.layout.blocks)} recomputed" if recomputed else "no recomputation"
         )
-        return described if self._curves.meshes.text == "tiers" else f"{mesh_name(point)}, {described}"
+        return described if self.source.curves.meshes.text == "tiers" else f"{mesh_name(point)}, {described}"
 
     def details(self, point: GraphPoint) -> Sequence[str]:
-        is_in_title = self._curves.meshes.text != "tiers"
+        is_in_title = self.source.curves.meshes.text != "tiers"
         return self.blocks(point) if is_in_title else [f"mesh {mesh_name(point)}", *self.blocks(point)]
 
     def blocks(self, point: GraphPoint) -> Sequence[str]:
@@ -301,11 +179,8 @@ class GraphSubject:
             or "as chosen"
         )
 
-    def layout(self, point: GraphPoint) -> Mapping[str, object]:
-        return {"mesh": list(point.layout.ranks), **layout_record(point.layout)}
-
     def sizes(self) -> Mapping[str, object]:
-        counts = self._curves.layouts_per_operator(self._curves.largest)
+        counts = self.source.curves.layouts_per_operator(self.source.curves.largest)
         return {"operators": self._request.graph.operators, "layouts_per_operator": counts}
 
     def certificate(self, curves: Sequence[Curve[GraphLayout]]) -> Mapping[str, object]:
@@ -326,7 +201,7 @@ class GraphSubject:
 
     def _meshes(self, curves: Sequence[GraphCurve]) -> Iterator[Line]:
         """The meshes that were searched, and the option for others."""
-        choice = self._curves.meshes.text
+        choice = self.source.curves.meshes.text
         what = {"tiers": "the mesh of the tiers", "all": "all meshes"}.get(choice, "these meshes only")
         described = list(dict.fromkeys(", ".join(mesh.name for mesh in curve.meshes) for curve in curves))
         described = [f"on {what}{self.mesh_text}: {described[0]}", *described[1:]]
@@ -366,37 +241,6 @@ class GraphSubject:
         for line in words.wrapped(self._request.cluster.assumptions, " · ", WIDTH - LABEL):
             yield row("", (line, "dim"))
 
-    def plan(self, curve: Curve[GraphLayout], place: int) -> GraphPlan:
-        own, point, request = _graph_curve(curve), curve.points[place], self._request
-        cluster = curve.part
-        mesh = mesh_of(cluster, point.layout.ranks)
-        estimate = estimate_of(request.graph, cluster, request.training, mesh, point.layout)
-        for unit, found, estimated in (
-            ("s", point.time_s, estimate.time_s),
-            ("B", point.memory_bytes, estimate.memory_bytes),
-        ):
-            if not isclose(estimated, found, rel_tol=ESTIMATE_TOLERANCE):
-                raise InternalError(f"a point of {found!r} {unit} has a layout of {estimated!r} {unit}")
-        return GraphPlan(
-            graph=request.graph,
-            cluster=cluster,
-            job=GraphJob(
-                dtype=request.training.dtype,
-                optimizer=request.training.optimizer,
-                memory_margin=request.memory_margin,
-                profile=request.training.profile,
-            ),
-            mesh=mesh,
-            layout=point.layout,
-            step_time_s=estimate.time_s,
-            device_bytes=estimate.memory_bytes,
-            at_once_bytes=estimate.at_once_bytes,
-            seconds=estimate.seconds,
-            nbytes=estimate.nbytes,
-            epsilon=own.epsilon,
-            idle=self._curves.idle_of(cluster),
-        )
-
 
 def _mesh_record(curves: Sequence[GraphCurve]) -> dict[str, list[list[int]]]:
     """The distinct meshes of each device count."""
@@ -428,30 +272,9 @@ def _graph_curve(curve: Curve[GraphLayout]) -> GraphCurve:
 # Graphs in pipeline stages
 
 
-def microbatches_of(text: str | None) -> tuple[int, ...] | None:
-    """Numbers of micro-batches in ascending order; None where the option was left out."""
-    if text is None:
-        return None
-    counts = [count("--microbatches", part) for part in text.split(",")]
-    if len(set(counts)) < len(counts):
-        raise ConfigError("names a number twice", key="--microbatches", found=short_repr(text))
-    return tuple(sorted(counts))
-
-
-def graph_subject(
-    request: GraphRequest, stages: str | None, microbatches: str | None, *, uses_all: bool
-) -> GraphSubject:
-    """The subject of a graph, in `stages` pipeline stages where these are more than 1."""
-    stage_count = 1 if stages is None else count("--stages", stages)
-    counts = microbatches_of(microbatches)
-    if stage_count > 1:
-        return StagedSubject(request, stage_count, counts, uses_all=uses_all)
-    if microbatches is not None:
-        raise ConfigError(
-            "applies to graphs in stages", key="--microbatches", found=short_repr(microbatches),
-            allowed="with --stages 2 or more",
-        )  # fmt: skip
-    return GraphSubject(request, uses_all=uses_all)
+def graph_subject(source: GraphSource) -> GraphSubject:
+    """The subject of a graph, in pipeline stages where it has any."""
+    return StagedSubject(source) if isinstance(source.curves, StagedCurves) else GraphSubject(source)
 
 
 class StagedSubject(GraphSubject):
@@ -459,25 +282,12 @@ class StagedSubject(GraphSubject):
 
     mesh_text = " of each stage"
 
-    def __init__(
-        self,
-        request: GraphRequest,
-        stages: int,
-        microbatches: Sequence[int] | None,
-        *,
-        uses_all: bool = False,
-    ) -> None:
-        self._staged = StagedCurves(
-            request.graph,
-            request.cluster,
-            request.training,
-            request.memory_margin,
-            stages,
-            microbatches,
-            request.meshes,
-            uses_all=uses_all,
-        )
-        super().__init__(request, self._staged)
+    @property
+    def _staged(self) -> StagedCurves:
+        curves = self.source.curves
+        if not isinstance(curves, StagedCurves):
+            raise InternalError("a graph in stages whose curves have none")
+        return curves
 
     def title(self, point: GraphPoint) -> str:
         layout = point.layout
@@ -503,11 +313,6 @@ class StagedSubject(GraphSubject):
         first, second = _staged(point), _staged(other)
         cut = [] if first.cuts == second.cuts else ["different cuts"]
         return ", ".join([*cut, super().difference(point, other)])
-
-    def layout(self, point: GraphPoint) -> Mapping[str, object]:
-        if not isinstance(point.layout, StagedLayout):
-            return super().layout(point)
-        return {"mesh": list(point.layout.ranks), **staged_record(point.layout)}
 
     def certificate(self, curves: Sequence[Curve[GraphLayout]]) -> Mapping[str, object]:
         own = [_staged_curve(curve) for curve in curves]

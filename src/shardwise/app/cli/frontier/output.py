@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from shardwise.app.cli import words
 from shardwise.app.cli.card import NOT_AS_GIVEN, all_devices_line, idle_line, spaced_indices
@@ -17,48 +16,12 @@ from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.plot import Dot, Mark, Plot, PlotLine
 from shardwise.cluster import Cluster, pools_of
+from shardwise.questions import FrontierAnswer, point_document
 from shardwise.search import Curve, Point, Reference, chosen, smallest
 
 LayoutT = TypeVar("LayoutT")
 
 VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontierAnswer(Generic[LayoutT]):
-    """The query and answer of a frontier; `limit_bytes` is infinite without a limit. `references` are common
-    strategies or layouts on the devices of the pick, or of the last curve with points."""
-
-    mode: str
-    objectives: tuple[str, ...]
-    limit_bytes: float
-    epsilon: float
-    curves: Sequence[Curve[LayoutT]]
-    points: Sequence[Point[LayoutT]]
-    pick: Point[LayoutT] | None
-    references: Sequence[Reference[LayoutT]]
-
-    def retained(self, curve: Curve[LayoutT]) -> int:
-        """Points of a curve that are on the frontier of all parts; all points where parts are not
-        compared."""
-        return sum(point.part == curve.part for point in self.points)
-
-    def curve_of(self, point: Point[LayoutT]) -> Curve[LayoutT]:
-        """The curve that a point is from."""
-        return next(curve for curve in self.curves if curve.part == point.part)
-
-
-def point_document(subject: Subject[LayoutT], point: Point[LayoutT]) -> dict[str, object]:
-    """A point with its layout."""
-    return {
-        "time_s": point.time_s,
-        "memory_bytes": point.memory_bytes,
-        "cost_usd": point.cost_usd,
-        "devices": point.devices,
-        "part": point.part.name,
-        "idle": asdict(subject.curves.idle_of(point.part)),
-        "layout": subject.layout(point),
-    }
 
 
 def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> dict[str, object]:
@@ -70,10 +33,14 @@ def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT])
         "mode": found.mode,
         "objectives": list(found.objectives),
         "memory_limit_bytes": found.limit_bytes if isfinite(found.limit_bytes) else None,
-        "points": [point_document(subject, point) for point in found.points],
-        "chosen": None if found.pick is None else point_document(subject, found.pick),
+        "points": [point_document(subject.source, point) for point in found.points],
+        "chosen": None if found.pick is None else point_document(subject.source, found.pick),
         "references": [
-            {"name": reference.name, "fits": reference.fits, **point_document(subject, reference.point)}
+            {
+                "name": reference.name,
+                "fits": reference.fits,
+                **point_document(subject.source, reference.point),
+            }
             for reference in found.references
         ],
         "profile": [_profile(curve, found) for curve in found.curves],
@@ -150,12 +117,12 @@ def _pools(part: Cluster) -> list[str]:
 
 def frontier_idle_lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     """The idle devices of the pick on a cluster of several pools, and the least step time of all devices."""
-    pick, cluster = found.pick, subject.curves.cluster
+    pick, cluster = found.pick, subject.source.curves.cluster
     if pick is None or pick.devices == cluster.devices or len(_pools(cluster)) == 1:
         return
     every = [point for curve in found.curves if curve.part == cluster for point in curve.points]
     best = chosen(every, mode="time", limit_bytes=found.limit_bytes)
-    yield idle_line(subject.curves.idle_of(pick.part), cluster.devices)
+    yield idle_line(subject.source.curves.idle_of(pick.part), cluster.devices)
     if best is not None and found.mode == "time":
         yield all_devices_line(best.time_s, pick.time_s)
 

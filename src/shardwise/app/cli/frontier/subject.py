@@ -1,4 +1,4 @@
-"""The subject of a frontier: the source of its curves, and its layouts as text, JSON and plans.
+"""The subject of a frontier: its source, and its layouts as text and JSON.
 
 `StrategySubject` is a transformer, whose layouts are the strategies of `plan`; graphs are in `graphs`.
 """
@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Protocol, TypeVar
 
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.planning import schedule_of
-from shardwise.app.cli.request import Request
 from shardwise.errors import InternalError
-from shardwise.plans import GraphPlan, Plan, plan_of
-from shardwise.search import Curve, CurveSource, Point, Question, StrategyCurve, StrategyCurves, answer_at
+from shardwise.questions import FrontierSource, StrategySource
+from shardwise.search import Curve, Point, StrategyCurve
 from shardwise.strategy import Strategy
 from shardwise.units import format_seconds
 
@@ -28,8 +25,8 @@ class Subject(Protocol[LayoutT]):
     """A transformer on a cluster, with strategies; or a graph, with a layout per operator."""
 
     @property
-    def curves(self) -> CurveSource[LayoutT]:
-        """The source of the curves."""
+    def source(self) -> FrontierSource[LayoutT]:
+        """The source of the curves and of plans."""
         ...
 
     @property
@@ -65,10 +62,6 @@ class Subject(Protocol[LayoutT]):
         """The choices in which `point` differs from `other`, except those in its title."""
         ...
 
-    def layout(self, point: Point[LayoutT]) -> Mapping[str, object]:
-        """The key `layout` of a point."""
-        ...
-
     def sizes(self) -> Mapping[str, object]:
         """The keys `operators` and `layouts_per_operator`, null where there are none."""
         ...
@@ -81,21 +74,13 @@ class Subject(Protocol[LayoutT]):
         """The certificate and the assumptions as lines of a card."""
         ...
 
-    def plan(self, curve: Curve[LayoutT], place: int) -> Plan | GraphPlan:
-        """The plan of a point. ConfigError where a plan file cannot represent it."""
-        ...
-
 
 class StrategySubject:
     """A model on a cluster; implements `Subject`."""
 
-    def __init__(self, request: Request, question: Question) -> None:
-        self._request, self._question = request, question
-        self._curves = StrategyCurves(question)
-
-    @property
-    def curves(self) -> StrategyCurves:
-        return self._curves
+    def __init__(self, source: StrategySource) -> None:
+        self.source = source
+        self._request, self._question = source.request, source.question
 
     @property
     def priced_as(self) -> Sequence[str]:
@@ -123,9 +108,6 @@ class StrategySubject:
 
     def difference(self, point: Point[Strategy], other: Point[Strategy]) -> str:
         return words.difference_text(point.layout, other.layout, self._request.model.layers)
-
-    def layout(self, point: Point[Strategy]) -> Mapping[str, object]:
-        return {"strategy": asdict(point.layout)}
 
     def sizes(self) -> Mapping[str, object]:
         return {"operators": None, "layouts_per_operator": None}
@@ -170,18 +152,7 @@ class StrategySubject:
         spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
         yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))
         yield from card.assumption_lines(
-            self._request.cluster, self._request.job, self._curves.evaluator, self._question.space
-        )
-
-    def plan(self, curve: Curve[Strategy], place: int) -> Plan:
-        """The fastest plan within the memory of the point."""
-        question, answer = answer_at(_strategy_curve(curve), place)
-        return plan_of(
-            answer,
-            model=question.model,
-            cluster=question.cluster,
-            job=question.job,
-            schedule=schedule_of(answer.best.strategy, question.job),
+            self._request.cluster, self._request.job, self.source.curves.evaluator, self._question.space
         )
 
 

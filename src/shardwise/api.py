@@ -1,0 +1,442 @@
+"""The Python interface (`import shardwise as sw`): plans, evaluates, explains, checks. It needs no PyTorch.
+
+Times are seconds, sizes bytes, rates per second. Every function raises `ConfigError` for an argument or a
+file that cannot be used, with the name of the argument, and `Infeasible` where nothing fits, with the
+reasons.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, overload
+
+from shardwise.cluster import Cluster
+from shardwise.errors import ConfigError, naming_arguments
+from shardwise.inputs import nearest, short_repr
+from shardwise.model import Model
+from shardwise.plans import Plan, Value, read_plan, write_plan
+from shardwise.questions import (
+    CheckedPlan,
+    FrontierAnswer,
+    FrontierArguments,
+    JobArguments,
+    PlanExplanation,
+    Progress,
+    Replanned,
+    SearchArguments,
+    Sweep,
+    checked_plan,
+    checked_record,
+    evaluated,
+    explained,
+    flag,
+    frontier_of,
+    optional_text,
+    planned,
+    replanned,
+    row_of,
+    seconds,
+    swept,
+    text,
+)
+from shardwise.questions import what_if as changed
+from shardwise.questions import why_not as alternative
+from shardwise.replanning import Costs
+from shardwise.search import PlanComparison
+
+ModelSource = str | os.PathLike[str] | Model | Mapping[str, Any]
+"""A model: its name in the catalogue, the path of a config.json, its folder or a YAML file, an id of the
+Hugging Face Hub such as `meta-llama/Llama-3.1-8B`, a config as a dict, or a config object of Transformers
+(anything with `to_dict()`)."""
+
+Path = str | os.PathLike[str]
+
+DAY_S = 86400.0
+
+
+def plan(
+    model: ModelSource | Any,
+    *,
+    cluster: str | Cluster,
+    global_batch_size: int,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    objective: str = "time",
+    target: str | None = None,
+    space: str = "default",
+    fix: Mapping[str, Value] | str | None = None,
+    use_all: bool = False,
+    memory_margin: float = 0.05,
+    expert_imbalance: float = 1.1,
+    inter_node: str | None = None,
+    calibration: str | None = None,
+    top: int = 3,
+    frontier: bool = False,
+    exhaustive: bool = False,
+    stage_dp: int = 1,
+    mixed_pool_stages: int = 1,
+    workers: int = 1,
+    budget: float | str | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best plan for training `model` on `cluster`, with a certificate.
+
+    `model` is a name of the catalogue, a path, an id of the Hugging Face Hub whose config is in the local
+    cache, a config as a dict, or a config object of Transformers. `cluster` is a shorthand such as
+    `8x8xH100-SXM` (nodes x devices per node x device), a shipped cluster, or the path of a YAML file.
+
+    - `global_batch_size`: sequences of a step. `seq_len`: tokens of a sequence; the default is the maximum of
+      the model, else 4096.
+    - `dtype`: `fp32`, `fp16`, `bf16`, `fp8`, ...; the default is the best 16-bit type of all devices.
+      `optimizer`: `adamw`, `adafactor`, `sgd` or `muon`.
+    - `objective`: what is minimised: `time`, `memory`, `devices` or `cost`.
+    - `target`: the software that must run the plan, such as `megatron-lm-0.19`, or `any`; `fix`: fields of
+      the strategy with one value, such as `{"tp": 8}`; `space`: `default`, `core` or the path of a YAML file;
+      `use_all`: no device may stay idle.
+    - `memory_margin`: fraction of device memory to leave free. `expert_imbalance`: load of the busiest
+      expert-parallel rank over the mean. `inter_node`: bandwidth of each network card, such as `200Gb/s`.
+      `calibration`: path of a file of `shardwise calibrate`.
+    - `top`: number of runners-up. `frontier`: also find the Pareto frontier of time and memory
+      (`plan.answer.frontier`). `exhaustive`: evaluate every feasible candidate.
+    - `stage_dp`: most replicas of a stage of an uneven plan that split the rows of a micro-batch;
+      `mixed_pool_stages`: rows of micro-batches that a stage on two device pools may split.
+    - `workers`: processes of the search. `budget`: limit of the search in seconds, or text such as `10s`; the
+      answer is then the best so far with its gap. `progress` is called with lines that say how far it is.
+
+    Raises ConfigError for an argument that cannot be used, Infeasible where nothing fits.
+    """
+    given = JobArguments(
+        model=model,
+        cluster=cluster,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        dtype=dtype,
+        optimizer=optimizer,
+        memory_margin=memory_margin,
+        expert_imbalance=expert_imbalance,
+        inter_node=inter_node,
+        calibration=calibration,
+    )
+    wanted = SearchArguments(
+        objective=objective,
+        space=space,
+        fix=fix,
+        target=target,
+        use_all=use_all,
+        top=top,
+        frontier=frontier,
+        exhaustive=exhaustive,
+        stage_dp=stage_dp,
+        mixed_pool_stages=mixed_pool_stages,
+        workers=workers,
+        budget=budget,
+    )
+    with naming_arguments():
+        return planned(given, wanted, progress=progress)
+
+
+def evaluate(
+    model: ModelSource | Any,
+    *,
+    strategy: Mapping[str, Value] | str,
+    cluster: str | Cluster,
+    global_batch_size: int,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    memory_margin: float = 0.05,
+    expert_imbalance: float = 1.1,
+    inter_node: str | None = None,
+    calibration: str | None = None,
+) -> Plan:
+    """The plan of one given strategy, with its step time and memory; it has no certificate.
+
+    `strategy` has fields such as `{"tp": 8, "pp": 2}` or text such as `tp=8,pp=2`; those that are not named
+    have their defaults. The other arguments are those of `plan`. Raises ConfigError for an argument that
+    cannot be used, Infeasible with the reason where the strategy is illegal or does not fit.
+    """
+    given = JobArguments(
+        model=model,
+        cluster=cluster,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        dtype=dtype,
+        optimizer=optimizer,
+        memory_margin=memory_margin,
+        expert_imbalance=expert_imbalance,
+        inter_node=inter_node,
+        calibration=calibration,
+    )
+    with naming_arguments():
+        return evaluated(given, strategy)
+
+
+def frontier(
+    model: ModelSource | Any,
+    *,
+    cluster: str | Cluster,
+    global_batch_size: int,
+    seq_len: int | None = None,
+    mode: str = "time",
+    memory_limit: float | str | None = None,
+    devices: Sequence[int] | None = None,
+    stages: int | None = None,
+    microbatches: Sequence[int] | None = None,
+    meshes: str = "tiers",
+    objectives: str | Sequence[str] = ("time", "memory"),
+    epsilon: float = 0.001,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    space: str = "default",
+    fix: Mapping[str, Value] | str | None = None,
+    use_all: bool = False,
+    memory_margin: float = 0.05,
+    expert_imbalance: float = 1.1,
+    inter_node: str | None = None,
+    calibration: str | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> FrontierAnswer[Any]:
+    """The Pareto frontier of step time and memory of a model, or of an operator graph (`graph:NAME`, or the
+    path of one).
+
+    - `mode`: `time` picks the fastest point, `devices` the fewest devices, `profile` none.
+    - `memory_limit`: most memory of a device at the pick, in bytes or as text such as `40GiB`. `devices`:
+      device counts to search; the default is those of the mode.
+    - `objectives`: time and memory, or also cost in dollars per step.
+    - Of operator graphs: `stages` and `microbatches` of a pipeline, `meshes` (`tiers`, `all` or a list such
+      as `8,2x4`), and `epsilon`, the relative distance that points may have from the exact frontier.
+
+    The other arguments are those of `plan`. Raises ConfigError for an argument that cannot be used,
+    Infeasible where nothing fits.
+    """
+    given = JobArguments(
+        model=model,
+        cluster=cluster,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        dtype=dtype,
+        optimizer=optimizer,
+        memory_margin=memory_margin,
+        expert_imbalance=expert_imbalance,
+        inter_node=inter_node,
+        calibration=calibration,
+    )
+    wanted = FrontierArguments(
+        mode=mode,
+        memory_limit=memory_limit,
+        devices=devices,
+        stages=stages,
+        microbatches=microbatches,
+        meshes=meshes,
+        objectives=objectives,
+        epsilon=epsilon,
+        space=space,
+        fix=fix,
+        workers=workers,
+        use_all=use_all,
+    )
+    with naming_arguments():
+        return frontier_of(given, wanted, progress=progress)
+
+
+def sweep(
+    questions: Iterable[Mapping[str, Any]],
+    executor: Executor | None = None,
+    out: Path | None = "sweep.jsonl",
+) -> Sweep:
+    """The answers of `plan` to many questions, each a mapping of its arguments such as `{"model":
+    "llama-3.1-8b", "cluster": "1x8xH100-SXM", "seq_len": 8192, "global_batch_size": 64}`.
+
+    `executor` is any `concurrent.futures.Executor`; without one, the questions are answered one by one. Every
+    answer is appended to `out` as a JSON line as soon as it is there, so that an interrupted sweep resumes: a
+    question with an answer in the file is not asked again (unless the version of shardwise is another). None
+    keeps no file. An infeasible question is an answer with its reason.
+
+    Raises ConfigError for the first question that cannot be used, with its place, such as
+    `questions[3].seq_len`; the answers until then are in the file.
+    """
+    with naming_arguments():
+        if isinstance(questions, str | Mapping) or not isinstance(questions, Iterable):
+            raise ConfigError(
+                "is not a list of questions", key="questions", found=short_repr(questions),
+                allowed="a list of mappings of the arguments of plan",
+            )  # fmt: skip
+        path = None if out is None else text("out", out)
+        return swept(list(questions), answer_question, executor=executor, path=path)
+
+
+def answer_question(question: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of one question of a sweep: what `sweep` submits to its executor. Raises ConfigError for a
+    question that cannot be used."""
+    known = set(inspect.signature(plan).parameters)
+    for name in question:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f" (did you mean {near}?)" if near else ""
+            raise ConfigError(f"is no argument{hint}", key=str(name), allowed=", ".join(sorted(known)))
+    for name in ("model", "cluster", "global_batch_size"):
+        if name not in question:
+            raise ConfigError("is missing", key=name, allowed="model, cluster and global_batch_size")
+    return row_of(lambda: plan(**question))
+
+
+def replan(
+    plan: Plan | Path,
+    *,
+    cluster: str | Cluster,
+    events: str,
+    horizon: float | str = "6h",
+    regroup: float | str = "10s",
+    restart: float | str = "60s",
+    checkpoint_interval: float | str = "10min",
+    savable: bool = False,
+    inter_node: str | None = None,
+) -> Replanned:
+    """The decision for a running plan, or the one in a file, after all events: keep, patch or move.
+
+    `events` is the path of a trace, or text such as `lost n3; slow n5 0.5`. Times are seconds or text, as
+    `6h`: training continues for `horizon` under these conditions; a patch takes `regroup`, a migration
+    `restart`, in addition to what moves; half of `checkpoint_interval` is lost after a failure. With
+    `savable` only plans that a plan file holds are considered, so that the answer has a `plan`.
+
+    Raises ConfigError for events or a cluster that do not match the plan, Infeasible where nothing runs.
+    """
+    with naming_arguments():
+        found = _plan("plan", plan)
+        costs = Costs(
+            regroup_s=seconds("--regroup", regroup, low=0.0, high=DAY_S),
+            restart_s=seconds("--restart", restart, low=0.0, high=DAY_S),
+            checkpoint_interval_s=seconds(
+                "--checkpoint-interval", checkpoint_interval, low=0.0, high=365 * DAY_S
+            ),
+        )
+        return replanned(
+            found,
+            cluster=cluster,
+            inter_node=optional_text("--inter-node", inter_node),
+            events=events,
+            horizon_s=seconds("--horizon", horizon, low=1.0, high=365 * DAY_S),
+            costs=costs,
+            is_of_files=flag("--savable", savable),
+        )
+
+
+def check(plan: Plan | Path, *, proof_budget: float | str = "10min") -> CheckedPlan:
+    """The verdict of the independent checker on a plan, or on the one in a file, and what the planner
+    computes again.
+
+    `proof_budget`: limit of the proof of optimality, in seconds or as text; the check is open where it takes
+    longer. Raises ConfigError for a file that is no plan or was altered.
+    """
+    with naming_arguments():
+        limit_s = seconds("--proof-budget", proof_budget, low=1e-3, high=30 * DAY_S)
+        if isinstance(plan, Plan):
+            return checked_record(plan, limit_s)
+        if isinstance(plan, str | os.PathLike):
+            return checked_plan(os.fspath(plan), limit_s)
+        raise _no_plan("plan", plan)
+
+
+def load(path: Path) -> Plan:
+    """The plan in the file at `path`, of any kind and version.
+
+    Raises ConfigError if it is not a plan file, has a newer version, was altered or is incomplete.
+    """
+    with naming_arguments():
+        return read_plan(text("path", path))
+
+
+def save(plan: Plan, path: Path) -> str:
+    """Writes `plan` to the file at `path` atomically, as YAML or, for a name that ends in .json, as JSON.
+
+    Returns the hash of the plan. Raises ConfigError if the path cannot be written, or if the table of actions
+    of the plan is too long for a file.
+    """
+    with naming_arguments():
+        return write_plan(text("path", path), _plan("plan", plan))
+
+
+def _plan(name: str, given: object) -> Plan:
+    """A plan, or the one in the file that it names."""
+    if isinstance(given, Plan):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return read_plan(given)
+    raise _no_plan(name, given)
+
+
+def _no_plan(name: str, given: object) -> ConfigError:
+    return ConfigError("is no plan", key=name, found=short_repr(given), allowed="a plan, or the path of one")
+
+
+@overload
+def explain(
+    plan: Plan | Path,
+    why_not: None = None,
+    *,
+    workers: int = 1,
+    budget: float | str | None = None,
+    progress: Progress | None = None,
+) -> PlanExplanation: ...
+
+
+@overload
+def explain(
+    plan: Plan | Path,
+    why_not: Mapping[str, Value] | str,
+    *,
+    workers: int = 1,
+    budget: float | str | None = None,
+    progress: Progress | None = None,
+) -> PlanComparison: ...
+
+
+def explain(
+    plan: Plan | Path,
+    why_not: Mapping[str, Value] | str | None = None,
+    *,
+    workers: int = 1,
+    budget: float | str | None = None,
+    progress: Progress | None = None,
+) -> PlanExplanation | PlanComparison:
+    """Why a plan, or the one in a file, is what it is; the method `explain` of `Plan`."""
+    with naming_arguments():
+        found = _plan("plan", plan)
+        if why_not is None:
+            return explained(found, workers=workers, budget=budget, progress=progress)
+        return alternative(found, why_not, workers=workers, budget=budget, progress=progress)
+
+
+def what_if(
+    plan: Plan | Path,
+    changes: Mapping[str, str | float] | str,
+    *,
+    workers: int = 1,
+    budget: float | str | None = None,
+    progress: Progress | None = None,
+) -> PlanComparison:
+    """The best plan of a changed question; the method `what_if` of `Plan`."""
+    with naming_arguments():
+        found = _plan("plan", plan)
+        return changed(found, changes, workers=workers, budget=budget, progress=progress)
+
+
+__all__ = [
+    "PlanComparison",
+    "PlanExplanation",
+    "check",
+    "evaluate",
+    "explain",
+    "frontier",
+    "load",
+    "plan",
+    "replan",
+    "save",
+    "sweep",
+    "what_if",
+]

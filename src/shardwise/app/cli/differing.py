@@ -1,0 +1,136 @@
+"""Two plans of any kind, term by term: the lines that `compare A B`, `explain --why-not` and `--what-if`
+share, and the answer of `compare A B`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from shardwise.app.cli import documents, words
+from shardwise.app.cli.card import priced_as_lines
+from shardwise.app.cli.division import layout_lines
+from shardwise.app.cli.output import WIDTH, Line, Output, row
+from shardwise.errors import ConfigError
+from shardwise.inputs import printable
+from shardwise.plans import Plan
+from shardwise.search import ResultDifference
+
+Names = tuple[str, str]
+"""How the columns of the two plans are named."""
+
+
+def compared_plans(plan: Plan, other: Plan, *, other_path: str, trace: str | None, is_json: bool) -> Output:
+    """The answer of `compare` for two plans. ConfigError with `trace`: no step was measured."""
+    if trace is not None:
+        raise ConfigError(
+            "needs a measured step", key="--trace", found=f"the plan file {printable(other_path)}",
+            allowed="with a trace of `shardwise train --trace`",
+        )  # fmt: skip
+    if is_json:
+        return Output(document=documents.plan_comparison(plan, other))
+    return Output(lines=list(_lines(plan, other)))
+
+
+def _lines(plan: Plan, other: Plan) -> Iterator[Line]:
+    yield ((" two plans", "title"),)
+    yield (("─" * WIDTH, "dim"),)
+    for label, one in (("first", plan), ("second", other)):
+        yield row(label, (f"{one.name} on {one.cluster.name}", "value"))
+        yield from layout_lines(one.best, one.network, one.cluster, one.job)
+        yield from priced_as_lines(one.priced_as)
+    difference = ResultDifference(before=plan.best, after=other.best)
+    yield from changed_lines(difference)
+    yield from _different_questions(plan, other)
+    yield ()
+    yield from term_lines(difference, ("first", "second"))
+
+
+def _different_questions(plan: Plan, other: Plan) -> Iterator[Line]:
+    """What the two plans do not have in common, so that their step times are of different things."""
+    pairs = (
+        ("model", plan.name, other.name),
+        ("cluster", plan.cluster.name, other.cluster.name),
+        ("sequence length", f"{plan.job.seq_len:,}", f"{other.job.seq_len:,}"),
+        ("batch", f"{plan.job.global_batch_size:,}", f"{other.job.global_batch_size:,}"),
+        ("dtype", plan.job.dtype, other.job.dtype),
+        ("optimizer", plan.job.optimizer, other.job.optimizer),
+        ("software", plan.job.profile.name, other.job.profile.name),
+        ("target", plan.target or "any", other.target or "any"),
+    )
+    texts = [f"{name} {first} and {second}" for name, first, second in pairs if first != second]
+    for index, line in enumerate(words.wrapped(texts, " · ", WIDTH - 15)):
+        yield row("differ in" if index == 0 else "", (line, "warn"))
+
+
+def changed_lines(difference: ResultDifference) -> Iterator[Line]:
+    """The fields of two uniform strategies that differ."""
+    if not difference.has_strategies:
+        return
+    changed = [
+        f"{name} {words.value_text(old)} → {words.value_text(new)}"
+        for name, (old, new) in difference.fields.items()
+    ]
+    for index, line in enumerate(words.wrapped(changed or ["nothing"], " · ", WIDTH - 15)):
+        yield row("changes" if index == 0 else "", (line, "dim"))
+
+
+def term_lines(difference: ResultDifference, names: Names) -> Iterator[Line]:
+    """Terms of step time, then of memory: before, after and difference, the largest difference first. Plans
+    that are estimated in different terms are compared in their sums alone."""
+    before, after = difference.before, difference.after
+    yield _heading("time", names)
+    if difference.has_equal_terms:
+        more = difference.breakdown_s
+        least_s = 1e-4 * before.step_time_s
+        yield from _rows(before.breakdown, after.breakdown, more, words.seconds, least_s)
+    slower = after.step_time_s / before.step_time_s - 1.0
+    yield _row("step time", before.step_time_s, after.step_time_s, words.seconds, "value",
+               f"  {slower * 100:+.2f} %")  # fmt: skip
+    for name, old, new in (
+        ("tokens/s per device", before.tokens_per_s_per_device, after.tokens_per_s_per_device),
+        ("MFU", before.mfu, after.mfu),
+    ):
+        if old is not None and new is not None:
+            yield _row(name, old, new, words.percent if name == "MFU" else _whole, "")
+    yield ()
+    yield _heading("memory", names)
+    peaks = before.peak_memory.device, after.peak_memory.device
+    if difference.has_equal_terms:
+        yield from _rows(before.memory, after.memory, difference.memory_bytes, _gib, 1e-3 * peaks[0])
+    yield _row("peak memory", *peaks, _gib, "value")
+
+
+def _heading(title: str, names: Names) -> Line:
+    return ((f" {title:<24}{names[0]:>16}{names[1]:>26}{'difference':>16}", "label"),)
+
+
+def _gib(nbytes: float) -> str:
+    return f"{words.gib(nbytes)} GiB"
+
+
+def _whole(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+Texts = Callable[[float], str]
+
+
+def _rows(
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    more: Mapping[str, float],
+    text_of: Texts,
+    least: float,
+) -> Iterator[Line]:
+    for name in sorted(more, key=lambda name: -abs(more[name])):
+        if abs(more[name]) >= least:
+            label = words.term_text(name)
+            yield _row(label, before.get(name, 0.0), after.get(name, 0.0), text_of, "")
+    same = [name for name in more if abs(more[name]) < least]
+    if same:
+        sums = (sum(before.get(name, 0.0) for name in same), sum(after.get(name, 0.0) for name in same))
+        yield _row(f"{words.counted(len(same), 'other term')}", *sums, text_of, "dim")
+
+
+def _row(label: str, old: float, new: float, text_of: Texts, style: str, end: str = "") -> Line:
+    difference = ("+" if new >= old else "-") + text_of(abs(new - old))
+    return ((f" {label:<24}{text_of(old):>16}{text_of(new):>26}{difference:>16}{end}", style),)

@@ -1,0 +1,76 @@
+"""From arguments to answers: what a question is about, its space and target, and the plan or frontier that
+answers it. The Python interface and the command line ask through this package."""
+
+from shardwise.questions.after_events import Replanned, replanned
+from shardwise.questions.arguments import (
+    MAX_COUNT,
+    MIXED_POOL_STAGES,
+    Progress,
+    fields,
+    flag,
+    optional_text,
+    seconds,
+    text,
+)
+from shardwise.questions.checking import CheckedPlan, checked_plan, checked_record
+from shardwise.questions.explaining import PlanExplanation, explained, what_if, why_not
+from shardwise.questions.frontiers import (
+    FrontierAnswer,
+    FrontierArguments,
+    FrontierSource,
+    GraphSource,
+    StrategySource,
+    frontier_of,
+    point_document,
+)
+from shardwise.questions.planning import SearchArguments, evaluated, planned
+from shardwise.questions.request import DTYPES, OPTIMIZERS, OWN_TARGET, JobArguments, Request, request_of
+from shardwise.questions.spaces import counted_space, counted_uneven, require_candidates, space_choice
+from shardwise.questions.sweeps import Sweep, row_of, swept
+from shardwise.questions.targets import not_run, requested_target, require_job
+
+__all__ = [
+    "DTYPES",
+    "MAX_COUNT",
+    "MIXED_POOL_STAGES",
+    "OPTIMIZERS",
+    "OWN_TARGET",
+    "CheckedPlan",
+    "FrontierAnswer",
+    "FrontierArguments",
+    "FrontierSource",
+    "GraphSource",
+    "JobArguments",
+    "PlanExplanation",
+    "Progress",
+    "Replanned",
+    "Request",
+    "SearchArguments",
+    "StrategySource",
+    "Sweep",
+    "checked_plan",
+    "checked_record",
+    "counted_space",
+    "counted_uneven",
+    "evaluated",
+    "explained",
+    "fields",
+    "flag",
+    "frontier_of",
+    "not_run",
+    "optional_text",
+    "planned",
+    "point_document",
+    "replanned",
+    "request_of",
+    "requested_target",
+    "require_candidates",
+    "require_job",
+    "row_of",
+    "seconds",
+    "space_choice",
+    "swept",
+    "text",
+    "what_if",
+    "why_not",
+]

@@ -1,0 +1,536 @@
+"""Operators and blocks on one rank: local widths and rows (docs/concepts/cost-model.md, section 6), seconds
+of one operator (section 7), and seconds and bytes of one block: a layer, the embedding or the head (section
+8).
+
+`LocalSizes` has the sizes, `operator_seconds` the times of an operator, `block_amounts` the AMOUNTS of a
+block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise_verify.collectives import (
+    Fabric,
+    Groups,
+    Sizes,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    reduce_scatter_s,
+)
+from shardwise_verify.problem import Figures
+from shardwise_verify.records import (
+    AttentionOperator,
+    ExtentRecord,
+    GroupedMatmulOperator,
+    LayerOperator,
+    LayersRecord,
+    LookupOperator,
+    LossOperator,
+    MatmulOperator,
+    PointwiseOperator,
+    RoutingRecord,
+    SavedRecord,
+    WeightRecord,
+)
+from shardwise_verify.strategy_rows import Column, StrategyRows
+
+SAVED_BYTES = {"fp32": 4, "mask": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSizes:
+    """One block on every row: the rows of data and the width that a rank has."""
+
+    figures: Figures
+    rows: StrategyRows
+    experts: RoutingRecord | None
+
+    @property
+    def tokens(self) -> Column:
+        """Tokens of a rank per micro-batch."""
+        return self.rows.micro_batch_size * self.figures.job.seq_len / self.rows.cp
+
+    def count(self, name: str) -> Column:
+        """Rows of data of a rank per micro-batch: `tokens`, `head`, `sequence` or `routed`."""
+        if name == "sequence":
+            return self.tokens / np.where(self.rows.sequence_parallel, self.rows.tp, 1)
+        if name == "routed" and self.experts is not None:
+            factor = self.experts.capacity_factor
+            load = self.figures.job.expert_imbalance if factor is None else factor
+            return self.tokens * self.experts.top_k * load * self.rows.etp / self.rows.tp
+        return self.tokens
+
+    def width(self, extent: ExtentRecord) -> Column:
+        """Elements of a rank along an extent; may be a fraction."""
+        if extent.role == "whole":
+            return extent.size
+        if extent.role == "expert_ffn":
+            return extent.size / self.rows.etp
+        if extent.role == "kv_heads":
+            return extent.size / np.minimum(self.rows.tp, self.figures.model.kv_heads)
+        return extent.size / self.rows.tp
+
+    def hidden_bytes(self, name: str) -> Column:
+        """Bytes of a hidden state of these rows."""
+        return self.count(name) * self.figures.model.hidden * self.figures.recipe.activation_bytes
+
+    def weight_elements(self, weight: WeightRecord) -> Column:
+        """Elements of a weight on a rank."""
+        elements: Column = 1
+        for extent in weight.shape:
+            elements = elements * self.width(extent)
+        return elements * weight.experts / self.rows.ep if weight.experts else elements
+
+    def saved_bytes(self, saved: SavedRecord, operator: LayerOperator) -> Column:
+        """Bytes on a rank, per micro-batch, of a saved activation of an operator."""
+        rows = saved.rows
+        if self.figures.profile.keeps_gathered_inputs and isinstance(operator, MatmulOperator):
+            rows = operator.rows
+        recipe = self.figures.recipe
+        each = {"compute": recipe.activation_bytes, "operand": recipe.operand_bytes, **SAVED_BYTES}[
+            saved.dtype
+        ]
+        return self.count(rows) * self.width(saved.width) * each
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSeconds:
+    """One operator: forward, input gradient, weight gradient."""
+
+    forward: Column
+    input: Column
+    weight: Column
+
+
+def operator_seconds(operator: LayerOperator, sizes: LocalSizes) -> KernelSeconds:
+    """Seconds of the operator on every row."""
+    zero = 0.0 * sizes.tokens
+    rows = sizes.count(operator.rows)
+    each = sizes.figures.recipe.activation_bytes
+    match operator:
+        case MatmulOperator():
+            k, n = sizes.width(operator.k), sizes.width(operator.n)
+            return KernelSeconds(
+                _matmul_s(sizes, rows, n, k) + _cast_s(sizes, rows * k),
+                _matmul_s(sizes, rows, k, n) + _cast_s(sizes, rows * n),
+                _matmul_s(sizes, k, n, rows),
+            )
+        case GroupedMatmulOperator():
+            return _grouped_matmul_seconds(operator, sizes)
+        case AttentionOperator():
+            return _attention_seconds(operator, sizes)
+        case PointwiseOperator():
+            forward = sum((sizes.width(extent) for extent in operator.forward), start=zero)
+            backward = sum((sizes.width(extent) for extent in operator.backward), start=zero)
+            nbytes = rows * (each * sizes.figures.profile.pointwise_passes)
+            return KernelSeconds(
+                _memory_bound_s(sizes, nbytes * forward), _memory_bound_s(sizes, nbytes * backward), zero
+            )
+        case LookupOperator():
+            elements = rows * sizes.width(operator.width)
+            return KernelSeconds(
+                _memory_bound_s(sizes, 2 * elements * each),
+                zero,
+                _memory_bound_s(sizes, elements * (each + 8)),
+            )
+        case LossOperator():
+            logits = 4 * rows * sizes.width(operator.classes)
+            return KernelSeconds(_memory_bound_s(sizes, 3 * logits), _memory_bound_s(sizes, 2 * logits), zero)
+
+
+def _memory_bound_s(sizes: LocalSizes, nbytes: Column) -> Column:
+    """Seconds of a memory-bound kernel."""
+    half = sizes.figures.efficiency.memory.half_bytes
+    transfer = (nbytes + half) / sizes.figures.memory_bytes_per_s
+    return sizes.figures.efficiency.launch_s + np.where(nbytes > 0, transfer, 0.0)
+
+
+def _matmul_efficiency(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Column:
+    """The share of the peak that the matmul [m, k] x [k, n] reaches."""
+    curve = sizes.figures.efficiency.matmul
+
+    def fill(tile_m: float, tile_n: float) -> Column:
+        waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) / curve.units)
+        return m * n / (waves * curve.units * tile_m * tile_n)
+
+    large = fill(curve.tile_m, curve.tile_n)
+    small = curve.small_tile_fraction * fill(curve.tile_m / 2, curve.tile_n / 2)
+    return curve.peak_fraction * k / (k + curve.k_half) * np.maximum(large, small)
+
+
+def _matmul_s(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Column:
+    """Seconds of the matmul [m, k] x [k, n]."""
+    figures = sizes.figures
+    arithmetic = 2 * m * n * k / (figures.matmul_flop_per_s * _matmul_efficiency(sizes, m, n, k))
+    nbytes = (m * k + k * n + m * n) * figures.recipe.activation_bytes
+    return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
+
+
+def _cast_s(sizes: LocalSizes, elements: Column) -> Column:
+    """Seconds to cast elements to the matmul dtype, where it is another."""
+    each = sizes.figures.recipe.cast_bytes
+    return _memory_bound_s(sizes, each * elements) if each else 0.0 * elements
+
+
+def _grouped_matmul_seconds(operator: GroupedMatmulOperator, sizes: LocalSizes) -> KernelSeconds:
+    figures, curve = sizes.figures, sizes.figures.efficiency.matmul
+    grouped = figures.efficiency.grouped_matmul
+    rows, k, n = sizes.count(operator.rows), sizes.width(operator.k), sizes.width(operator.n)
+    local = operator.experts / sizes.rows.ep
+    tokens = rows / local
+    nbytes = (rows * k + rows * n + local * k * n) * figures.recipe.activation_bytes
+    of_plain = grouped.fraction * tokens / (tokens + grouped.tokens_half)
+
+    def seconds(inner: Column) -> Column:
+        efficiency = curve.peak_fraction * of_plain * inner / (inner + curve.k_half)
+        arithmetic = 2 * rows * n * k / (figures.matmul_flop_per_s * efficiency)
+        return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
+
+    return KernelSeconds(
+        seconds(k) + _cast_s(sizes, rows * k), seconds(n) + _cast_s(sizes, rows * n), seconds(tokens)
+    )
+
+
+def keys_of_query(seq_len: int, window: int | None, *, causal: bool) -> float:
+    """Average number of keys that a query attends to."""
+    width = seq_len if window is None else min(window, seq_len)
+    if width < seq_len:
+        return width - width * width / (2 * seq_len)
+    return seq_len / 2 if causal else float(seq_len)
+
+
+def _attention_seconds(operator: AttentionOperator, sizes: LocalSizes) -> KernelSeconds:
+    figures, curve = sizes.figures, sizes.figures.fused
+    if curve is None:
+        return _unfused_seconds(operator, sizes)
+    seq_len = figures.job.seq_len
+    heads, kv_heads = sizes.width(operator.heads), sizes.width(operator.kv_heads)
+    dims = operator.qk_dim + operator.v_dim
+    rows = sizes.count(operator.rows)
+    work = 2 * rows * keys_of_query(seq_len, operator.window, causal=operator.causal) * heads * dims
+    nbytes = rows * (heads + kv_heads) * dims * figures.recipe.activation_bytes
+    flop_per_s = figures.attention_flop_per_s * seq_len / (seq_len + curve.seq_half)
+    launch, memory = figures.efficiency.launch_s, figures.memory_bytes_per_s
+    forward = launch + np.maximum(work / (flop_per_s * curve.forward_fraction), nbytes / memory)
+    backward = launch + np.maximum(2.5 * work / (flop_per_s * curve.backward_fraction), 2 * nbytes / memory)
+    return KernelSeconds(forward, backward, 0.0 * forward)
+
+
+def _unfused_seconds(operator: AttentionOperator, sizes: LocalSizes) -> KernelSeconds:
+    """Two batched matmuls forward and four backward over all keys, and the softmax between them."""
+    figures, each = sizes.figures, sizes.figures.recipe.activation_bytes
+    keys = float(figures.job.seq_len)
+    rows = sizes.count(operator.rows) * sizes.width(operator.heads)
+
+    def product_s(n: float, k: float) -> Column:
+        work = 2 * rows * n * k / (figures.attention_flop_per_s * _matmul_efficiency(sizes, rows, n, k))
+        nbytes = (rows * k + k * n * (rows / keys) + rows * n) * each
+        return figures.efficiency.launch_s + np.maximum(work, nbytes / figures.memory_bytes_per_s)
+
+    products = product_s(keys, operator.qk_dim) + product_s(operator.v_dim, keys)
+    scores = rows * keys * (each * figures.profile.pointwise_passes)
+    forward = products + _memory_bound_s(sizes, 4.5 * scores)
+    return KernelSeconds(forward, 2 * products + _memory_bound_s(sizes, 5.5 * scores), 0.0 * forward)
+
+
+def score_bytes(operator: AttentionOperator, sizes: LocalSizes) -> Column:
+    """Saved activations of unfused attention: 5 bytes per score."""
+    return 5 * sizes.count(operator.rows) * sizes.width(operator.heads) * sizes.figures.job.seq_len
+
+
+Amounts = Mapping[str, Column]
+"""The amounts of a block by name, all per rank and micro-batch: see AMOUNTS."""
+
+PHASES = ("forward", "input", "weight")
+
+AMOUNTS = (
+    "forward_computation_s", "input_computation_s", "weight_computation_s", "forward_s", "input_s",
+    "weight_s", "matmul_s", "attention_s", "memory_bound_s", "tensor_s", "context_s", "expert_s",
+    "host_s", "selective_s", "repeated_s", "forward_contended_s", "input_contended_s", "repeated_contended_s",
+    "dense", "expert", "dense_blocks", "expert_blocks", "saved_bytes", "saved_selective_bytes", "input_bytes",
+    "output_bytes",
+)  # fmt: skip
+"""Amounts of a block that add up over a stage.
+
+- Seconds of the phases, alone and with communication, and their parts.
+- Seconds that selective and full recomputation repeat.
+- `*_contended_s`: seconds of collectives that use the same cards as the gradient reduction between replicas,
+  in the forward pass, the input gradient and a repeated forward pass.
+- Elements of dense and expert weights; 1 where the block has such weights.
+- Bytes of saved activations for each choice of recompute, and of the outputs of a layer's matmuls.
+
+A block also has `largest_bytes`, `logits_bytes` and `replicated`, which are not summed over a stage.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """The operators of a block; by phase, the number of collectives over the tensor ranks."""
+
+    operators: tuple[LayerOperator, ...]
+    experts: RoutingRecord | None
+    tensor_syncs: Mapping[str, int]
+    is_layer: bool
+
+
+def block_shapes(model: LayersRecord) -> tuple[BlockShape, ...]:
+    """The kinds of layers, then the embedding, then the head."""
+    kinds = [
+        BlockShape(
+            operators=kind.operators,
+            experts=kind.experts,
+            tensor_syncs={"forward": kind.tensor_syncs, "input": kind.tensor_syncs},
+            is_layer=True,
+        )
+        for kind in model.kinds
+    ]
+    embedding = BlockShape(
+        operators=model.embedding,
+        experts=None,
+        tensor_syncs={"forward": 1, "input": 0},
+        is_layer=False,
+    )
+    of_head = model.head_tensor_syncs
+    head = BlockShape(
+        operators=model.head,
+        experts=model.head_experts,
+        tensor_syncs={"forward": of_head, "input": of_head + 1},
+        is_layer=False,
+    )
+    return (*kinds, embedding, head)
+
+
+def block_amounts(
+    figures: Figures, fabric: Fabric, groups: Groups, rows: StrategyRows, shape: BlockShape
+) -> dict[str, Column]:
+    """All amounts of a block on every row."""
+    sizes = LocalSizes(figures=figures, rows=rows, experts=shape.experts)
+    parts = _computation(sizes, shape)
+    traffic = _communication(sizes, fabric, groups, shape, parts)
+    found = {
+        f"{part}_s": sum(parts[part, phase] for phase in PHASES)
+        for part in ("matmul", "attention", "memory_bound")
+    }
+    busy = {}
+    for phase in PHASES:
+        alone = sum(parts[part, phase] for part in ("matmul", "attention", "memory_bound"))
+        sent = sum(seconds for (_, of_phase), seconds in traffic.items() if of_phase == phase)
+        waits = np.maximum(_host_s(sizes, shape.operators, phase) - alone - sent, 0.0)
+        busy[phase] = alone + sent
+        found[f"{phase}_computation_s"] = alone + waits
+        found[f"{phase}_s"] = alone + waits + sent
+        found["host_s"] = found.get("host_s", 0.0) + waits
+    for kind in ("tensor", "context", "expert"):
+        found[f"{kind}_s"] = traffic[kind, "forward"] + traffic[kind, "input"]
+    for phase in ("forward", "input"):
+        found[f"{phase}_contended_s"] = sum(
+            np.where(_contends_with_replicas(sizes, groups, getattr(groups, kind)), traffic[kind, phase], 0.0)
+            for kind in ("tensor", "context", "expert")
+        )
+    contended_s = found["forward_contended_s"]
+    found["repeated_contended_s"] = contended_s if shape.is_layer else 0.0 * contended_s
+    found |= _bytes(sizes, shape)
+    one: Column = np.ones(np.shape(sizes.tokens))
+    found["dense_blocks"] = one
+    found["expert_blocks"] = one if shape.experts is not None else 0.0 * one
+    selective = parts["selective", "forward"]
+    found["selective_s"] = selective if shape.is_layer else 0.0 * selective
+    started = _host_s(sizes, shape.operators[: _left_out(sizes, shape)], "forward")
+    repeated_s = np.maximum(busy["forward"] - parts["left_out", "forward"], started)
+    found["repeated_s"] = repeated_s if shape.is_layer else 0.0 * selective
+    return found
+
+
+def _contends_with_replicas(sizes: LocalSizes, groups: Groups, group: Sizes) -> Column:
+    """Whether a group's collectives contend with the gradient reduction between replicas: both cross
+    nodes, or both stay inside them."""
+    tiers = sizes.figures.cluster.tiers
+    apart: Column = np.zeros_like(sizes.rows.tp, dtype=bool)
+    is_out = apart
+    for tier, size in zip(tiers, groups.data, strict=True):
+        is_out = is_out | (tier.is_network & (size > 1))
+    are_replicas: Column = np.prod(np.broadcast_arrays(*groups.data), axis=0) > 1
+    for tier, size in zip(tiers, group, strict=True):
+        apart = apart | ((size > 1) & (is_out == tier.is_network))
+    return apart & are_replicas
+
+
+def _computation(sizes: LocalSizes, shape: BlockShape) -> dict[tuple[str, str], Column]:
+    """Seconds by part and phase; the part `selective` is what selective recomputation repeats."""
+    zero = 0.0 * sizes.tokens
+    found = {
+        (part, phase): zero
+        for part in ("matmul", "attention", "memory_bound", "selective", "left_out")
+        for phase in PHASES
+    }
+    left_out = _left_out(sizes, shape)
+    for number, operator in enumerate(shape.operators):
+        part = {"matmul": "matmul", "grouped_matmul": "matmul", "attention": "attention"}.get(
+            operator.kind, "memory_bound"
+        )
+        seconds = operator_seconds(operator, sizes)
+        for phase in PHASES:
+            found[part, phase] = found[part, phase] + getattr(seconds, phase)
+        if number >= left_out:
+            found["left_out", "forward"] = found["left_out", "forward"] + seconds.forward
+        if part == "attention" or getattr(operator, "selective", False):
+            found["selective", "forward"] = found["selective", "forward"] + seconds.forward
+    return found
+
+
+def _left_out(sizes: LocalSizes, shape: BlockShape) -> int:
+    """Index of the last matmul: a recomputation that stops early needs no operator from there on."""
+    products = [
+        number
+        for number, operator in enumerate(shape.operators)
+        if isinstance(operator, MatmulOperator | GroupedMatmulOperator)
+    ]
+    if not sizes.figures.profile.recompute_stops_early or not products:
+        return len(shape.operators)
+    return products[-1]
+
+
+def _host_s(sizes: LocalSizes, operators: Sequence[LayerOperator], phase: str) -> float:
+    """Seconds in which the host starts all kernels of a phase."""
+    profile = sizes.figures.profile
+    if phase == "weight":
+        return profile.dispatch_s * sum(
+            isinstance(operator, MatmulOperator | GroupedMatmulOperator | LookupOperator)
+            for operator in operators
+        )
+    has_experts = any(isinstance(operator, GroupedMatmulOperator) for operator in operators)
+    return profile.dispatch_s * len(operators) + (profile.expert_dispatch_s if has_experts else 0.0)
+
+
+def _communication(
+    sizes: LocalSizes,
+    fabric: Fabric,
+    groups: Groups,
+    shape: BlockShape,
+    parts: Mapping[tuple[str, str], Column],
+) -> dict[tuple[str, str], Column]:
+    """Exposed seconds by kind (tensor, context, expert) and phase (forward, input)."""
+    exposed_s = sizes.figures.exposed_s
+    is_ring = sizes.rows.cp_kind == "ring"
+    sync_s = _sync_s(sizes, fabric, groups)
+    routing_s = _routing_s(sizes, fabric, groups, shape)
+    profile = sizes.figures.profile
+    overlap = np.where(is_ring, profile.context_overlap, 0.0)
+    found = {}
+    for phase, times in (("forward", 1), ("input", 2)):
+        ring_s, a2a_s = _context_s(sizes, fabric, groups, shape)
+        context_s = np.where(is_ring, times * ring_s, a2a_s)
+        hiding, share = parts["matmul", phase], profile.tensor_overlap
+        if phase == "input":
+            hiding, share = hiding + parts["matmul", "weight"], share + profile.tensor_backward_overlap
+        found["tensor", phase] = exposed_s(shape.tensor_syncs[phase] * sync_s, hiding, share)
+        found["context", phase] = exposed_s(context_s, parts["attention", phase], overlap)
+        found["expert", phase] = exposed_s(routing_s, parts["matmul", phase], profile.expert_overlap)
+    return found
+
+
+def _sync_s(sizes: LocalSizes, fabric: Fabric, groups: Groups) -> Column:
+    nbytes = sizes.hidden_bytes("tokens")
+    return np.where(
+        sizes.rows.sequence_parallel,
+        all_gather_s(fabric, nbytes, groups.tensor)
+        + reduce_scatter_s(fabric, sizes.figures.backend, nbytes, groups.tensor),
+        all_reduce_s(fabric, nbytes, groups.tensor),
+    )
+
+
+def _context_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockShape) -> tuple[Column, Column]:
+    """Seconds of context parallelism in one forward phase: keys and values around a ring; or all-to-all of
+    heads and tokens."""
+    each = sizes.figures.recipe.activation_bytes
+    ring_s = a2a_s = 0.0 * sizes.tokens
+    for operator in shape.operators:
+        if isinstance(operator, AttentionOperator):
+            dims = operator.qk_dim + operator.v_dim
+            kv, q = sizes.width(operator.kv_heads) * dims, sizes.width(operator.heads) * dims
+            ring_s = ring_s + all_gather_s(fabric, sizes.tokens * kv * each * sizes.rows.cp, groups.context)
+            nbytes = sizes.tokens * (kv + q) * each / 4
+            a2a_s = a2a_s + 4 * all_to_all_s(fabric, nbytes, groups.context, 1.0)
+    return ring_s, a2a_s
+
+
+def _routing_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockShape) -> Column:
+    experts, rows = shape.experts, sizes.rows
+    if experts is None or not any(
+        isinstance(operator, GroupedMatmulOperator) for operator in shape.operators
+    ):
+        return 0.0 * sizes.tokens
+    routed = sizes.hidden_bytes("routed")
+    parts = np.prod(np.array(np.broadcast_arrays(*groups.expert[1:], 1)), axis=0)
+    missed = (1 - 1 / parts) ** experts.top_k
+    copies = parts * (1 - missed) / experts.top_k
+    if experts.groups > 1:
+        copies = np.minimum(copies, experts.groups_per_token / experts.top_k)
+    spread = 2 * all_to_all_s(fabric, routed / rows.etp, groups.expert, copies)
+    split = all_gather_s(fabric, routed, groups.expert_tensor)
+    split = split + reduce_scatter_s(fabric, sizes.figures.backend, routed, groups.expert_tensor)
+    whole = all_gather_s(fabric, sizes.hidden_bytes("tokens"), groups.tensor)
+    needs_whole = (rows.tp > 1) & ~rows.sequence_parallel
+    return (
+        np.where(rows.ep > 1, spread, 0.0)
+        + np.where(rows.etp > 1, split, 0.0)
+        + np.where(needs_whole, whole, 0.0)
+    )
+
+
+def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
+    zero = 0.0 * sizes.tokens
+    dense = expert = all_saved = selective_saved = largest = logits = outputs = zero
+    replicated = 0
+    for operator in shape.operators:
+        for weight in operator.weights:
+            elements = sizes.weight_elements(weight)
+            if weight.experts:
+                expert = expert + elements
+            else:
+                dense = dense + elements
+                if all(extent.role == "whole" for extent in weight.shape):
+                    replicated += weight.parameters
+        if (
+            isinstance(operator, MatmulOperator | GroupedMatmulOperator)
+            and operator.weights
+            and shape.is_layer
+        ):
+            elements = sizes.count(operator.rows) * sizes.width(operator.n)
+            outputs = outputs + elements * sizes.figures.recipe.activation_bytes
+        if isinstance(operator, AttentionOperator) and sizes.figures.fused is None:
+            scores = score_bytes(operator, sizes)
+            all_saved, largest = all_saved + scores, np.maximum(largest, scores)
+        for saved in operator.saved:
+            nbytes = sizes.saved_bytes(saved, operator)
+            if isinstance(operator, LossOperator):
+                logits = logits + nbytes
+                continue
+            all_saved = all_saved + nbytes
+            selective_saved = selective_saved + (0.0 if saved.selective else 1.0) * nbytes
+            largest = np.maximum(largest, nbytes)
+    return {
+        "dense": dense,
+        "expert": expert,
+        "replicated": replicated + zero,
+        "saved_bytes": all_saved,
+        "saved_selective_bytes": selective_saved if shape.is_layer else all_saved,
+        "input_bytes": sizes.hidden_bytes("sequence") if shape.is_layer else all_saved,
+        "output_bytes": outputs,
+        "largest_bytes": largest,
+        "logits_bytes": logits,
+    }
+
+
+def tied_head_elements(head: tuple[LayerOperator, ...]) -> int:
+    """Elements that the matmuls of the head multiply with and that are another block's weights."""
+    return sum(
+        operator.k.size * operator.n.size
+        for operator in head
+        if isinstance(operator, MatmulOperator) and not operator.weights
+    )
