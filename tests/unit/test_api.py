@@ -514,6 +514,8 @@ def test_evaluate_saves_a_plan_that_other_commands_read(
     assert main(["evaluate", *QUESTION, "--strategy", "tp=4", "--save", path]) == 0
     assert f"wrote {path} (sha256:" in capsys.readouterr().err
     assert sw.load(path).strategy.tp == 4 and sw.load(path).certificate is None
+    # Nothing claims that the strategy is the best, so that a better one is no news.
+    assert main(["explain", path]) == 0 and capsys.readouterr().err == ""
     why_not = ["explain", path, "--why-not", "tp=2"]
     for argv in (["simulate", path], ["explain", path], ["compare", path, path], why_not):
         assert main(argv) == 0, (argv, capsys.readouterr().err)

@@ -45,7 +45,6 @@ from shardwise.search.hetero import (
     UnevenSpace,
     best_uneven,
     plan_mixed_cluster,
-    predict_record,
     predicted_result,
     relayout,
     spread_stages,
@@ -57,6 +56,7 @@ from shardwise.search.plan_timeline import (
     pipeline_trace,
     plan_timelines,
     plan_trace,
+    predicted_again,
 )
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.result import band_of
@@ -136,7 +136,7 @@ __all__ = [
     "plan_timelines",
     "plan_trace",
     "points_of",
-    "predict_record",
+    "predicted_again",
     "predicted_result",
     "ranks_of_nodes",
     "read_space",

@@ -39,7 +39,8 @@ from shardwise.replanning import (
 from shardwise.replanning.situation import Situation, situation_of
 from shardwise.replanning.transition import unit_elements
 from shardwise.replanning.uneven import UnevenArrangement
-from shardwise.search import Question, UnevenSpace, best_uneven, predict_record
+from shardwise.search import Question, UnevenSpace, best_uneven
+from shardwise.search.hetero import predict_record
 from shardwise.strategy import RECOMPUTES, Job
 
 HOUR_S = 3600.0

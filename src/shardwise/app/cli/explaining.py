@@ -352,7 +352,8 @@ def _overview(
     if is_json:
         document = documents.explanation(plan, overview, explanation)
         return Output(document=document, notes=notes, code=code)
-    if explanation is not None and not explanation.agrees and not explanation.unexplored:
+    is_claimed = plan.certificate is not None
+    if is_claimed and explanation is not None and not explanation.agrees and not explanation.unexplored:
         notes.append("shardwise: the search now finds another best strategy than that of the plan")
     return Output(lines=explanation_lines(plan, overview, explanation), notes=notes, code=code)
 

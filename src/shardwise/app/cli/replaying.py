@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -113,7 +114,7 @@ def _policies(text: str) -> tuple[str, ...]:
 
 def _subject(options: JobOptions) -> _Subject:
     """The subject: a plan file, which has its job, or a model, which needs the options of the job."""
-    if is_plan_file(options.model):
+    if os.path.isfile(options.model) and is_plan_file(options.model):
         job_arguments = {
             "--seq-len": options.seq_len,
             "--global-batch-size": options.global_batch_size,
