@@ -28,8 +28,8 @@ from shardwise.replanning import (
     mixed_planner_of,
     planner_of,
     replay,
-    situation_of,
 )
+from shardwise.replanning.situation import situation_of
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 """Folder of recorded availability traces, where it exists."""

@@ -49,3 +49,8 @@ def least_first(values: Sequence[float], tie: float = TIE) -> list[int]:
         found.append(next(index for index in remaining if values[index] <= least + tie * abs(least)))
         remaining.remove(found[-1])
     return found
+
+
+def is_less(value: float, other: float, tie: float = TIE) -> bool:
+    """Whether `value` is less than `other`, and not equal to it."""
+    return value < other and not value >= other - tie * abs(other)  # also where `other` is infinite

@@ -92,7 +92,7 @@ class ExtentRecord:
             len(parts) != 2
             or not isinstance(parts[0], int)
             or isinstance(parts[0], bool)
-            or not 0 <= parts[0] <= 10**12
+            or not 1 <= parts[0] <= 10**12
             or parts[1] not in roles
         ):
             raise InputError("is not an extent", key=key, found=short(value), allowed="size or [size, role]")
@@ -329,7 +329,7 @@ class CollectiveFigures:
     fraction: Positive
     startup_s: Amount
     partial_fraction: Positive
-    crowding: Amount
+    crowding: Annotated[float, Bounds(0.0, 100.0)]
     exchange_fraction: Positive
     lockstep_s: Amount
 
@@ -523,6 +523,10 @@ class LayoutRecord:
     schedule: ScheduleName
     pipelines: tuple[PipelineRecord, ...]
     mesh: tuple[Count, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.pipelines:
+            raise InputError("is empty", key="best.layout.pipelines")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

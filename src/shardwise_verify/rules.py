@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,6 +125,30 @@ def is_candidate(
         return count(figures, space, {**values, **aliases}) == 1
     except InputError:
         return False
+
+
+def fault_of(figures: Figures, strategy: Any) -> str:
+    """What makes a strategy illegal besides RULES; empty if nothing does. A strategy that no search found may
+    have stages that no space has."""
+    s, layers, batch = strategy, figures.limits.layers, figures.job.global_batch_size
+    stages, first, last = s.pp * s.vpp, s.first_stage_layers, s.last_stage_layers
+    whole = {1: first == last == layers, 2: first + last == layers}.get(stages, first + last <= layers)
+    chain = (s.param_shard, s.grad_shard, s.optim_shard, s.dp * s.cp)
+    vpps = {"interleaved_1f1b": s.vpp > 1, "zb_v": s.vpp == 2, "dualpipe_v": s.vpp == 2}
+    has_experts = figures.model.experts is not None
+    splits = s.tp * s.cp * s.dp % (s.etp * s.ep) == 0 if has_experts else (s.etp, s.ep) == (1, 1)
+    low, high = (1, layers) if s.recompute == "full" else (0, 0)
+    faults = {
+        "degrees": s.tp * s.cp * s.pp * s.dp != figures.cluster.devices,
+        "axis_order": sorted(s.axis_order.split("-")) != sorted(AXES),
+        "sharding": any(more % less for less, more in pairwise(chain)),
+        "experts": not splits,
+        "schedule": not vpps.get(s.schedule, s.vpp == 1) or (s.pp == 1 and s.schedule != "1f1b"),
+        "layers": not whole,
+        "batch": batch % s.dp == 0 and batch // s.dp % s.micro_batch_size != 0,
+        "recompute": not low <= s.recompute_layers <= high,
+    }
+    return ", ".join(name for name, is_broken in faults.items() if is_broken)
 
 
 def count(

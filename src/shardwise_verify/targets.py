@@ -60,6 +60,11 @@ def capabilities_of(target: str) -> CapabilityRecord | None:
     return record(CapabilityRecord, read_document(str(path))) if path.name in known else None
 
 
+def is_known(target: str) -> bool:
+    """Whether the limits of `target` are known: it has none, or its file is there."""
+    return target == ANY or capabilities_of(target) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetLimits:
     """The limits of a target for one model that the search evaluates: on a `grid`, on the `orders` of its

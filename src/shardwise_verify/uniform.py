@@ -29,6 +29,7 @@ from shardwise_verify.rules import (
     MEMORY,
     RULES,
     count,
+    fault_of,
     first_broken,
     is_candidate,
     rejected_counts,
@@ -41,6 +42,7 @@ from shardwise_verify.targets import (
     TARGET_REASON,
     TargetLimits,
     capabilities_of,
+    is_known,
     limits_of,
     target_check,
     target_limits_of,
@@ -66,7 +68,8 @@ def uniform_checks(plan: PlanRecord, figures: Figures) -> Iterator[Check]:
         yield _question_check(plan.question, plan.certificate)
         yield _space_check(plan.certificate, figures)
         limits = target_limits_of(limits_of(plan.target), figures.model, plan.job)
-        yield from _reason_checks(plan.certificate, figures, limits)
+        if is_known(plan.target):
+            yield from _reason_checks(plan.certificate, figures, limits)
         yield from outcome_checks(plan, plan.certificate)
 
 
@@ -110,16 +113,18 @@ def _reason_checks(
 
 
 def _strategy_check(plan: PlanRecord, figures: Figures) -> Check:
-    """Whether the strategy is legal and a candidate of the space; of the default one without a
-    certificate."""
+    """Whether the strategy is legal, and a candidate of the space of the certificate if there is one."""
     strategy, proof = plan.strategy, plan.certificate
-    space, fixed, axes = ("default", {}, {}) if proof is None else (proof.space, proof.fixed, proof.axes)
-    found, expected = "a legal candidate", f"a legal candidate of the space {space!r}"
-    if not is_candidate(figures, strategy, space, fixed, axes):
+    legal = "a legal strategy" if proof is None else f"a legal candidate of the space {proof.space!r}"
+    found = legal
+    if proof is None:
+        fault = fault_of(figures, strategy)
+        found = f"illegal: {fault}" if fault else legal
+    elif not is_candidate(figures, strategy, proof.space, proof.fixed, proof.axes):
         found = "not a candidate of the space"
-    elif broken := str(first_broken(rows_of([strategy]), figures)[0]):
+    if found == legal and (broken := str(first_broken(rows_of([strategy]), figures)[0])):
         found = f"breaks {broken}"
-    return Check(name="strategy", ok=found == "a legal candidate", found=found, expected=expected)
+    return Check(name="strategy", ok=found == legal, found=found, expected=legal)
 
 
 def _layout_check(plan: PlanRecord, model: LayersRecord, family: Family) -> Check:

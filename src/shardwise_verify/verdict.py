@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from shardwise_verify.arithmetic import count_checks, unlike_checks
 from shardwise_verify.checks import Check, UncheckedKey, open_if_approximated, unchecked, value_check
 from shardwise_verify.problem import figures_of
@@ -16,7 +18,7 @@ from shardwise_verify.proof import PROOF_BUDGET_S, optimal_check
 from shardwise_verify.reading import InputError, keys_left, read_document, record, short
 from shardwise_verify.records import PlanRecord
 from shardwise_verify.rules import HOST_MEMORY, MEMORY
-from shardwise_verify.targets import ANY, capabilities_of
+from shardwise_verify.targets import ANY, is_known
 from shardwise_verify.uniform import uniform_checks
 
 SCHEMA = "shardwise.plan"
@@ -68,7 +70,8 @@ def check_document(document: Mapping[str, Any], *, proof_budget_s: float = PROOF
     checks = [value_check("hash", stated, hash_of(document))]
     if plan.model is not None:
         checks += count_checks(plan.model)
-    checks += _checks_of_kind(plan, proof_budget_s if all(check.ok for check in checks) else None)
+    with np.errstate(all="ignore"):  # figures without measure become infinite, which agrees with nothing
+        checks += _checks_of_kind(plan, proof_budget_s if all(check.ok for check in checks) else None)
     return Verdict(
         plan_hash=stated,
         checks=tuple(checks),
@@ -89,7 +92,7 @@ def _checks_of_kind(plan: PlanRecord, proof_budget_s: float | None) -> Iterator[
         if plan.certificate is not None:
             if proof_budget_s is None or not all(check.ok for check in checks):
                 return
-            if not _is_known(plan.target):
+            if not is_known(plan.target):
                 yield _open("a plan for the target", "a proof; the limits of the target are not here")
                 return
             proof = optimal_check(plan, figures, proof_budget_s)
@@ -108,10 +111,6 @@ def _checks_of_kind(plan: PlanRecord, proof_budget_s: float | None) -> Iterator[
 
 def _open(found: str, expected: str) -> Check:
     return Check(name="optimal", ok=False, is_open=True, found=found, expected=expected)
-
-
-def _is_known(target: str) -> bool:
-    return target == ANY or capabilities_of(target) is not None
 
 
 # Keys that no check covers
@@ -160,8 +159,9 @@ def _not_re_derived(plan: PlanRecord, document: Mapping[str, Any]) -> Iterator[U
         yield from unchecked("plans on other pools are not searched again", "mixed")
     if plan.question.objective in ("devices", "cost"):
         yield from unchecked("other parts of the cluster are not in the file", "question.objective")
-    if plan.target != ANY and not (plan.kind == "uniform" and _is_known(plan.target)):
-        yield from unchecked("no limits of this target are checked", "target")
+    if plan.target != ANY and not (plan.kind == "uniform" and is_known(plan.target)):
+        rejected = () if plan.certificate is None or is_known(plan.target) else ("certificate.rejected",)
+        yield from unchecked("no limits of this target are checked", "target", *rejected)
     if plan.certificate is not None and plan.certificate.priced_as:
         yield from unchecked("text about links and events", "certificate.priced_as")
     if plan.for_trace is not None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.plans import document_hash
+from shardwise.plans.documents import document_hash
 from shardwise.strategy import CP_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES
 
 Path = tuple[str | int, ...]

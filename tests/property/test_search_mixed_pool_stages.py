@@ -23,8 +23,8 @@ from tests.property.uneven_reference import (
 from tests.sampling import sample_of
 
 from shardwise.cost import StageCosts
-from shardwise.search import UnevenSpace, predict_record
-from shardwise.search.hetero import search_uneven, stage_costs
+from shardwise.search import UnevenSpace
+from shardwise.search.hetero import predict_record, search_uneven, stage_costs
 from shardwise.search.hetero.result import uneven_result
 from shardwise.search.hetero.space import MixedPoolKind, StageKind, devices_by_pool
 from shardwise.search.hetero.stage_costs import StageCostModel

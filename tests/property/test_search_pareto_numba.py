@@ -12,6 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from numba.core import config, event
 from tests.pareto_tuning import tune
 from tests.property.pareto_instances import (
     chain_of,
@@ -446,10 +447,10 @@ def test_without_a_cache_folder_functions_are_compiled_all_the_same(
 ) -> None:
     compiling = numba.njit
 
-    def without_a_folder(*, cache: bool = False, **options: Any) -> Any:
+    def without_a_folder(*functions: Any, cache: bool = False, **options: Any) -> Any:
         if cache:
             raise RuntimeError("no locator available")
-        return compiling(**options)
+        return compiling(*functions, **options)
 
     monkeypatch.setattr(numba, "njit", without_a_folder)
 
@@ -533,6 +534,28 @@ def test_a_missing_numba_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> N
         compilation.require_numba()
     assert raised.value.key == "numba"
     assert raised.value.allowed == "pip install 'shardwise[graph]'"
+
+
+def test_only_own_functions_are_compiled_at_a_lower_level() -> None:
+    settings: Any = config
+    compiling: Any = numba.njit
+    wider: Any = joins_numba.wider
+    levels: list[int] = []
+
+    class Listener(event.Listener):
+        def on_start(self, event: Any) -> None:
+            levels.append(int(settings.OPT))
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    before = int(settings.OPT)
+    with event.install_listener("numba:compile", Listener()):
+        compiling(wider.py_func)(np.zeros((2, 3)))
+        assert levels[0] == 1 < before == int(settings.OPT)
+        levels.clear()
+        compiling(lambda number: number + 1)(1)
+    assert set(levels) == {before}
 
 
 def test_compilation_is_reported_once() -> None:

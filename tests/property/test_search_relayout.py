@@ -18,8 +18,8 @@ import pytest
 from tests.property.uneven_reference import Layouts, filling_of, random_space, random_to_spread, walked_s
 
 from shardwise.plans import Layout, Pipeline, Result
-from shardwise.search import UnevenSpace, predict_record, relayout
-from shardwise.search.hetero import UnevenPipeline, UnevenPlan, pipeline_search
+from shardwise.search import UnevenSpace, relayout
+from shardwise.search.hetero import UnevenPipeline, UnevenPlan, pipeline_search, predict_record
 from shardwise.search.hetero.lower_bounds import stage_lower_bound_s
 from shardwise.search.hetero.placement import NodeLookup, faults_of_spread
 from shardwise.search.hetero.result import uneven_result

@@ -15,8 +15,8 @@ from tests.property.uneven_bounds import assert_bounds_hold
 from tests.property.uneven_reference import every_layout, least_s, random_to_spread
 from tests.sampling import sample_of
 
-from shardwise.search import UnevenSpace, predict_record
-from shardwise.search.hetero import UnevenPlan, search_uneven
+from shardwise.search import UnevenSpace
+from shardwise.search.hetero import UnevenPlan, predict_record, search_uneven
 from shardwise.search.hetero.result import uneven_result
 from shardwise.search.hetero.space import StageSpread, shapes_of
 from shardwise.search.hetero.stage_costs import StageCostModel

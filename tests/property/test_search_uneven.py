@@ -16,7 +16,7 @@ from tests.property.uneven_reference import every_layout, least_s, random_space
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import UnevenSpace, predict_record
+from shardwise.search import UnevenSpace
 from shardwise.search.clock import SearchClock
 from shardwise.search.hetero import (
     UnevenOutcome,
@@ -24,6 +24,7 @@ from shardwise.search.hetero import (
     knapsack,
     lower_bounds,
     pipeline_search,
+    predict_record,
     search_uneven,
 )
 from shardwise.search.hetero.branch_and_bound import NodeProcessor, OpenNode, UnevenIncumbent, is_wide

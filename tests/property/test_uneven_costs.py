@@ -12,8 +12,8 @@ from tests.property import uneven_reference
 from tests.property.uneven_reference import Layouts, every_layout, random_space, walked_s
 
 from shardwise.cost import NodeSlot
-from shardwise.search import UnevenSpace, predict_record
-from shardwise.search.hetero import UnevenPipeline, UnevenPlan, placement, record_costs
+from shardwise.search import UnevenSpace
+from shardwise.search.hetero import UnevenPipeline, UnevenPlan, placement, predict_record, record_costs
 from shardwise.search.hetero.pipeline_search import pipeline_s
 from shardwise.search.hetero.result import uneven_result
 from shardwise.search.hetero.space import UnevenSubproblem

@@ -174,7 +174,7 @@ def twice(value: Any) -> Any:
 def test_a_checker_that_skips_figures_is_noticed(
     documents: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checking, "_figure_checks", lambda plan: ())
+    monkeypatch.setattr(checking, "_result_checks", lambda found, predicted: ())
     found = set(unnoticed(documents["uneven"], tmp_path, command))
     assert {("best", "band_s", 0), ("best", "memory", "tightest_rank"), ("best", "mfu")} <= found
 

@@ -95,8 +95,10 @@ def plan_for(name: str) -> Plan:
 
 
 def _plan_of(answer: Answer, *, target: str | None = None, **problem: Any) -> Plan:
-    """The plan of an answer to a question without restrictions but a target."""
-    return plan_of(answer, question=PlanQuestion(target=target), **problem)
+    """The plan of an answer to the question that its certificate is about."""
+    proof = answer.certificate
+    question = PlanQuestion(space=proof.space, fixed=proof.fixed, axes=proof.axes, target=target)
+    return plan_of(answer, question=question, **problem)
 
 
 @pytest.fixture(scope="module")

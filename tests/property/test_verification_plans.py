@@ -9,7 +9,7 @@ from tests.property.search_instances import instance
 
 from shardwise import search
 from shardwise.errors import Infeasible
-from shardwise.plans import plan_of, write_plan
+from shardwise.plans import PlanQuestion, plan_of, write_plan
 from shardwise_verify import check_file
 
 INSTANCES, ALL_INSTANCES = 10, 1_000
@@ -31,7 +31,10 @@ def test_plans_of_random_questions_hold(tmp_path: Path, full: bool) -> None:
         except Infeasible:
             continue
         used = answer.cluster or question.cluster
-        plan = plan_of(answer, model=question.model, cluster=used, job=question.job)
+        stated = PlanQuestion(
+            objective=answer.objective, space=question.space, fixed=question.fixed, axes=question.axes
+        )
+        plan = plan_of(answer, model=question.model, cluster=used, job=question.job, question=stated)
         write_plan(path, plan)
         wrong = [check for check in check_file(path).checks if not check.ok]
         assert wrong == [], seed

@@ -34,6 +34,7 @@ from shardwise.inputs import Fields
 from shardwise.model import Model, model_from_config
 from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage, StagePart, read_plan
 from shardwise.questions import checked_plan
+from shardwise.search.hetero import predict_record
 from shardwise.strategy import PROFILES, Job, Profile, Strategy, parse_fields, profile_from_record
 from shardwise.strategy.target import Target, target_from_record
 
@@ -207,9 +208,7 @@ def strategy_of(text: str) -> Strategy:
 
 def _uneven_price(case: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[float, float]:
     job = job_of(case)
-    found = search.predict_record(
-        model_of(case["model"]), cluster_of(case["cluster"]), job, uneven_of(candidate)
-    )
+    found = predict_record(model_of(case["model"]), cluster_of(case["cluster"]), job, uneven_of(candidate))
     if found.faults:
         raise ValueError(found.faults[0])
     return max(found.pipeline_s), found.device_bytes

@@ -272,7 +272,7 @@ def ended(command: list[str], environment: dict[str, str] | None = None) -> subp
 
 def test_a_newer_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(saved(tmp_path, "dp=2"))
-    path.write_text(path.read_text().replace("version: 1\n", "version: 2\n", 1))
+    path.write_text(path.read_text().replace("version: 2\n", "version: 3\n", 1))
     assert main(["train", str(path)]) == 2
     error = capsys.readouterr().err
     assert "version: " in error and "newer" in error and error.count("\n") == 1

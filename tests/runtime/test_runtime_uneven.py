@@ -264,7 +264,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
     assert len(shares) == 2 and shares[0] != shares[1]
     assert main(["train", plan, "--steps", "6", "--log", str(log)]) == 0
     shown = capsys.readouterr()
-    assert "plan          2 pipelines · 1f1b · micro-batch size" in shown.out
+    assert "plan          uneven: 2 data-parallel pipelines" in shown.out
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert set(records[0]) == {
         "step", "loss", "gradient_norm", "step_time_s", "exposed_communication_s", "predicted_s", "tokens",

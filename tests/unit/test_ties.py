@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.ties import TIE, first_largest, first_least, least_first, ties_of_largest, ties_of_least
+from shardwise.ties import (
+    TIE,
+    first_largest,
+    first_least,
+    is_less,
+    least_first,
+    ties_of_largest,
+    ties_of_least,
+)
 
 BELOW, ABOVE = 1.0 - 0.9 * TIE, 1.0 - 1.1 * TIE
 """Just inside of the tolerance below 1, and just outside."""
@@ -69,3 +77,22 @@ def test_a_mutant_without_tolerance_is_noticed() -> None:
     values = [BELOW, 1.0]
     assert int(np.argmax(values)) == max(range(2), key=values.__getitem__) == 1
     assert first_largest(values) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "less"),
+    [
+        (1.0, 2.0, True),
+        (2.0, 1.0, False),
+        (1.0, 1.0, False),
+        (BELOW, 1.0, False),  # equal
+        (ABOVE, 1.0, True),
+        (-1.0, -BELOW, False),
+        (-1.0, -ABOVE, True),
+        (0.0, 1e-300, True),  # nothing but zero is equal to zero
+        (1.0, float("inf"), True),
+        (float("inf"), float("inf"), False),
+    ],
+)
+def test_a_value_is_less_where_it_is_not_equal(value: float, other: float, less: bool) -> None:
+    assert is_less(value, other) is less

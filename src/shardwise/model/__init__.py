@@ -17,7 +17,7 @@ from shardwise.model.load import (
     load_model,
     model_from_config,
 )
-from shardwise.model.model import MTP_PREFIX, Experts, Layer, Model
+from shardwise.model.model import Experts, Layer, Model
 from shardwise.model.shape import (
     Decoder,
     GroupedQueryAttentionShape,
@@ -28,7 +28,6 @@ from shardwise.model.shape import (
 )
 
 __all__ = [
-    "MTP_PREFIX",
     "Decoder",
     "Experts",
     "GroupedQueryAttentionShape",

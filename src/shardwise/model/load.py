@@ -64,10 +64,10 @@ def load_model(text: str) -> Model:
     """The model that `text` names.
 
     A name of the catalogue (in any case) takes precedence. Other texts are the path of a Hugging Face
-    `config.json`, of a folder with one, or of a YAML file of plain dimensions, or an id of the Hugging Face
-    Hub (`meta-llama/Llama-3.1-8B`), whose config is read from the local cache. A folder with the name of a
-    catalogue entry needs a slash (`./llama-3.1-70b`). ConfigError names the file, the key, the value found
-    and the allowed values.
+    `config.json`, of a folder with one, or of a YAML file of plain dimensions. Else the text is an id of the
+    Hugging Face Hub (`meta-llama/Llama-3.1-8B`), whose config is read from the local cache. A folder with the
+    name of a catalogue entry needs a slash (`./llama-3.1-70b`). ConfigError names the file, the key, the
+    value found and the allowed values.
     """
     name = text.casefold()
     if name in catalogue_names():

@@ -4,7 +4,6 @@ from shardwise.plans.atomic_write import check_writable, write_file
 from shardwise.plans.documents import (
     SCHEMA,
     certificate_document,
-    document_hash,
     layout_document,
     plan_document,
     plan_hash,
@@ -18,7 +17,7 @@ from shardwise.plans.goodput import (
     usd_per_billion_tokens,
     usd_per_step,
 )
-from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp, plan_of, schedule_of
+from shardwise.plans.plan import Plan, PlanQuestion, plan_of, schedule_of
 from shardwise.plans.plan_file import is_plan_file, read_plan, write_plan
 from shardwise.plans.record import (
     DECISION,
@@ -70,7 +69,6 @@ __all__ = [
     "PlanQuestion",
     "Reliability",
     "Result",
-    "RunnerUp",
     "SearchedPart",
     "Stage",
     "StagePart",
@@ -80,7 +78,6 @@ __all__ = [
     "as_ranges",
     "certificate_document",
     "check_writable",
-    "document_hash",
     "goodput_of",
     "idle_in",
     "is_plan_file",

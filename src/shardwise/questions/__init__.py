@@ -33,17 +33,7 @@ from shardwise.questions.sweeps import Sweep, row_of, swept
 from shardwise.questions.targets import not_run, requested_target, require_job
 
 if TYPE_CHECKING:
-    from shardwise.questions.after_events import (
-        GivenEvents,
-        Replanned,
-        cluster_for,
-        on_nodes,
-        plan_on,
-        replanned,
-        trace_for,
-        trace_hash,
-        trace_source,
-    )
+    from shardwise.questions.after_events import Replanned, replanned
     from shardwise.questions.checking import CheckedPlan, checked_plan, checked_record
 
 __all__ = [
@@ -56,7 +46,6 @@ __all__ = [
     "FrontierAnswer",
     "FrontierArguments",
     "FrontierSource",
-    "GivenEvents",
     "GraphSource",
     "JobArguments",
     "PlanExplanation",
@@ -68,7 +57,6 @@ __all__ = [
     "Sweep",
     "checked_plan",
     "checked_record",
-    "cluster_for",
     "counted_space",
     "counted_uneven",
     "evaluated",
@@ -77,9 +65,7 @@ __all__ = [
     "flag",
     "frontier_of",
     "not_run",
-    "on_nodes",
     "optional_text",
-    "plan_on",
     "planned",
     "point_document",
     "replanned",
@@ -92,25 +78,12 @@ __all__ = [
     "space_choice",
     "swept",
     "text",
-    "trace_for",
-    "trace_hash",
-    "trace_source",
     "what_if",
     "why_not",
 ]
 
 _LATE = {
-    "after_events": (
-        "GivenEvents",
-        "Replanned",
-        "cluster_for",
-        "on_nodes",
-        "plan_on",
-        "replanned",
-        "trace_for",
-        "trace_hash",
-        "trace_source",
-    ),
+    "after_events": ("Replanned", "replanned"),
     "checking": ("CheckedPlan", "checked_plan", "checked_record"),
 }
 

@@ -1,153 +1,28 @@
-"""After events: what a plan for a trace is (`plan_on`), and the decision of `replan` (`Replanned`).
-
-`trace_for` reads events, `cluster_for` the cluster with the devices of a plan.
-"""
+"""The decision of `replan` after events, as the Python interface shows it (`Replanned`)."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-from shardwise import search
-from shardwise.cluster import (
-    Cluster,
-    Conditions,
-    EventTrace,
-    NodeView,
-    check_events,
-    cluster_of_nodes,
-    events_from_text,
-    events_of_nodes,
-    events_text,
-    load_cluster,
-    load_events,
-)
-from shardwise.errors import ConfigError, Infeasible
+from shardwise.cluster import Cluster, load_cluster
+from shardwise.errors import ConfigError
 from shardwise.notebook import panel, table
-from shardwise.plans import DECISION, Answer, Idle, Plan, PlanQuestion, TraceChoice, idle_in, plan_of
+from shardwise.plans import Idle, Plan
 from shardwise.questions.arguments import text
 from shardwise.replanning import (
     AnyArrangement,
     Arrangement,
     Costs,
     Decision,
-    MixedPlanner,
-    Prices,
-    Situation,
-    allowed_space_of,
+    DecisionAfter,
+    GivenEvents,
     arrangement_of,
-    mixed_planner_of,
-    planner_of,
-    question_after,
-    situation_of,
-    with_devices_of,
+    cluster_for,
+    decide_after,
+    trace_for,
 )
-from shardwise.strategy import target_of
 from shardwise.units import format_seconds
-
-# Arrangements as plans
-
-
-def trace_source(trace: EventTrace) -> str:
-    """The source of a trace, for the plan file."""
-    return trace.source or "events"
-
-
-def trace_hash(trace: EventTrace) -> str:
-    """The SHA-256 of a trace in its canonical form."""
-    return f"sha256:{hashlib.sha256(events_text(trace).encode()).hexdigest()}"
-
-
-def on_nodes(found: TraceChoice, cluster: Cluster) -> Cluster:
-    """The cluster of the plan's nodes, in their state without events."""
-    return cluster_of_nodes(cluster, [int(name[1:]) for name in found.nodes])
-
-
-def plan_on(
-    planner: MixedPlanner,
-    arrangement: AnyArrangement,
-    found: TraceChoice,
-    *,
-    question: PlanQuestion,
-    priced_as: Sequence[str],
-    uniform: AnyArrangement | None = None,
-) -> tuple[Plan, Answer]:
-    """The plan and answer of an arrangement with equal shares or of an uneven one, estimated on its nodes
-    without events, and compared with a `uniform` one. The certificate covers this plan only.
-
-    `asked` is the question. `priced_as` are the approximations of events; with any, nothing is proven.
-    """
-    prices = planner.prices
-    model, job, cluster, own = prices.model, prices.job, prices.cluster, on_nodes(found, prices.cluster)
-    answer = planner.answer_on(arrangement, own, question.space)
-    certificate = replace(answer.certificate, priced_as=(*answer.certificate.priced_as, *priced_as))
-    mixed = answer.mixed
-    if mixed is not None and uniform is not None:
-        mixed = replace(mixed, uniform_step_time_s=planner.step_s(uniform, _nominal(cluster)))
-    used = [rank for stage in answer.best.layout.stages for rank in stage.rank_numbers]
-    answer = replace(answer, certificate=certificate, mixed=mixed, idle=idle_in(own, used))
-    plan = plan_of(answer, model=model, cluster=own, job=job, question=question)
-    ranks = search.ranks_of_nodes(cluster, [int(name[1:]) for name in found.nodes])
-    idle = idle_in(cluster, [ranks[rank] for rank in used])
-    return replace(plan, for_trace=found), replace(answer, idle=idle, all_devices_step_time_s=None)
-
-
-def _nominal(cluster: Cluster, sites: Mapping[str, tuple[str, ...]] | None = None) -> Situation:
-    """The situation without events."""
-    no_events = EventTrace(nodes=len(cluster.nodes), events=())
-    return situation_of(NodeView(cluster), Conditions.at_start(no_events), sites)
-
-
-# Events and clusters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenEvents:
-    """The events of a trace: as `given`, and approximated by node (`trace`), with these approximations
-    (`priced_as`); and `notes` about reading them."""
-
-    given: EventTrace
-    trace: EventTrace
-    priced_as: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def trace_for(events: str, cluster: Cluster) -> GivenEvents:
-    """The trace in a file, or in text. ConfigError where it does not match the cluster."""
-    dropped: str | None = None
-    file: str | None = None
-    if os.path.exists(events):
-        trace, dropped = load_events(events)
-        file = events
-    elif events.endswith((".jsonl", ".json")):
-        raise ConfigError("does not exist", file=events, key="--events")
-    else:
-        trace = events_from_text(events, len(cluster.nodes))
-    check_events(trace, cluster, file=file)
-    found = events_of_nodes(trace, cluster, file=file)
-    notes = () if dropped is None else (f"shardwise: {dropped}",)
-    return GivenEvents(given=trace, trace=found.trace, priced_as=found.priced_as, notes=notes)
-
-
-def cluster_for(plan: Plan, given: object, inter_node: str | None) -> Cluster:
-    """The given cluster with the devices of the plan. ConfigError where they differ, or where the software
-    that the plan is for does not run on the cluster."""
-    if not isinstance(given, Cluster):
-        given = load_cluster(text("--cluster", given), inter_node=inter_node)
-    cluster = with_devices_of(plan.cluster, given)
-    if plan.target is not None and not target_of(plan.target).runs_on(cluster.vendors):
-        target = target_of(plan.target)
-        raise ConfigError(
-            f"is not a cluster on which {target.command} runs, which the plan is for", key="--cluster",
-            found=cluster.name, allowed=f"clusters of {target.known_devices}",
-        )  # fmt: skip
-    return cluster
-
-
-# Decisions
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -157,14 +32,38 @@ class Replanned:
     re-routes micro-batches. `idle` are the idle devices that could be used. `unreachable` are nodes that no
     path leads to."""
 
-    running: Plan
-    cluster: Cluster
-    outcome: Decision[AnyArrangement]
+    after: DecisionAfter
     requested_horizon_s: float
-    idle: Idle
-    unreachable: frozenset[str]
-    given: GivenEvents
-    planner: MixedPlanner
+
+    @property
+    def running(self) -> Plan:
+        """The plan before the events."""
+        return self.after.running
+
+    @property
+    def cluster(self) -> Cluster:
+        """The whole cluster."""
+        return self.after.planner.prices.cluster
+
+    @property
+    def outcome(self) -> Decision[AnyArrangement]:
+        """The decision with all its figures."""
+        return self.after.decision
+
+    @property
+    def given(self) -> GivenEvents:
+        """The events."""
+        return self.after.given
+
+    @property
+    def idle(self) -> Idle:
+        """The idle devices of nodes that can be used."""
+        return self.after.idle
+
+    @property
+    def unreachable(self) -> frozenset[str]:
+        """Nodes that no path leads to."""
+        return frozenset(self.after.situation.unreachable)
 
     @property
     def decision(self) -> str:
@@ -201,23 +100,7 @@ class Replanned:
                 "cannot be held by a plan file", key="plan", found="an arrangement with unequal shares",
                 allowed="replan(..., savable=True)",
             )  # fmt: skip
-        found = TraceChoice(
-            policy=DECISION,
-            source=trace_source(self.given.given),
-            trace=trace_hash(self.given.given),
-            nodes=arrangement.nodes,
-            length_s=self.outcome.horizon_s,
-            steps=self.outcome.steps,
-            now_step_time_s=self.outcome.step_s,
-            worst_step_time_s=self.outcome.step_s,
-            situations=1,
-            considered=max(self.outcome.considered, 1),
-            gap=None,
-        )
-        question = question_after(self.running.question, arrangement.strategy)
-        question = replace(question, events=found.source)
-        priced_as = self.given.priced_as
-        return plan_on(self.planner, arrangement, found, question=question, priced_as=priced_as)[0]
+        return self.after.plan
 
     def to_dict(self) -> dict[str, object]:
         """The decision as plain values: seconds, bytes and steps."""
@@ -270,45 +153,10 @@ def replanned(
     """The decision for a running plan after all events of a trace; with `is_of_files` among plans that a plan
     file can hold. Raises ConfigError for events or a cluster that do not match, Infeasible where nothing
     runs."""
-    loaded = cluster_for(plan, cluster, inter_node)
-    running = arrangement_of(plan, loaded)
+    if not isinstance(cluster, Cluster):
+        cluster = load_cluster(text("--cluster", cluster), inter_node=inter_node)
+    loaded = cluster_for(plan, cluster)
+    arrangement_of(plan, loaded)  # refuses plans before it reads the events
     given = trace_for(text("--events", events), loaded)
-    trace = given.trace
-    conditions = Conditions.at_start(trace)
-    saved, gone = frozenset[str](), trace.absent
-    for event in trace.events:
-        before = conditions
-        conditions = conditions.after(event)
-        saved |= before.noticed - conditions.present
-        gone |= before.present - conditions.present
-    situation, returned = situation_of(NodeView(loaded), conditions, trace.sites), gone & conditions.present
-    allowed = replace(allowed_space_of(plan), is_of_files=is_of_files)
-    prices = Prices(plan.model, loaded, plan.job)
-    planner = mixed_planner_of(planner_of(prices, costs, allowed_space=allowed))
-    decision = None
-    if situation.key == _nominal(loaded, trace.sites).key and not returned:
-        decision = planner.keep(running, situation, horizon_s=horizon_s)
-    try:
-        decision = decision or planner.replan(
-            running, situation, horizon_s=horizon_s, saved=saved, returned=returned
-        )
-    except Infeasible as error:
-        note = f"; the plan's question allows only {allowed.text}" if allowed.text else ""
-        raise Infeasible(f"{error.message}{note}", reasons=error.reasons) from None
-    return Replanned(
-        running=plan,
-        cluster=loaded,
-        outcome=decision,
-        requested_horizon_s=horizon_s,
-        idle=_idle(decision.arrangement, situation, loaded),
-        unreachable=frozenset(situation.unreachable),
-        given=given,
-        planner=planner,
-    )
-
-
-def _idle(arrangement: AnyArrangement, situation: Situation, cluster: Cluster) -> Idle:
-    """The idle devices of nodes that can be used."""
-    used = set(search.ranks_of_nodes(cluster, [int(name[1:]) for name in arrangement.nodes]))
-    cannot = [place for place in range(len(cluster.nodes)) if f"n{place}" not in situation.states]
-    return idle_in(cluster, used.union(search.ranks_of_nodes(cluster, cannot)))
+    after = decide_after(plan, loaded, given, horizon_s=horizon_s, costs=costs, is_of_files=is_of_files)
+    return Replanned(after=after, requested_horizon_s=horizon_s)

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import shardwise_verify
-from shardwise.cost import Training
-from shardwise.errors import ConfigError
+from shardwise.errors import ConfigError, Infeasible
 from shardwise.notebook import panel, table
 from shardwise.plans import Plan, Result, plan_document, read_plan
-from shardwise.search import RecordCostModel, graph_result, predict_record, predicted_result
+from shardwise.search import predicted_again
 from shardwise_verify import (
     PROOF_BUDGET_S,
     Check,
@@ -27,9 +26,6 @@ from shardwise_verify import (
     parts_check,
     value_check,
 )
-
-UNEVEN_EVALUATOR = "max-plus, pipeline by pipeline"
-UNEVEN_SCHEDULE = "1f1b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -91,13 +87,13 @@ def checked_plan(path: str, proof_budget_s: float = PROOF_BUDGET_S) -> CheckedPl
             error.message, file=path, key=error.key or None, found=error.found or None,
             allowed=error.allowed or None,
         ) from None  # fmt: skip
-    return CheckedPlan(verdict=verdict, computed_again=tuple(computed_again(plan)))
+    return CheckedPlan(verdict=verdict, computed_again=tuple(computed_again(plan, verdict)))
 
 
 def checked_record(plan: Plan, proof_budget_s: float = PROOF_BUDGET_S) -> CheckedPlan:
     """The verdict of the checker and of the planner on a plan, as its file would be."""
     verdict = shardwise_verify.check_document(plan_document(plan), proof_budget_s=proof_budget_s)
-    return CheckedPlan(verdict=verdict, computed_again=tuple(computed_again(plan)))
+    return CheckedPlan(verdict=verdict, computed_again=tuple(computed_again(plan, verdict)))
 
 
 def _verdict(path: str, plan: Plan, proof_budget_s: float) -> Verdict:
@@ -113,41 +109,24 @@ def _verdict(path: str, plan: Plan, proof_budget_s: float) -> Verdict:
 
 # What the planner computes again
 
-
-def computed_again(plan: Plan) -> Iterator[Check]:
-    """Checks by the planner's own prediction; none for a uniform plan, which the checker re-derives."""
-    if plan.kind == "graph":
-        yield from _graph_checks(plan)
-    elif plan.kind == "uneven":
-        yield from _uneven_checks(plan)
+PREDICTED = "best.breakdown"
+"""A claim that the checker re-derives where it has prices of its own."""
 
 
-def _graph_checks(plan: Plan) -> Iterator[Check]:
-    """The prediction of the layout of an operator graph from the names in the file
-    (docs/concepts/pareto-search.md)."""
-    training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-    predicted = graph_result(plan.graph, plan.cluster, training, plan.operators)
-    yield from _result_checks(plan.best, predicted)
-
-
-def _uneven_checks(plan: Plan) -> Iterator[Check]:
-    """The prediction of an uneven plan stage by stage; only the costs of single stages share code with the
-    search (docs/concepts/mixed-clusters.md)."""
-    best = plan.best
-    found = predict_record(plan.model, plan.cluster, plan.job, best)
-    expected = "a plan of the space of uneven plans"
-    faults = "; ".join(found.faults[:3]) or expected
-    yield Check(name="uneven layout", ok=not found.faults, found=faults, expected=expected)
-    if found.faults:
+def computed_again(plan: Plan, verdict: Verdict) -> Iterator[Check]:
+    """Checks by the planner's own prediction; none where the checker re-derives the times itself."""
+    if not any(claim.key == PREDICTED for claim in verdict.not_re_derived):
         return
-    yield number_check("predicted device bytes", best.peak_memory.device, found.device_bytes)
-    yield fit_check("predicted bytes fit", found.device_bytes, found.usable_bytes)
-    predicted = predicted_result(
-        RecordCostModel(plan.model, plan.cluster, plan.job), best, plan.job.global_batch_size
-    )
-    if predicted is not None:
-        layout = replace(predicted.layout, schedule=UNEVEN_SCHEDULE)
-        yield from _result_checks(best, replace(predicted, evaluator=UNEVEN_EVALUATOR, layout=layout))
+    expected = "a plan of its cluster"
+    try:
+        predicted = predicted_again(plan)
+    except (ConfigError, Infeasible) as error:
+        yield Check(name="prediction", ok=False, found=str(error), expected=expected)
+        return
+    peak = predicted.peak_memory
+    usable = peak.capacity * (1.0 - plan.job.memory_margin)
+    yield fit_check("predicted bytes fit", peak.device, usable)
+    yield from _result_checks(plan.best, predicted)
 
 
 def _result_checks(found: Result, predicted: Result) -> Iterator[Check]:

@@ -1,17 +1,24 @@
 """Decisions when a cluster changes: keep the plan, patch it or migrate, with the cost of the transition."""
 
+from shardwise.replanning.after_events import (
+    DecisionAfter,
+    GivenEvents,
+    cluster_for,
+    decide_after,
+    on_nodes,
+    plan_on,
+    trace_for,
+)
 from shardwise.replanning.allowed_space import (
     ANY_SPACE,
     AllowedSpace,
     allowed_by,
     allowed_space_of,
-    question_after,
 )
-from shardwise.replanning.arrangement import Arrangement, with_devices_of
-from shardwise.replanning.mixed_planner import AnyArrangement, MixedPlanner, mixed_planner_of
+from shardwise.replanning.arrangement import Arrangement
+from shardwise.replanning.mixed_planner import AnyArrangement, mixed_planner_of
 from shardwise.replanning.pipeline_costs import Prices
 from shardwise.replanning.planner import KEEP, Decision, LinkAwarePlanner, Planner, planner_of
-from shardwise.replanning.situation import Situation, situation_of
 from shardwise.replanning.trace_plan import TracePick, TracePicks, picks_for_trace
 from shardwise.replanning.trace_replay import (
     POLICIES,
@@ -35,26 +42,28 @@ __all__ = [
     "Arrangement",
     "Costs",
     "Decision",
+    "DecisionAfter",
     "EpochChoice",
+    "GivenEvents",
     "LinkAwarePlanner",
-    "MixedPlanner",
     "Planner",
     "PlansBySize",
     "PolicyRun",
     "Prices",
     "Replay",
-    "Situation",
     "TracePick",
     "TracePicks",
     "allowed_by",
     "allowed_space_of",
     "arrangement_of",
     "best_interval_s",
+    "cluster_for",
+    "decide_after",
     "mixed_planner_of",
+    "on_nodes",
     "picks_for_trace",
+    "plan_on",
     "planner_of",
-    "question_after",
     "replay",
-    "situation_of",
-    "with_devices_of",
+    "trace_for",
 ]

@@ -86,18 +86,19 @@ class AllowedSpace:
         return ", ".join(texts)
 
     def allows(self, one: Arrangement, situation: Situation) -> bool:
-        """Whether a change to this arrangement is allowed."""
+        """Whether a change to an arrangement of an allowed strategy is allowed."""
         if (self.is_of_files or self.target is not None) and not one.has_equal_shares:
             return False
-        if self.target is not None and any(self.target.refusals(one.strategy)):
-            return False
-        return self._has_values(one.strategy) and self.uses_enough(one.nodes, situation)
+        return self.uses_enough(one.nodes, situation)
 
     def uses_enough(self, nodes: Iterable[str], situation: Situation) -> bool:
         """Whether a plan on these nodes leaves no node idle that it must use."""
         return not self.use_all or situation.states.keys() - situation.noticed <= set(nodes)
 
-    def _has_values(self, strategy: Strategy) -> bool:
+    def allows_strategy(self, strategy: Strategy) -> bool:
+        """Whether the strategy has allowed values, and the target runs it."""
+        if self.target is not None and any(self.target.refusals(strategy)):
+            return False
         values = {**{name: (value,) for name, value in self.fixed.items()}, **self.axes}
         if not all(getattr(strategy, name) in allowed for name, allowed in values.items() if name in FIELDS):
             return False

@@ -22,6 +22,7 @@ from shardwise.replanning.situation import Situation
 from shardwise.replanning.step_times import StepTimes
 from shardwise.search import BranchAndBound, Fastest, Question, WorkLimit
 from shardwise.strategy import Strategy, layer_counts, node_slots
+from shardwise.ties import first_least, is_less
 
 MayImprove = Callable[[Strategy, float], bool]
 """Whether a shape whose step takes at least this many seconds can improve on the best decision so far."""
@@ -254,8 +255,10 @@ def _hill_climb(start: Arrangement, situation: Situation, steps: StepTimes) -> I
                 if (found := steps.balanced(strategy, best.slots, situation)) is not None
                 and (step_s := steps.step_s(found, situation)) is not None
             ]
-            step_s, found = min(tried, key=lambda one: one[0], default=(best_s, best))
-            if step_s < best_s:
+            if not tried:
+                continue
+            step_s, found = tried[int(first_least([step_s for step_s, _ in tried]))]
+            if is_less(step_s, best_s):
                 best, best_s = found, step_s
                 yield best
                 break

@@ -21,7 +21,6 @@ from shardwise.replanning.planner import (
     ALTERNATIVES,
     KEEP,
     MIGRATE,
-    MIN_GAIN,
     PATCH,
     RESTARTS,
     Decision,
@@ -35,6 +34,7 @@ from shardwise.replanning.uneven import (
     UnevenPlanSource,
     UnevenStepTimes,
 )
+from shardwise.ties import is_less, least_first
 
 AnyArrangement = Arrangement | UnevenArrangement
 
@@ -266,7 +266,7 @@ def _best_decision(
     ]
     best = every[0]
     for decision in every[1:]:
-        if decision.steps > best.steps * (1.0 + MIN_GAIN):
+        if is_less(best.steps, decision.steps):
             best = decision
-    fastest = sorted(choices, key=lambda one: one.step_s)[:ALTERNATIVES]
-    return replace(best, alternatives=tuple(one.arrangement for one in fastest))
+    fastest = least_first([one.step_s for one in choices])[:ALTERNATIVES]
+    return replace(best, alternatives=tuple(choices[place].arrangement for place in fastest))

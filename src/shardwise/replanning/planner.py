@@ -31,12 +31,9 @@ from shardwise.replanning.transition import (
 from shardwise.search import Question
 from shardwise.search import plan as search_plan
 from shardwise.strategy import Strategy, Target
+from shardwise.ties import is_less, least_first
 
 KEEP, PATCH, MIGRATE = "keep", "patch", "move"
-
-MIN_GAIN = 1e-9
-"""Least relative gain in steps with which a more expensive option is better."""
-
 
 RESTARTS = 10
 """Least horizon in restarts, if the running plan cannot continue."""
@@ -124,6 +121,7 @@ class Planner:
     ) -> None:
         self.steps, self.shapes, self.transitions = steps, shapes, transitions
         self.allowed_space, self._can_run = allowed_space, can_run
+        self._allowed: dict[Strategy, bool] = {}
 
     # What `MixedPlanner` needs to know of a uniform arrangement.
 
@@ -228,7 +226,10 @@ class Planner:
         costs = self.transitions.costs
 
         def is_allowed(new: Arrangement) -> bool:
-            return self.allowed_space.allows(new, situation) and self._can_run(new)
+            strategy, space = new.strategy, self.allowed_space
+            if strategy not in self._allowed:
+                self._allowed[strategy] = space.allows_strategy(strategy)
+            return self._allowed[strategy] and space.allows(new, situation) and self._can_run(new)
 
         return _DecisionBuilder(self.steps, change, costs, is_allowed, running, situation, horizon_s, has_all)
 
@@ -302,12 +303,12 @@ class _DecisionBuilder:
         if step_s is None:
             return
         shape = arrangement.shape
-        if shape not in self._fastest or step_s < self._fastest[shape][0]:
+        if shape not in self._fastest or is_less(step_s, self._fastest[shape][0]):
             self._fastest[shape] = step_s, arrangement
         if self._may_improve(arrangement.strategy, step_s):
             change = self._change(arrangement)
             found = self._decision(PATCH if shape == self._shape else MIGRATE, arrangement, step_s, change)
-            if self.best is None or found.steps > self.best.steps * (1.0 + MIN_GAIN):
+            if self.best is None or is_less(self.best.steps, found.steps):
                 self.best = found
 
     def evaluate_rerouting(self, running: Arrangement) -> None:
@@ -320,7 +321,7 @@ class _DecisionBuilder:
         if step_s is not None:
             change = self._change(arrangement)
             self._rerouted = self._decision(PATCH, arrangement, step_s, change)
-            is_better = self.best is None or self._rerouted.steps > self.best.steps * (1.0 + MIN_GAIN)
+            is_better = self.best is None or is_less(self.best.steps, self._rerouted.steps)
             if is_better and self._is_allowed(arrangement):
                 self.best = self._rerouted
 
@@ -328,8 +329,9 @@ class _DecisionBuilder:
         """The best option, with the alternatives."""
         if self.best is None:
             raise InternalError("a decision needs something that runs")
-        ordered = sorted(self._fastest.values(), key=lambda one: one[0])
-        alternatives = tuple(arrangement for _, arrangement in ordered[:ALTERNATIVES])
+        fastest = list(self._fastest.values())
+        ordered = least_first([step_s for step_s, _ in fastest])
+        alternatives = tuple(fastest[place][1] for place in ordered[:ALTERNATIVES])
         return replace(
             self.best, considered=self._considered, alternatives=alternatives, rerouted=self._rerouted
         )
@@ -337,7 +339,7 @@ class _DecisionBuilder:
     def _may_improve(self, strategy: Strategy, least_s: float) -> bool:
         is_patch = shape_of(strategy) == self._shape
         left_s = self._horizon_s - self._costs.least_s(is_patch=is_patch)
-        return self.best is None or left_s / least_s > self.best.steps * (1.0 + MIN_GAIN)
+        return self.best is None or is_less(self.best.steps, left_s / least_s)
 
     def _decision(
         self, decision: str, arrangement: Arrangement, step_s: float, change: Transition

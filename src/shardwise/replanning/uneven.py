@@ -29,7 +29,7 @@ from shardwise.plans import Answer, Certificate, Layout, MixedFigures, Plan, Res
 from shardwise.replanning.arrangement import Arrangement, nodes_of, running_on
 from shardwise.replanning.candidates import in_groups
 from shardwise.replanning.pipeline_costs import Prices
-from shardwise.replanning.planner import KEEP, MIN_GAIN, PATCH
+from shardwise.replanning.planner import KEEP, PATCH
 from shardwise.replanning.situation import Situation, StateRuns, situation_of
 from shardwise.replanning.step_times import PROBE_ROUNDS, fastest_shares
 from shardwise.replanning.transition import Holdings, StateShard
@@ -42,6 +42,7 @@ from shardwise.search import (
     predicted_result,
     relayout,
 )
+from shardwise.ties import is_less
 
 LayoutKey = tuple[object, ...]
 
@@ -292,7 +293,7 @@ class UnevenStepTimes:
         least_s = float("inf")
         for change, places in changes:
             found = change(self.part(one, places, there), situation) if places else None
-            if found is not None and found.result.step_time_s < least_s * (1.0 - MIN_GAIN):
+            if found is not None and is_less(found.result.step_time_s, least_s):
                 least_s = found.result.step_time_s
                 yield PATCH, found
 

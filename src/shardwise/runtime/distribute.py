@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from shardwise.errors import ConfigError
 from shardwise.launch import check_runnable
-from shardwise.plans import Plan, read_plan
+from shardwise.plans import Plan, PlanKind, read_plan
 from shardwise.runtime.devices import backends, keep_freed_memory, select_device
 from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.job import TrainingJob
@@ -21,7 +21,7 @@ from shardwise.runtime.uniform import UniformTrainingJob
 
 PlanFile = str | os.PathLike[str]
 
-JOBS: Mapping[str, tuple[type[TrainingJob], type[TrainedNetwork]]] = {
+JOBS: Mapping[PlanKind, tuple[type[TrainingJob], type[TrainedNetwork]]] = {
     "uniform": (UniformTrainingJob, TrainedModel),
     "uneven": (UnevenTrainingJob, TrainedModel),
     "graph": (GraphTrainingJob, TrainedGraph),

@@ -206,12 +206,15 @@ class ModelStage(nn.Module):
 
     def part(self, start: int, stop: int, *, end_modules: frozenset[str]) -> ModelStage:
         """The stage with layers `start` to `stop` of this whole model, and its `end_modules` (`embedding`,
-        `head`). It shares their parameters."""
+        `head`). It shares their parameters, except that a tied output projection without the embedding is a
+        copy."""
         stage = ModelStage(self.model, ((index, self.layers[str(index)]) for index in range(start, stop)))
         if "embedding" in end_modules:
             stage.embedding = self.embedding
-        if "head" in end_modules:
+        if "head" in end_modules and self.head is not None:
             stage.head = self.head
+            if self.model.tied_embeddings and stage.embedding is None:
+                stage.head.output.weight = nn.Parameter(stage.head.output.weight.detach().clone())
         return stage
 
 

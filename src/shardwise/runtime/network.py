@@ -9,7 +9,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -136,7 +136,7 @@ class TrainedGraph(TrainedNetwork):
     def per_step(self) -> int:
         return self.plan.graph.batch
 
-    @property
+    @cached_property
     def peak_s(self) -> float:
         classes = self.plan.cluster.classes
         peak_flop_per_s = sum(

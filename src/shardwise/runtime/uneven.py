@@ -118,8 +118,6 @@ def stage_of(
     end_modules = {"embedding"} if coordinates.stage == 0 else set()
     end_modules |= {"head"} if coordinates.stage == len(stages) - 1 else set()
     part = module.part(start, stop, end_modules=frozenset(end_modules))
-    if plan.model.tied_embeddings and part.head is not None and part.embedding is None:
-        part.head.output.weight = nn.Parameter(part.head.output.weight.detach().clone())
     for layer in part.layers.values():
         layer.recompute = plan.best.recompute[coordinates.pipeline][coordinates.stage]
     part.positions = torch.arange(plan.job.seq_len, device=device_type)

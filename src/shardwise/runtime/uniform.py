@@ -200,7 +200,7 @@ def _parts(module: ModelStage, plan: Plan, place: RankCoordinates) -> Stages:
     end_modules = {0: frozenset(("embedding",)), schedule.stages - 1: frozenset(("head",))}
     if schedule.stages == 1:
         end_modules = {0: frozenset(("embedding", "head"))}
-    parts = tuple(
+    return tuple(
         (
             stage,
             module.part(starts[stage], starts[stage + 1], end_modules=end_modules.get(stage, frozenset())),
@@ -208,10 +208,6 @@ def _parts(module: ModelStage, plan: Plan, place: RankCoordinates) -> Stages:
         for stage, rank in enumerate(schedule.stage_rank)
         if rank == place.pp
     )
-    for _, part in parts:
-        if plan.model.tied_embeddings and part.head is not None and part.embedding is None:
-            part.head.output.weight = nn.Parameter(part.head.output.weight.detach().clone())
-    return parts
 
 
 # The job

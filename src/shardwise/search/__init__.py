@@ -36,8 +36,8 @@ from shardwise.search.explanation import (
     why_not,
 )
 from shardwise.search.graph_curves import GraphCurve, GraphCurves, StagedCurve, StagedCurves
-from shardwise.search.graph_pipeline import PipelineEstimate, estimate_pipeline
-from shardwise.search.graph_result import estimate_of, graph_result
+from shardwise.search.graph_pipeline import estimate_pipeline
+from shardwise.search.graph_result import graph_result
 from shardwise.search.hetero import (
     UNEVEN_GAP,
     RecordCostModel,
@@ -45,18 +45,18 @@ from shardwise.search.hetero import (
     UnevenSpace,
     best_uneven,
     plan_mixed_cluster,
-    predict_record,
     predicted_result,
     relayout,
     spread_stages,
 )
-from shardwise.search.overview import Baseline, PlanOverview, StageShare, computing_s, overview_of
+from shardwise.search.overview import PlanOverview, computing_s, overview_of
 from shardwise.search.plan_timeline import (
     TRAFFIC_PARTS,
     PipelineTimeline,
     pipeline_trace,
     plan_timelines,
     plan_trace,
+    predicted_again,
 )
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.result import band_of
@@ -82,7 +82,6 @@ __all__ = [
     "UNEVEN_GAP",
     "Alternative",
     "Axis",
-    "Baseline",
     "Binding",
     "BranchAndBound",
     "Curve",
@@ -94,7 +93,6 @@ __all__ = [
     "LedgerEntry",
     "MeshChoice",
     "PartChoice",
-    "PipelineEstimate",
     "PipelineFigures",
     "PipelineTimeline",
     "PlanComparison",
@@ -105,7 +103,6 @@ __all__ = [
     "Reference",
     "ResultDifference",
     "SpaceChoice",
-    "StageShare",
     "StagedCurve",
     "StagedCurves",
     "StepFigures",
@@ -122,7 +119,6 @@ __all__ = [
     "computing_s",
     "curves_for",
     "default_job",
-    "estimate_of",
     "estimate_pipeline",
     "evaluate",
     "explained",
@@ -140,7 +136,7 @@ __all__ = [
     "plan_timelines",
     "plan_trace",
     "points_of",
-    "predict_record",
+    "predicted_again",
     "predicted_result",
     "ranks_of_nodes",
     "read_space",

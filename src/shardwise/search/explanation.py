@@ -600,7 +600,7 @@ class ResultDifference:
     @property
     def has_strategies(self) -> bool:
         """Whether both are uniform strategies."""
-        return self.before.is_uniform and self.after.is_uniform
+        return self.before.fields is not None and self.after.fields is not None
 
     @property
     def has_equal_terms(self) -> bool:
@@ -762,7 +762,7 @@ def what_if(
 def _compared(of: Plan, question: Question, progress: Progress | None) -> PlanComparison:
     is_pinned = bool(question.fixed or question.axes)
     try:
-        if not of.best.is_uniform and is_mixed(question.cluster) and not is_pinned:
+        if is_mixed(question.cluster) and question.objective == "time" and not is_pinned:
             target = None if of.target is None else target_of(of.target)
             answer = plan_mixed_cluster(question, target=target, progress=progress)
         else:

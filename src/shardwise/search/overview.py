@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +75,7 @@ def overview_of(plan: Plan) -> PlanOverview:
             )
             for number, (stage, busy_s) in enumerate(zip(pipeline.stages, computing_s(timeline), strict=True))
         ),
-        baselines=_baselines(plan),
+        baselines=_baselines(plan, pipelines),
         usable_bytes=usable_bytes,
         free_bytes=usable_bytes - peak.device,
     )
@@ -91,7 +92,7 @@ def computing_s(pipeline: PipelineTimeline) -> list[float]:
     ]
 
 
-def _baselines(plan: Plan) -> tuple[Baseline, ...]:
+def _baselines(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> tuple[Baseline, ...]:
     """The runners-up are apart. On a mixed cluster: the best uniform strategy, and the best on one device
     class. Of a graph without stages: data parallelism and Megatron's layout."""
     found = []
@@ -103,7 +104,7 @@ def _baselines(plan: Plan) -> tuple[Baseline, ...]:
     if mixed is not None and mixed.fastest_class_step_time_s is not None:
         name = f"{mixed.fastest_class} alone"
         found.append(Baseline(name=name, step_time_s=mixed.fastest_class_step_time_s, device_bytes=None))
-    if plan.kind == "graph" and plan.stages == 1:
+    if pipelines[0].estimates and plan.stages == 1:
         training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
         curves = GraphCurves(plan.graph, plan.cluster, training, plan.job.memory_margin)
         found += [

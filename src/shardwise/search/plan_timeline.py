@@ -7,19 +7,21 @@ of a stage depends on the kind of plan.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isclose
 
 from shardwise.cost import Charge, LayoutEstimate, Training, estimate_layout
-from shardwise.errors import ConfigError
+from shardwise.errors import ConfigError, Infeasible
 from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
-from shardwise.plans import Plan
+from shardwise.plans import Plan, PlanKind, Result
 from shardwise.schedule import Schedule
-from shardwise.search.answer import stage_activation_bytes, step_durations
+from shardwise.search.answer import evaluate, stage_activation_bytes, step_durations
 from shardwise.search.graph_pipeline import estimate_pipeline
-from shardwise.search.hetero.record_costs import predict_record
+from shardwise.search.graph_result import graph_result
+from shardwise.search.hetero.record_costs import RecordCostModel, predict_record, predicted_result
+from shardwise.search.hetero.result import UNEVEN_EVALUATOR, UNEVEN_SCHEDULE
 from shardwise.sim import (
     BLOCKS,
     COMPUTE,
@@ -37,6 +39,7 @@ from shardwise.sim import (
     task_graph,
     trace_of,
 )
+from shardwise.strategy import MEMORY
 
 TRAFFIC_PARTS = ("gathers", "conversions", "exchanges", "gradients")
 """Parts of a breakdown in which tensors are redistributed (their JSON names), in the order in which an
@@ -70,7 +73,7 @@ def plan_timelines(plan: Plan) -> tuple[PipelineTimeline, ...]:
 
     Raises ConfigError if the plan is not one of its cluster, or if this version estimates it otherwise.
     """
-    stages_of = {"uniform": _uniform, "uneven": _uneven, "graph": _graph}[plan.kind]
+    stages_of = _ESTIMATORS[plan.kind].pipelines
     known: dict[tuple[int, int], Timeline] = {}
     found = []
     for pipeline, schedule, estimate in zip(
@@ -102,6 +105,20 @@ class _Estimate:
     end_s: float | None = None
     activation_bytes: tuple[float, ...] | None = None
     stages: tuple[LayoutEstimate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimator:
+    """How plans of a kind are estimated: the stages of their pipelines, and the whole result."""
+
+    pipelines: Callable[[Plan], list[_Estimate]]
+    result: Callable[[Plan], Result]
+
+
+def predicted_again(plan: Plan) -> Result:
+    """The result of the plan's layout, predicted again. Raises ConfigError if the plan is not one of its
+    cluster, Infeasible if it does not fit."""
+    return _ESTIMATORS[plan.kind].result(plan)
 
 
 def _uniform(plan: Plan) -> list[_Estimate]:
@@ -144,6 +161,36 @@ def _graph(plan: Plan) -> list[_Estimate]:
         hop_backward_s=hops_s,
     )
     return [_Estimate(durations, max(stage.end_s for stage in stages), stages=stages)]
+
+
+def _uniform_result(plan: Plan) -> Result:
+    return evaluate(plan.model, plan.cluster, plan.job, plan.strategy)
+
+
+def _uneven_result(plan: Plan) -> Result:
+    """Only the costs of single stages are those of the search (docs/concepts/mixed-clusters.md)."""
+    faults = predict_record(plan.model, plan.cluster, plan.job, plan.best).faults
+    if faults:
+        raise ConfigError("is not a plan of its cluster", key="best", found=faults[0])
+    costs = RecordCostModel(plan.model, plan.cluster, plan.job)
+    predicted = predicted_result(costs, plan.best, plan.job.global_batch_size)
+    if predicted is None:
+        raise Infeasible("the plan does not fit", reasons={MEMORY: 1})
+    layout = replace(predicted.layout, schedule=UNEVEN_SCHEDULE)
+    return replace(predicted, evaluator=UNEVEN_EVALUATOR, layout=layout)
+
+
+def _graph_result(plan: Plan) -> Result:
+    training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
+    return graph_result(plan.graph, plan.cluster, training, plan.operators)
+
+
+_ESTIMATORS: Mapping[PlanKind, _Estimator] = {
+    "uniform": _Estimator(_uniform, _uniform_result),
+    "uneven": _Estimator(_uneven, _uneven_result),
+    "graph": _Estimator(_graph, _graph_result),
+}
+"""The estimators by kind of plan; the search asks for the kind of a plan here."""
 
 
 def plan_trace(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Trace:

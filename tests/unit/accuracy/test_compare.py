@@ -17,6 +17,7 @@ from shardwise.accuracy.stage_breakdown import stage_breakdown
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan, plan_hash
 from shardwise.schedule import generate
+from shardwise.search.hetero import predict_record
 from shardwise.sim import COMMUNICATION, COMPUTE, Span, Trace, simulate, task_graph, trace_of
 
 PIPELINE = "tp=2,pp=2,micro_batch_size=4"
@@ -96,7 +97,7 @@ def sums(times: Sequence[StageBreakdown]) -> list[float]:
 
 def measured_unevenly(plan: Plan, *, slower: float = 1.0) -> Trace:
     """As `measured_like`, for all pipelines of an uneven plan."""
-    found = search.predict_record(plan.model, plan.cluster, plan.job, plan.best)
+    found = predict_record(plan.model, plan.cluster, plan.job, plan.best)
     spans: list[Span] = []
     for pipeline, count, times in zip(
         plan.best.layout.pipelines, plan.best.microbatches, found.pipelines, strict=True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from shardwise.plans import document_hash
+from shardwise.plans.documents import document_hash
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Planner, Ran, Run

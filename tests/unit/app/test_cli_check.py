@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from shardwise.plans import document_hash, plan_document, read_plan
+import shardwise_verify
+from shardwise.plans import plan_document, read_plan
+from shardwise.plans.documents import document_hash
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "check.json"
+RECORDED = Path(__file__).parents[2] / "recorded" / "plans"
 QUESTION = ("gpt2", "--cluster", "1x4xA100-80G", "--seq-len", "1024", "--global-batch-size", "12")
 
 
@@ -37,11 +40,11 @@ def rewritten(path: Path, **best: Any) -> Path:
 def test_a_plan_is_correct_line_by_line(run: Run, saved: Path) -> None:
     ran = run("check", str(saved))
     assert (ran.code, ran.err) == (0, "")
-    *ok_lines, given, counts, effort = ran.out.splitlines()
+    *ok_lines, given, idle, counts, effort = ran.out.splitlines()
     assert len(ok_lines) > 30
     assert all(line.startswith("ok ") and "; expected " in line for line in ok_lines)
-    assert all(line.startswith("note   not checked ") for line in (given, counts, effort))
-    assert given.endswith(" model.name, model.config, job, cluster: the question itself")
+    assert all(line.startswith("note   not judged ") for line in (given, idle, counts, effort))
+    assert given.endswith(" model.config, model.layers, job, cluster: the question itself")
     assert effort.endswith(" certificate.search_s, certificate.search_cpu_s: search effort")
 
 
@@ -56,6 +59,7 @@ def test_json_has_the_same(run: Run, saved: Path) -> None:
     names = [check["name"] for check in document["checks"]]
     assert len(set(names)) == len(names)
     assert {"key": "certificate.search_s", "why": "search effort"} in document["not_judged"]
+    assert (document["not_re_derived"], document["computed_again"]) == ([], [])
 
 
 def test_a_plan_that_claims_too_much_exits_4(run: Run, saved: Path) -> None:
@@ -97,3 +101,46 @@ def test_a_proof_without_time_is_open_and_no_failure(run: Run, saved: Path) -> N
     (line,) = [line for line in ran.out.splitlines() if not line.startswith(("ok ", "note "))]
     assert line.startswith("open ") and line.endswith("not proven within 0.001 s")
     assert ran.err == "shardwise: not proven: optimal\n"
+
+
+def test_what_the_planner_computes_again_stands_apart(run: Run, tmp_path: Path) -> None:
+    saved = tmp_path / "uneven.yaml"
+    cluster = "1x2xA100-40G+1x2xV100-16G"
+    command = ("plan", "opt-350m", "--cluster", cluster, "--seq-len", "2048", "--global-batch-size", "64")
+    assert run(*command, "--save", str(saved)).code == 0
+    ran = run("check", str(saved))
+    assert (ran.code, ran.err) == (0, "shardwise: not proven: optimal\n")
+    independent, again = ran.out.split("\ncomputed again by the planner (no independent check)\n")
+    assert "not re-derived" in independent and "best.breakdown" in independent
+    assert "predicted" not in independent
+    assert all(line.startswith("ok ") for line in again.splitlines())
+    document = json.loads(run("check", str(saved), "--json").out)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    names = {one["name"] for one in document["computed_again"]}
+    assert {"predicted breakdown", "predicted band low"} <= names
+    band = read_plan(str(saved)).best.band_s
+    wrong = run("check", str(rewritten(saved, band_s=[0.9 * band[0], band[1]])))
+    assert wrong.code == 4 and wrong.err.endswith("checks fail: predicted band low\n")
+
+
+def test_of_a_plan_that_no_search_chose_optimality_is_not_claimed(run: Run, tmp_path: Path) -> None:
+    """Its first stage has five of twelve layers, more than in any candidate of the default space."""
+    saved = tmp_path / "evaluated.yaml"
+    options = ("--strategy", "pp=4,first_stage_layers=5", "--save", str(saved))
+    assert run("evaluate", *QUESTION, *options).code == 0
+    ran = run("check", str(saved))
+    assert (ran.code, ran.err) == (0, "")
+    assert any("optimality " in line and " not claimed; expected " in line for line in ran.out.splitlines())
+    document = plan_document(read_plan(str(saved)))
+    strategy = document["best"]["strategy"]  # type: ignore[index]
+    illegal = run("check", str(rewritten(saved, strategy={**strategy, "recompute_layers": 1})))
+    assert illegal.code == 4 and "illegal: recompute; expected a legal strategy" in illegal.out
+
+
+@pytest.mark.parametrize("name", ["uniform.yaml", "uneven.yaml", "graph.yaml"])
+def test_a_file_of_version_1_is_converted_and_keeps_its_hash(run: Run, name: str) -> None:
+    path = RECORDED / name
+    document = json.loads(run("check", str(path), "--json").out)
+    stated = str(shardwise_verify.read_document(str(path))["hash"])
+    assert (document["ok"], document["plan_hash"]) == (True, stated)
+    assert document["checks"][0]["name"] == "hash of version 1"

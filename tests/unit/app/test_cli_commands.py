@@ -16,7 +16,8 @@ import pytest
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError, Infeasible, InternalError
-from shardwise.plans import document_hash, read_plan
+from shardwise.plans import read_plan
+from shardwise.plans.documents import document_hash
 from shardwise.schedule import generate
 from shardwise.strategy import parse_fields, target_of
 

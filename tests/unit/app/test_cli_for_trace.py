@@ -12,7 +12,8 @@ import pytest
 from shardwise.cluster import EventTrace, NodeJoined, NodeLost, events_text
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
-from shardwise.plans import document_hash, read_plan
+from shardwise.plans import read_plan
+from shardwise.plans.documents import document_hash
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "reference" / "schemas"
 JOB = ("opt-350m", "--cluster", "3x2xT4", "--seq-len", "512", "--global-batch-size", "24")

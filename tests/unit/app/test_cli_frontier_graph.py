@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,8 @@ from shardwise.errors import InternalError
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
 from shardwise.pareto.frontier import frontier_of
-from shardwise.plans import document_hash, plan_document, read_plan, write_plan
+from shardwise.plans import plan_document, read_plan, write_plan
+from shardwise.plans.documents import document_hash
 from shardwise.search import graph_result
 
 if TYPE_CHECKING:
@@ -43,6 +45,22 @@ def estimate_of(point: Any, batch: int) -> tuple[float, float]:
     layout = layout_from_record(blocks, graph, mesh.ranks)
     estimate = estimate_layout(graph, cluster, Training(dtype="fp16"), mesh, layout)
     return estimate.time_s, estimate.memory_bytes
+
+
+@pytest.mark.parametrize("stages", [(), ("--stages", "2")])
+def test_without_numba_a_frontier_is_refused_in_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, stages: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    found = run(*QUESTION, *stages)
+    [line] = found.err.strip().splitlines()
+    assert found.code == 2 and "numba" in line and "pip install 'shardwise[graph]'" in line
+
+
+def test_without_numba_a_frontier_of_strategies_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    job = ("--cluster", "1x8xH100-SXM", "--seq-len", "2048", "--global-batch-size", "8")
+    assert answer(run, "frontier", "llama-3.1-8b", *job)["points"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
 from shardwise.plans import PROVEN_GAP, Layout, MixedFigures, read_plan, write_plan
-from shardwise.search import cluster_parts, predict_record
+from shardwise.search import cluster_parts
+from shardwise.search.hetero import predict_record
 from shardwise.search.hetero.branch_and_bound import UnevenOutcome
 from shardwise.sim import read_trace
 from shardwise.strategy import target_of

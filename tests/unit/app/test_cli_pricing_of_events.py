@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 
 from shardwise.inputs import dumps, read_mapping
-from shardwise.plans import document_hash, read_plan
+from shardwise.plans import read_plan
+from shardwise.plans.documents import document_hash
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run

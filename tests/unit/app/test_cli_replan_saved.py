@@ -251,24 +251,24 @@ def test_a_plan_for_a_trace_is_replanned_within_its_question(run: Any, tmp_path:
     assert (free.schedule, free.pp) != ("gpipe", 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "cluster", "message"),
-    [
-        ("graph.yaml", "1x4xV100-32G", "PLAN: is not supported for the plan of an operator graph"),
-        (
-            "on-two-pools.yaml",
-            "1x2xA100-80G+1x4xA10G",
-            "PLAN: has mixed-pool stages, which are not replanned",
-        ),
-    ],
-)
 @pytest.mark.parametrize("command", ["replan", "replay"])
-def test_plans_that_are_not_replanned_are_refused_in_one_line(
-    run: Any, command: str, name: str, cluster: str, message: str
-) -> None:
-    ran = run(command, str(PLANS / name), "--cluster", cluster, "--events", "slow n0 0.5")
-    assert ran.code == 2 and message in ran.err and "allowed: a plan of one strategy" in ran.err
-    assert ran.err.count("\n") == 1
+def test_plans_of_operator_graphs_are_refused_in_one_line(run: Any, command: str) -> None:
+    path = str(PLANS / "graph.yaml")
+    ran = run(command, path, "--cluster", "1x4xV100-32G", "--events", "slow n0 0.5")
+    assert ran.code == 2 and ran.err.count("\n") == 1
+    assert "PLAN: is not supported for the plan of an operator graph" in ran.err
+    assert "allowed: a plan of one strategy or an uneven plan" in ran.err
+
+
+@pytest.mark.slow
+def test_a_replay_starts_from_an_uneven_plan_of_version_1(run: Any) -> None:
+    path = PLANS / "uneven.yaml"
+    cluster = read_plan(str(path)).cluster.name
+    options = ("--events", "slow n0 0.9", "--length", "1h", "--policy", "static", "--json")
+    ran = run("replay", str(path), "--cluster", cluster, *options)
+    assert ran.code == 0, ran.err
+    (policy,) = json.loads(ran.out)["policies"]
+    assert [one["strategy"] for one in policy["decisions"]] == [None]
 
 
 def test_a_target_that_does_not_run_on_the_cluster_is_named(run: Any, saved: str) -> None:

@@ -21,7 +21,7 @@ from shardwise.cluster import (
     rounded_down,
     uniform_cluster,
 )
-from shardwise.replanning import situation_of
+from shardwise.replanning.situation import situation_of
 
 CLUSTER = load_cluster("4x8xH100-SXM")
 VIEW = NodeView(CLUSTER)

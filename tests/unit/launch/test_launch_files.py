@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.property.layout_instances import chain
+from tests.runtime.graph_plans import sampled_in_stages
 from tests.runtime.plans import make_plan
 from tests.runtime.uneven_plans import make_uneven
 
@@ -254,3 +256,12 @@ def test_hosts_of_an_uneven_plan_are_distinguished_by_class_and_speed() -> None:
     assert launch_of(uneven, ("train", "p.yaml")).unlike == ("cpu", "cpu at 0.5")
     assert launch_of(uneven, ("train", "p.yaml")).processes == (2, 2)
     assert launch_of(make_plan("tp=2,dp=2"), ("train", "p.yaml")).unlike == ()
+
+
+def test_hosts_are_distinguished_unless_all_stages_are_alike() -> None:
+    """Stages of an operator graph differ; those of a strategy do not."""
+    slow = load_cluster("2x2xcpu")
+    slow = replace(slow, nodes=(slow.nodes[0], replace(slow.nodes[1], speed=0.5)))
+    graph = next(sampled_in_stages(chain(8, 6, 12, 5), (2,), (2,), 2, [0]))
+    for plan, unlike in ((graph, ("cpu", "cpu at 0.5")), (make_plan("tp=2,dp=2"), ())):
+        assert launch_of(replace(plan, cluster=slow), ("train", "p.yaml")).unlike == unlike

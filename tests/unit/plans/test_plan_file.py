@@ -16,7 +16,8 @@ from tests.property.software import SOFTWARE
 
 from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import dumps_yaml, read_mapping
-from shardwise.plans import Plan, document_hash, plan_document, read_plan, write_plan
+from shardwise.plans import Plan, plan_document, read_plan, write_plan
+from shardwise.plans.documents import document_hash
 from shardwise.strategy import PROFILES
 
 ROOT = Path(__file__).parents[3]

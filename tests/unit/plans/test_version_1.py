@@ -13,7 +13,8 @@ from tests.unit.plans.test_plan_file import ROOT
 
 from shardwise.errors import ConfigError
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
-from shardwise.plans import Plan, document_hash, plan_document, read_plan, write_plan
+from shardwise.plans import Plan, plan_document, read_plan, write_plan
+from shardwise.plans.documents import document_hash
 
 FILES = sorted(path.name for path in PLANS.iterdir())
 SCHEMA = parse_mapping((ROOT / "docs" / "reference" / "schemas" / "plan.json").read_text())

@@ -27,15 +27,14 @@ from shardwise.model import load_model
 from shardwise.replanning import (
     Arrangement,
     Costs,
-    MixedPlanner,
     Planner,
     PlansBySize,
     Prices,
-    Situation,
     mixed_planner_of,
     planner_of,
-    situation_of,
 )
+from shardwise.replanning.mixed_planner import MixedPlanner
+from shardwise.replanning.situation import Situation, situation_of
 from shardwise.search import Question, default_job, plan
 
 HOUR_S = 3600.0

@@ -19,8 +19,8 @@ from shardwise.cluster import (
     load_cluster,
     rounded_down,
 )
-from shardwise.replanning import Situation, situation_of
 from shardwise.replanning.arrangement import Arrangement
+from shardwise.replanning.situation import Situation, situation_of
 from shardwise.search import Question
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Strategy, StrategyTable, complete

@@ -25,21 +25,21 @@ from shardwise.replanning import (
     AllowedSpace,
     Arrangement,
     Costs,
-    MixedPlanner,
     PlansBySize,
     Prices,
     Replay,
-    Situation,
     mixed_planner_of,
     picks_for_trace,
     planner_of,
     replay,
-    situation_of,
 )
+from shardwise.replanning.mixed_planner import MixedPlanner
+from shardwise.replanning.situation import Situation, situation_of
 from shardwise.replanning.trace_replay import WAIT
 from shardwise.replanning.transition import Transitions
 from shardwise.replanning.uneven import UnevenArrangement, rounded
-from shardwise.search import Question, best_uneven, predict_record
+from shardwise.search import Question, best_uneven
+from shardwise.search.hetero import predict_record
 from shardwise.strategy import Job
 
 HOUR_S = 3600.0

@@ -9,12 +9,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tests.recorded.files import PLANS
 from tests.unit.replanning.conftest import HOUR_S
 
 from shardwise.cluster import Conditions, NodeView, events_from_text, load_cluster
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import load_model
-from shardwise.plans import Plan, PlanQuestion, plan_of
+from shardwise.plans import Layout, Plan, PlanQuestion, StagePart, plan_of, read_plan
 from shardwise.replanning import (
     AllowedSpace,
     AnyArrangement,
@@ -23,16 +24,15 @@ from shardwise.replanning import (
     Decision,
     Planner,
     Prices,
-    Situation,
     allowed_space_of,
     arrangement_of,
     mixed_planner_of,
     planner_of,
-    question_after,
-    situation_of,
 )
-from shardwise.replanning.allowed_space import NO_STRATEGIES, BestStrategies
+from shardwise.replanning.allowed_space import NO_STRATEGIES, BestStrategies, question_after
 from shardwise.replanning.arrangement import with_dp
+from shardwise.replanning.situation import Situation, situation_of
+from shardwise.replanning.uneven import UnevenArrangement
 from shardwise.search import Question, default_job, plan, plan_for
 from shardwise.strategy import Strategy, complete, target_of
 from shardwise_verify import count_space
@@ -136,8 +136,7 @@ def test_the_zero_stage() -> None:
     assert found.dp > 1 and found.param_shard == found.grad_shard == found.optim_shard == found.dp * found.cp
     free = strategy_of(decided(without(running, fixed={"pp": 1}), FOUR[1], "lost n3; lost n2"))
     assert free.param_shard == 1
-    changed = Arrangement(strategy=with_dp(free, 2 * free.dp), slots=("n0",), microbatches=(4, 4))
-    assert not allowed_space_of(running).allows(changed, situation(FOUR[1], "slow n0 1"))
+    assert not allowed_space_of(running).allows_strategy(with_dp(free, 2 * free.dp))
 
 
 @pytest.mark.slow
@@ -260,9 +259,21 @@ def test_what_a_plan_file_cannot_represent_is_not_for_a_target() -> None:
         assert [space.allows(one, everywhere) for space in (free, files, target)] == [True, False, False]
 
 
-def test_plans_of_operator_graphs_are_refused_in_one_line() -> None:
-    from tests.property.layout_instances import chain
-    from tests.runtime.graph_plans import alone  # imports PyTorch
+def test_mixed_pool_stages_are_refused() -> None:
+    running = read_plan(str(PLANS / "on-two-pools.yaml"))
+    first, *others = running.best.layout.pipelines
+    part = StagePart(ranks="0", device_class="A100-80G", tp=1, rows=1)
+    stage = replace(first.stages[0], parts=(part, replace(part, ranks="1")))
+    pipelines = (replace(first, stages=(stage, *first.stages[1:])), *others)
+    mixed = replace(running, best=replace(running.best, layout=Layout(pipelines=pipelines)))
+    assert isinstance(arrangement_of(running, running.cluster), UnevenArrangement)
+    with pytest.raises(ConfigError, match="PLAN: has mixed-pool stages, which are not replanned"):
+        arrangement_of(mixed, running.cluster)
 
-    with pytest.raises(ConfigError, match="PLAN: is not supported for the plan of an operator graph"):
-        arrangement_of(alone(chain(16, 8, 16, 4)), load_cluster("1x1xcpu"))
+
+def test_the_question_of_a_plan_for_a_trace_was_not_recorded_in_version_1() -> None:
+    """The certificate of such a file fixes all fields of its strategy; that is not what was asked."""
+    plan = read_plan(str(PLANS / "for-a-trace.yaml"))
+    assert plan.for_trace is not None and plan.proof.fixed and not plan.question.fixed
+    fixed = read_plan(str(PLANS / "fixed-fields.yaml"))
+    assert fixed.proof.fixed == fixed.question.fixed != {}

@@ -7,7 +7,8 @@ from tests.unit.replanning.conftest import job
 
 from shardwise.cluster import NodeLost
 from shardwise.model import parameters
-from shardwise.replanning import Arrangement, Situation
+from shardwise.replanning import Arrangement
+from shardwise.replanning.situation import Situation
 from shardwise.replanning.transition import STORAGE, Transitions
 from shardwise.strategy import Strategy, complete
 

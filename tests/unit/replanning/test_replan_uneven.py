@@ -33,14 +33,14 @@ from shardwise.replanning import (
     Costs,
     Decision,
     Prices,
-    Situation,
     mixed_planner_of,
     planner_of,
-    situation_of,
 )
+from shardwise.replanning.situation import Situation, situation_of
 from shardwise.replanning.transition import unit_elements
 from shardwise.replanning.uneven import UnevenArrangement
-from shardwise.search import Question, UnevenSpace, best_uneven, predict_record
+from shardwise.search import Question, UnevenSpace, best_uneven
+from shardwise.search.hetero import predict_record
 from shardwise.strategy import RECOMPUTES, Job
 
 HOUR_S = 3600.0

@@ -9,7 +9,8 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.plans import Layout, Pipeline
-from shardwise.search import Question, RecordCostModel, best_uneven, predict_record, predicted_result
+from shardwise.search import Question, RecordCostModel, best_uneven, predicted_result
+from shardwise.search.hetero import predict_record
 from shardwise.strategy import Job
 
 JOB = Job(seq_len=1024, global_batch_size=16, dtype="fp16")

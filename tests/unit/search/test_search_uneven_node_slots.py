@@ -12,8 +12,8 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.cost import NodeSlot, single_stage
 from shardwise.model import Model, load_model
-from shardwise.search import UnevenSpace, default_job, evaluate, predict_record
-from shardwise.search.hetero import lower_bounds, pipeline_search, result
+from shardwise.search import UnevenSpace, default_job, evaluate
+from shardwise.search.hetero import lower_bounds, pipeline_search, predict_record, result
 from shardwise.search.hetero.branch_and_bound import UnevenPipeline, UnevenPlan
 from shardwise.search.hetero.lower_bounds import StageTable, layout_figures
 from shardwise.search.hetero.pipeline_search import best_pipeline, pipeline_s

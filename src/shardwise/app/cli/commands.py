@@ -554,9 +554,10 @@ def check(
     ] = "10min",
     is_json: IsJson = False,
 ) -> Output:
-    """Check every claim of a plan with an independent checker.
+    """Check a plan with an independent checker, which names the claims that it does not re-derive.
 
-    The checker shares no code with the planner.
+    The checker is the package shardwise_verify, which imports nothing of shardwise. What the planner computes
+    again stands apart.
     """
     from shardwise.app.cli import checking, request
 

@@ -13,12 +13,10 @@ from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.replanning import described, unreachable_lines
 from shardwise.app.cli.request import JobOptions, check_output_path, choice, load_request
 from shardwise.app.plot import ReplayPlot, TokenCurve, check_plot_file, write_replay_plot
-from shardwise.cluster import Cluster, EventTrace
+from shardwise.cluster import Cluster, EventTrace, load_cluster
 from shardwise.errors import ConfigError
-from shardwise.inputs import read_text
 from shardwise.model import Model
-from shardwise.plans import read_plan
-from shardwise.questions import cluster_for, trace_for
+from shardwise.plans import is_plan_file, read_plan
 from shardwise.replanning import (
     ANY_SPACE,
     KEEP,
@@ -35,18 +33,16 @@ from shardwise.replanning import (
     allowed_space_of,
     arrangement_of,
     best_interval_s,
+    cluster_for,
     mixed_planner_of,
     planner_of,
     replay,
+    trace_for,
 )
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
 
 SCHEMA, VERSION = "shardwise.replay", 1
-
-PLAN_SCHEMA_PREFIX = "shardwise.plan"
-MAX_PLAN_BYTES = 8 << 20
-"""Largest plan file, bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +112,9 @@ def _policies(text: str) -> tuple[str, ...]:
     return POLICIES if "all" in names else tuple(names)
 
 
-def _is_plan(path: str) -> bool:
-    """Whether `path` is a file with the schema of a plan, not the name or file of a model."""
-    return os.path.isfile(path) and PLAN_SCHEMA_PREFIX in read_text(path, max_bytes=MAX_PLAN_BYTES)[:4096]
-
-
 def _subject(options: JobOptions) -> _Subject:
     """The subject: a plan file, which has its job, or a model, which needs the options of the job."""
-    if _is_plan(options.model):
+    if os.path.isfile(options.model) and is_plan_file(options.model):
         job_arguments = {
             "--seq-len": options.seq_len,
             "--global-batch-size": options.global_batch_size,
@@ -136,7 +127,7 @@ def _subject(options: JobOptions) -> _Subject:
                 raise ConfigError("applies to models; a plan file has its own", key=key, found=str(value))
         plan = read_plan(options.model)
         plan.require_kind("uniform", "uneven", key="PLAN")
-        cluster = cluster_for(plan, options.cluster, options.inter_node)
+        cluster = cluster_for(plan, load_cluster(options.cluster, inter_node=options.inter_node))
         return _Subject(
             model=plan.model,
             cluster=cluster,

@@ -15,28 +15,26 @@ from shardwise.errors import ConfigError
 from shardwise.plans import PROVEN_GAP, TRACE_POLICIES, PlanQuestion, Reliability, TraceChoice, write_plan
 from shardwise.questions import (
     MIXED_POOL_STAGES,
-    GivenEvents,
     Request,
     not_run,
-    on_nodes,
-    plan_on,
     requested_target,
     require_job,
     space_choice,
-    trace_for,
-    trace_hash,
-    trace_source,
 )
 from shardwise.replanning import (
     Costs,
+    GivenEvents,
     Prices,
     TracePick,
     TracePicks,
     allowed_by,
     best_interval_s,
     mixed_planner_of,
+    on_nodes,
     picks_for_trace,
+    plan_on,
     planner_of,
+    trace_for,
 )
 from shardwise.strategy import parse_fields
 from shardwise.units import format_seconds
@@ -82,7 +80,7 @@ def planned(
         axes=chosen.axes,
         target=None if target is None else target.name,
         stage_dp=plan_options.stage_dp,
-        events=trace_source(given.given),
+        events=given.source,
     )
     allowed = allowed_by(question, request.model, request.job)
     costs = Costs(checkpoint_interval_s=interval_s)
@@ -137,8 +135,8 @@ def _record(picks: TracePicks, policy: str, given: GivenEvents, *, is_proven: bo
     pick = picks.pick(policy)
     return TraceChoice(
         policy=policy,
-        source=trace_source(given.given),
-        trace=trace_hash(given.given),
+        source=given.source,
+        trace=given.sha256,
         nodes=pick.arrangement.nodes,
         length_s=picks.length_s,
         steps=pick.steps,

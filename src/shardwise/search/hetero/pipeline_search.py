@@ -31,6 +31,7 @@ from shardwise.search.hetero.lower_bounds import (
 )
 from shardwise.search.hetero.stage_costs import StageOptions
 from shardwise.sim import Durations, makespan_s
+from shardwise.ties import first_least, is_less
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -250,11 +251,11 @@ def local_search(
             if not len(near_pools):
                 break
             times = lower_bound_s(layout_figures(options, kinds, near_pools, near_layers), microbatches)
-            at = int(np.argmin(times))
-            if times[at] >= time_s * (1.0 - 1e-9):
+            at = int(first_least(times))
+            if not is_less(float(times[at]), time_s):
                 break
             time_s, pools, layers = float(times[at]), near_pools[at], near_layers[at]
-        if best is None or time_s < best[0]:
+        if best is None or is_less(time_s, best[0]):
             best = time_s, pools, layers
     return () if best is None else tuple(zip(best[1].tolist(), best[2].tolist(), strict=True))
 

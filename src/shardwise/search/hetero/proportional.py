@@ -18,6 +18,7 @@ from shardwise.search.hetero.branch_and_bound import UnevenPipeline, UnevenPlan
 from shardwise.search.hetero.pipeline_search import StagePlacement, pipeline_s
 from shardwise.search.hetero.space import UnevenSpace, UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
+from shardwise.ties import is_less
 
 StageList = tuple[StagePlacement, ...]
 NO_KIND = 0
@@ -32,7 +33,7 @@ def proportional_split(space: UnevenSpace) -> UnevenPlan | None:
     found: UnevenPlan | None = None
     for size in space.micro_batch_sizes:
         for plan in (*_by_layers(space, pricing, speeds, size), *_by_batch(space, pricing, speeds, size)):
-            if plan.time_s < (float("inf") if found is None else found.time_s):
+            if is_less(plan.time_s, float("inf") if found is None else found.time_s):
                 found = plan
     return found
 
@@ -116,7 +117,7 @@ def _fastest_on_pool(
             )
             layout = tuple((0, layers) for layers in largest_remainders(options.layers, [1.0] * stages))
             time_s = pipeline_s(options, (at,), layout, -(-share // number))
-            if time_s < best_s:
+            if is_less(time_s, best_s):
                 best_s, found = time_s, (at, layout, number)
     return found
 

@@ -22,12 +22,10 @@ from shardwise.search.hetero.placement import NodeLookup, faults_of_spread
 from shardwise.search.hetero.space import StageKind, UnevenLimits, UnevenSpace, UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 from shardwise.strategy import RECOMPUTES, Job
+from shardwise.ties import first_largest, first_least, is_less
 
 MAX_EXPANSIONS = 20_000
 """Partial pipelines of one pipeline that are expanded at most, more than any known case needs."""
-
-TIE_FACTOR = 1.0 + 1e-12
-"""Times within this factor are ties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ def relayout(model: Model, cluster: Cluster, job: Job, result: Result) -> Result
     fitting = [one for one in found if one is not None]
     if not fitting:
         return None
-    best = min(fitting, key=lambda one: one.time_s)
+    best = fitting[int(first_least([one.time_s for one in fitting]))]
     return _result(result, known, _prefer_current_layers(best, known, pipelines))
 
 
@@ -161,20 +159,21 @@ def _shares(
     places = range(len(chains))
 
     def fastest_next() -> int:
-        return min(places, key=lambda place: time_s(chains[place], shares[place] + 1))
+        return int(first_least([time_s(chains[place], shares[place] + 1) for place in places]))
 
     def slowest() -> int:
-        return max(places, key=lambda place: (shares[place] > 1, time_s(chains[place], shares[place])))
+        can = [place for place in places if shares[place] > 1] or list(places)
+        return can[int(first_largest([time_s(chains[place], shares[place]) for place in can]))]
 
     while sum(shares) < total:
         shares[fastest_next()] += 1
     while sum(shares) > total:
         shares[slowest()] -= 1
     while True:
-        last = max(places, key=lambda place: time_s(chains[place], shares[place]))
+        last = int(first_largest([time_s(chains[place], shares[place]) for place in places]))
         other = fastest_next()
         with_more_s = time_s(chains[other], shares[other] + 1)
-        if shares[last] == 1 or with_more_s * TIE_FACTOR >= time_s(chains[last], shares[last]):
+        if shares[last] == 1 or not is_less(with_more_s, time_s(chains[last], shares[last])):
             return shares
         shares[last] -= 1
         shares[other] += 1
@@ -209,7 +208,7 @@ def _prefer_current_layers(
         )
         if sum(layers for _, layers in had) < best.options.layers:
             continue  # a stage of it is gone
-        if pipeline_s(best.options, chain.kinds, had, best.shares[place]) <= best.time_s * TIE_FACTOR:
+        if not is_less(best.time_s, pipeline_s(best.options, chain.kinds, had, best.shares[place])):
             stages[place] = had
     if best.is_alike and len(set(stages)) > 1:
         return best

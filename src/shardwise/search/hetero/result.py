@@ -19,7 +19,8 @@ from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions, gr
 from shardwise.strategy import RECOMPUTES
 from shardwise.ties import first_largest
 
-EVALUATOR = "max-plus, pipeline by pipeline"
+UNEVEN_EVALUATOR = "max-plus, pipeline by pipeline"
+UNEVEN_SCHEDULE = "1f1b"
 
 PartIndex = tuple[int, int, int]
 """Indices of a pipeline of a plan, a stage of it, and a part of that: 0, or 1 for the second part of a
@@ -70,7 +71,7 @@ def uneven_result(space: UnevenSpace, plan: UnevenPlan) -> Result:
         tightest_rank=tightest,
         pools=pools,
         is_alike=plan.subproblem.is_alike,
-        evaluator=EVALUATOR,
+        evaluator=UNEVEN_EVALUATOR,
     )
 
 

@@ -66,6 +66,49 @@ class DominanceArrays(NamedTuple):
 
 
 @numba_compiled
+def whole_numbers(size: int, value: int) -> Indices:
+    """An array of equal numbers. Each NumPy function that loops call is compiled too, so that they call only
+    `np.empty`, this one and `fractions`."""
+    found = np.empty(size, np.intp)
+    for k in range(size):
+        found[k] = value
+    return found
+
+
+@numba_compiled
+def fractions(size: int, value: float) -> Values:
+    """An array of equal numbers."""
+    found = np.empty(size)
+    for k in range(size):
+        found[k] = value
+    return found
+
+
+@numba_compiled
+def _ascending(values: Values) -> Indices:
+    """The order of ascending values, of equal ones the first (merge sort)."""
+    count = len(values)
+    order, spare = np.empty(count, np.intp), np.empty(count, np.intp)
+    for row in range(count):
+        order[row] = row
+    length = NONE + 1
+    while length < count:
+        for start in range(0, count, 2 * length):
+            one, middle = start, min(start + length, count)
+            other, stop = middle, min(start + 2 * length, count)
+            for to in range(start, stop):
+                if one < middle and (other >= stop or values[order[one]] <= values[order[other]]):
+                    spare[to] = order[one]
+                    one += 1
+                else:
+                    spare[to] = order[other]
+                    other += 1
+        order, spare = spare, order
+        length *= 2
+    return order
+
+
+@numba_compiled
 def side_of(
     points: Values, cells: Indices, weights: Values, sizes: Indices, axes: Indices, left: Indices
 ) -> PreparedSide:
@@ -76,7 +119,7 @@ def side_of(
     if it is eliminated.
     """
     count, width = points.shape
-    strides = np.zeros(len(left), np.intp)
+    strides = whole_numbers(len(left), NONE)
     stride, taken = 1, 0
     for variable in range(len(sizes) - 1, -1, -1):
         if axes[variable] >= 0:
@@ -84,19 +127,21 @@ def side_of(
         else:
             taken = stride
         stride *= sizes[variable]
-    sums, differs = np.zeros(count), np.zeros(width)
+    sums, differs = fractions(count, 0.0), fractions(width, 0.0)
     for row in range(count):
         for k in range(width):
             sums[row] += points[row, k] * weights[k]
             if points[row, k] != points[0, k]:
                 differs[k] = 1.0
-    start = np.zeros(stride + 1, np.intp)
+    start = whole_numbers(stride + 1, NONE)
     for row in range(count):
         start[cells[row] + 1] += 1
     for cell in range(stride):
         start[cell + 1] += start[cell]
-    by_sum = np.argsort(sums, kind="mergesort")
-    remaining = start[:-1].copy()
+    by_sum = _ascending(sums)
+    remaining = np.empty(stride, np.intp)
+    for cell in range(stride):
+        remaining[cell] = start[cell]
     order = np.empty(count, np.intp)
     for row in by_sum:
         order[remaining[cells[row]]] = row
@@ -109,7 +154,7 @@ def side_of(
     total = 1
     for axis in range(len(left)):
         total *= left[axis]
-    base = np.zeros(total, np.intp)
+    base = whole_numbers(total, NONE)
     for cell in range(total):
         rest = cell
         for axis in range(len(left) - 1, -1, -1):
@@ -153,7 +198,7 @@ def terminal_pairs(
                         return TOO_MANY, pairs, rows
                     for k in range(width - 1):
                         point[k] = a.points[i, k] + b.points[j, k]
-                    point[3] = max(a.points[i, 3], b.points[j, 3], pruning.peaks[cell])
+                    point[3] = max(max(a.points[i, 3], b.points[j, 3]), pruning.peaks[cell])
                     time = max(point[0], point[1])
                     memory = point[2] + point[3]
                     low, high = 0, count  # the first one slower than the time plus slack

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.search.pareto.compilation import numba_compiled
+from shardwise.search.pareto.compilation import numba_compiled, numba_inlined
 from shardwise.search.pareto.joins_numba import (
     NONE,
     TOO_MANY,
@@ -23,6 +23,8 @@ from shardwise.search.pareto.joins_numba import (
     PruningArrays,
     Rows,
     Side,
+    fractions,
+    whole_numbers,
     wider_rows,
 )
 
@@ -59,15 +61,23 @@ class LabelStore(NamedTuple):
     sizes: Indices
 
 
-@numba_compiled
+@numba_inlined
 def insert_sorted(store: LabelStore, used: int, found: PairBatch, pending: int, peak_values: Values) -> int:
     """Insert pairs where at most two columns differ besides the peak, which has these values; returns the
     labels used. A label with a lower peak value also stands for a pair."""
     if len(peak_values) == 1:
-        return _insert_in_frontier(store, NONE, used, found, np.arange(pending))
-    own = np.searchsorted(peak_values, found.costs[-1, :pending])
+        some = np.empty(pending, np.intp)
+        for each in range(pending):
+            some[each] = each
+        return _insert_in_frontier(store, NONE, used, found, some)
+    peaks = found.costs[-1]
     for peak_place in range(len(peak_values)):
-        some = np.flatnonzero(own == peak_place)
+        some, count = np.empty(pending, np.intp), 0
+        for each in range(pending):
+            if _first_beyond(peak_values, len(peak_values), peaks[each]) == peak_place:
+                some[count] = each
+                count += 1
+        some = some[:count]
         for other in range(peak_place):
             some = _undominated(store, other, found, some)
         before = used
@@ -268,7 +278,8 @@ def joined_sides(
     for cell in range(len(a.base)):
         if multipliers and not pruning.outside[cell, 0] < pruning.limit:
             continue
-        store.sizes[:] = 0
+        for peak_place in range(len(store.sizes)):
+            store.sizes[peak_place] = 0
         used, pending = NONE, NONE  # labels inserted, pairs in the batch
         choice, i = NONE, NONE - 1
         while choice < choices and pairs <= most_pairs:
@@ -290,9 +301,9 @@ def joined_sides(
                 peak_values,
             )
             pending = 0
-            if done + store.sizes.sum() > most_labels:
+            if done + _number_of_labels(store) > most_labels:
                 return TOO_MANY, pairs, rows, np.empty((0, width))
-        size = store.sizes.sum()
+        size = _number_of_labels(store)
         while done + size > rows.shape[1]:
             rows = wider_rows(rows)
         for peak_place in range(len(store.sizes)):
@@ -308,7 +319,7 @@ def joined_sides(
         i, j = rows[0, row], rows[1, row]
         for k in range(width - 1):
             points[row, k] = a.points[i, k] + b.points[j, k]
-        points[row, -1] = max(a.points[i, -1], b.points[j, -1], pruning.peaks[rows[2, row]])
+        points[row, -1] = max(max(a.points[i, -1], b.points[j, -1]), pruning.peaks[rows[2, row]])
         rows[0, row], rows[1, row] = order_a[i], order_b[j]
     return done, pairs, rows[:, :done], points
 
@@ -341,10 +352,12 @@ def _differing(
     multipliers, width = pruning.weights.shape
     count = len(columns)
     ours, theirs = np.empty((count, len(a.points))), np.empty((count, len(b.points)))
-    weights, excess, fixed = np.empty((multipliers, count)), np.empty(count), np.zeros(multipliers + 1)
+    weights, excess, fixed = np.empty((multipliers, count)), np.empty(count), fractions(multipliers + 1, 0.0)
     for c in range(count):
-        ours[c] = a.points[:, columns[c]]
-        theirs[c] = b.points[:, columns[c]]
+        for row in range(len(a.points)):
+            ours[c, row] = a.points[row, columns[c]]
+        for row in range(len(b.points)):
+            theirs[c, row] = b.points[row, columns[c]]
         excess[c] = dominance.weights[columns[c]]
         for multiplier in range(multipliers):
             weights[multiplier, c] = pruning.weights[multiplier, columns[c]]
@@ -352,7 +365,10 @@ def _differing(
     if len(a.points) and len(b.points):
         peak = max(a.points[0, -1], b.points[0, -1])
         for k in range(width - 1):
-            if not (columns == k).any():
+            is_fixed = True
+            for c in range(count):
+                is_fixed &= columns[c] != k
+            if is_fixed:
                 own = a.points[0, k] + b.points[0, k]
                 for multiplier in range(multipliers):
                     fixed[multiplier] += own * pruning.weights[multiplier, k]
@@ -368,13 +384,13 @@ def _peak_values(
     differ. One value if at most two columns differ; none if there are too many values."""
     count = len(differing.ours)
     if count <= _SORTED_COLUMNS:
-        return np.zeros(1)
+        return fractions(1, 0.0)
     found, peak_values = np.empty(_MOST_PEAK_VALUES), 0
     if count > _SORTED_COLUMNS + 1 or not differing.is_peak:
         return found[:0]
     for peaks in (differing.ours[-1], differing.theirs[-1], pruning.peaks):
         for peak in peaks:
-            row = np.searchsorted(found[:peak_values], peak)
+            row = _first_beyond(found, peak_values, peak)
             if row < peak_values and found[row] == peak:
                 continue
             if peak_values == _MOST_PEAK_VALUES:
@@ -432,7 +448,9 @@ def _fill_batch(
                 for c in range(last):
                     batch.costs[c, pending] = differing.ours[c, i] + differing.theirs[c, j]
                 if last < count:
-                    batch.costs[last, pending] = max(differing.ours[last, i], differing.theirs[last, j], peak)
+                    batch.costs[last, pending] = max(
+                        max(differing.ours[last, i], differing.theirs[last, j]), peak
+                    )
                 total = 0.0
                 for multiplier in range(multipliers - 1, -1, -1):  # ends with the first multipliers
                     total = fixed[multiplier]
@@ -448,7 +466,7 @@ def _fill_batch(
     return choice, i, pending, pairs
 
 
-@numba_compiled
+@numba_inlined
 def _insert(
     store: LabelStore, used: int, batch: PairBatch, pending: int, fixed: float, differing: Differing,
     dominance: DominanceArrays,
@@ -457,7 +475,7 @@ def _insert(
     """Insert the pairs of a batch among the labels of their cell; returns the store and the labels used.
     `fixed` is the constant columns' part of the excess."""
     if used + pending > store.order.shape[1]:
-        store, used = _larger_store(store, pending), store.sizes.sum()
+        store, used = _larger_store(store, pending), _number_of_labels(store)
     _round_to_steps(batch, pending, fixed, differing.excess, dominance, columns)
     if len(peak_values):
         used = insert_sorted(store, used, batch, pending, peak_values)
@@ -471,8 +489,18 @@ def _insert(
 def _new_batch(count: int, size: int) -> PairBatch:
     """A batch with capacity for so many pairs."""
     width = max(count, _SORTED_COLUMNS)
-    costs, tops = np.zeros((width, size)), np.ones((width, size))
-    return PairBatch(costs, tops, np.zeros(size), np.zeros(size), np.zeros((2, size), np.intp))
+    costs, tops = _spare(width, size)
+    return PairBatch(costs, tops, fractions(size, 0.0), fractions(size, 0.0), np.empty((2, size), np.intp))
+
+
+@numba_compiled
+def _spare(width: int, size: int) -> tuple[Values, Values]:
+    """Costs 0 and tops 1, of so many columns: what a column without a difference has."""
+    costs, tops = np.empty((width, size)), np.empty((width, size))
+    for c in range(width):
+        for row in range(size):
+            costs[c, row], tops[c, row] = 0.0, 1.0
+    return costs, tops
 
 
 @numba_compiled
@@ -511,21 +539,31 @@ def _round_to_steps(
 def _new_store(count: int, peak_values: int, size: int) -> LabelStore:
     """A store for `size` labels on so many peak values, with at least two columns."""
     width = max(count, _SORTED_COLUMNS)
-    costs, tops = np.zeros((width, size)), np.ones((width, size))
+    costs, tops = _spare(width, size)
     ranks, rows = np.empty((2, size)), np.empty((2, size), np.intp)
     order = np.empty((peak_values, size), np.intp)
     for peak_place in range(peak_values):
-        order[peak_place] = np.arange(size)
+        for row in range(size):
+            order[peak_place, row] = row
     return LabelStore(
-        costs, tops, ranks, rows, np.empty((peak_values, 2, size)), order, np.zeros(peak_values, np.intp)
+        costs, tops, ranks, rows, np.empty((peak_values, 2, size)), order, whole_numbers(peak_values, NONE)
     )
+
+
+@numba_compiled
+def _number_of_labels(store: LabelStore) -> int:
+    """The labels that stay, on all staircases."""
+    size = NONE
+    for peak_place in range(len(store.sizes)):
+        size += store.sizes[peak_place]
+    return size
 
 
 @numba_compiled
 def _larger_store(store: LabelStore, extra: int) -> LabelStore:
     """The labels that stay, in a larger store with capacity for `extra` more."""
     peak_values = len(store.sizes)
-    found = _new_store(len(store.costs), peak_values, max(2 * (store.sizes.sum() + extra), _FEW))
+    found = _new_store(len(store.costs), peak_values, max(2 * (_number_of_labels(store) + extra), _FEW))
     to = 0
     for peak_place in range(peak_values):
         for row in range(store.sizes[peak_place]):
@@ -541,7 +579,7 @@ def _larger_store(store: LabelStore, extra: int) -> LabelStore:
     return found
 
 
-@numba_compiled
+@numba_inlined
 def _insert_in_blocks(store: LabelStore, size: int, found: PairBatch, pending: int) -> int:
     """Insert pairs where more than two columns differ; returns the number of labels."""
     costs, tops, ranks = store.costs, store.tops, store.ranks

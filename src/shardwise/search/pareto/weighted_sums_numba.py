@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.search.pareto.compilation import numba_compiled
-from shardwise.search.pareto.joins_numba import NONE
+from shardwise.search.pareto.joins_numba import NONE, fractions, whole_numbers
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -52,7 +52,7 @@ def weighted_costs(costs: Values, weights: Values, sums: Values) -> None:
 def table_sizes(program: EliminationProgram, sizes: Indices) -> Indices:
     """Number of cells of each table; `sizes` are the choices of each variable."""
     count = len(program.of_table) - 1
-    found = np.ones(count, np.intp)
+    found = whole_numbers(count, NONE + 1)
     for table in range(count):
         for at in range(program.of_table[table], program.of_table[table + 1]):
             found[table] *= sizes[program.variables[at]]
@@ -78,7 +78,7 @@ def _axes(program: EliminationProgram, sizes: Indices, step: int, table: int) ->
     for variable in own:
         if lead < 0 or sizes[variable] >= sizes[lead]:
             lead = variable
-    found = np.full(len(program.variables) + 3, -1, np.intp)
+    found = whole_numbers(len(program.variables) + 3, NONE - 1)
     count = 0
     for variable in own:
         if variable != lead:
@@ -102,7 +102,7 @@ def _axes(program: EliminationProgram, sizes: Indices, step: int, table: int) ->
 @numba_compiled
 def _strides(program: EliminationProgram, sizes: Indices, table: int, axes: Indices) -> Indices:
     """Strides of a table's cells along axes; 0 along axes that it does not have."""
-    found = np.zeros(len(axes), np.intp)
+    found = whole_numbers(len(axes), NONE)
     stride = 1
     for at in range(program.of_table[table + 1] - 1, program.of_table[table] - 1, -1):
         variable = program.variables[at]
@@ -116,7 +116,7 @@ def _strides(program: EliminationProgram, sizes: Indices, table: int, axes: Indi
 @numba_compiled
 def _packed_strides(shape: Indices, strides: Indices) -> Indices:
     """Strides once the cells are stored in the order of the axes."""
-    found = np.zeros(len(shape), np.intp)
+    found = whole_numbers(len(shape), NONE)
     stride = 1
     for axis in range(len(shape) - 1, -1, -1):
         if strides[axis] > 0:
@@ -128,7 +128,7 @@ def _packed_strides(shape: Indices, strides: Indices) -> Indices:
 @numba_compiled
 def _places(shape: Indices, strides: Indices) -> Indices:
     """Positions of the cells of a table, in the order of the axes."""
-    index = np.zeros(len(shape), np.intp)
+    index = whole_numbers(len(shape), NONE)
     cells = 1
     for axis in range(len(shape)):
         if strides[axis] > 0:
@@ -152,7 +152,7 @@ def _places(shape: Indices, strides: Indices) -> Indices:
 @numba_compiled
 def _shape(sizes: Indices, axes: Indices) -> Indices:
     """Number of choices along axes; 1 for an axis without a variable."""
-    found = np.ones(len(axes), np.intp)
+    found = whole_numbers(len(axes), NONE + 1)
     for axis in range(len(axes)):
         if axes[axis] >= 0:
             found[axis] = sizes[axes[axis]]
@@ -177,8 +177,8 @@ def _packing(program: EliminationProgram, sizes: Indices, step: int, tables: Ind
     axes = _axes(program, sizes, step, tables[-1])
     shape = _shape(sizes, axes)
     strides = np.empty((len(tables), len(axes)), np.intp)
-    starts = np.zeros(len(tables) + 1, np.intp)
-    is_same = np.ones(len(tables), np.intp)
+    starts = whole_numbers(len(tables) + 1, NONE)
+    is_same = whole_numbers(len(tables), NONE + 1)
     cells = table_sizes(program, sizes)
     for row in range(len(tables)):
         starts[row + 1] = starts[row] + cells[tables[row]]
@@ -245,7 +245,7 @@ def _fill(packing: _Packing, packed: Values) -> None:
     at = packing.starts.copy()
     _set(packed, at[result], at[result + 1], np.inf)
     constants, row, total = np.empty(height), np.empty(width), np.empty(width)
-    index = np.zeros(len(shape) - 2, np.intp)
+    index = whole_numbers(len(shape) - 2, NONE)
     outer = 1
     for axis in range(len(shape) - 2):
         outer *= shape[axis]
@@ -398,7 +398,7 @@ def potential_sums(
     """Fill the potentials of all tables under the first weights, as `FactorSums.potentials` defines them:
     columns of `found` (1, cells), placed as in `sums_outside`."""
     cells = table_sizes(program, sizes)
-    counts = np.ones(len(cells), np.intp)
+    counts = whole_numbers(len(cells), NONE + 1)
     for step in range(len(program.taken)):
         made = program.factors + step
         counts[made] = 0
@@ -411,16 +411,19 @@ def potential_sums(
         total = 1
         for axis in range(len(axes)):
             total *= shape[axis]
-        inputs = program.inputs[program.of_step[step] : program.of_step[step + 1]].copy()
+        inputs = np.empty(program.of_step[step + 1] - program.of_step[step], np.intp)
+        for place in range(len(inputs)):
+            inputs[place] = program.inputs[program.of_step[step] + place]
         for place in range(1, len(inputs)):  # most factors first, of equal ones the first
             for at in range(place, 0, -1):
                 one, other = inputs[at - 1], inputs[at]
                 if counts[other] > counts[one] or (counts[other] == counts[one] and other < one):
                     inputs[at - 1], inputs[at] = other, one
-        strides = np.zeros((len(inputs) + 1, len(axes)), np.intp)
-        for place in range(len(inputs)):
-            strides[place] = _strides(program, sizes, inputs[place], axes)
-        strides[len(inputs)] = _strides(program, sizes, made, axes)
+        strides = np.empty((len(inputs) + 1, len(axes)), np.intp)
+        for place in range(len(inputs) + 1):
+            own_strides = _strides(program, sizes, inputs[place] if place < len(inputs) else made, axes)
+            for axis in range(len(axes)):
+                strides[place, axis] = own_strides[axis]
         where = np.empty((total, len(inputs) + 1), np.intp)
         rest = np.empty(total)
         for cell in range(total):
@@ -435,7 +438,7 @@ def potential_sums(
             rest[cell] = found[0, places[made] + where[cell, len(inputs)]]
         for place in range(len(inputs)):
             start = places[inputs[place]]
-            found[0, start : start + cells[inputs[place]]] = np.inf
+            _set(found[0], start, start + cells[inputs[place]], np.inf)
             for cell in range(total):
                 own = rest[cell]
                 for other in range(place + 1, len(inputs)):
@@ -458,10 +461,12 @@ def min_marginal_sums(
 ) -> tuple[Indices, Values]:
     """The min-marginals of all variables: column start[v] + choice of variable v. Each is the largest bound
     of any factor on the variable."""
-    start = np.zeros(len(sizes) + 1, np.intp)
+    start = whole_numbers(len(sizes) + 1, NONE)
     for variable in range(len(sizes)):
         start[variable + 1] = start[variable] + sizes[variable]
-    found = np.full((len(sums), start[-1]), -np.inf)
+    found = np.empty((len(sums), start[-1]))
+    for j in range(len(sums)):
+        _set(found[j], NONE, found.shape[1], -np.inf)
     for table in range(program.factors):
         first, stop = program.of_table[table], program.of_table[table + 1]
         cells = 1
@@ -472,7 +477,7 @@ def min_marginal_sums(
             variable = program.variables[at]
             size = sizes[variable]
             for j in range(len(sums)):
-                least = np.full(size, np.inf)
+                least = fractions(size, np.inf)
                 for cell in range(cells):
                     choice = cell // stride % size
                     total = sums[j, offsets[table] + cell] + outside[j, places[table] + cell]
