@@ -19,7 +19,7 @@ from shardwise.app.cli.output import INTERRUPTED, LABEL, WIDTH, Line, Output, pr
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plans import Plan
-from shardwise.questions import Progress
+from shardwise.questions import Progress, fields
 from shardwise.search import (
     Alternative,
     Axis,
@@ -321,10 +321,13 @@ def explained(
     """
     if why_not is not None and what_if is not None:
         raise ConfigError("cannot be combined with --what-if", key="--why-not", allowed="one of the two")
+    pinned = None if why_not is None else fields("--why-not", why_not)
+    if pinned == {}:
+        raise ConfigError("names no field", key="--why-not", found=repr(why_not), allowed="name=value,...")
     plan = api.load(path)
     with progress() as show:
-        if why_not is not None:
-            comparison = api.explain(plan, why_not, workers=workers, budget=budget_s, progress=show)
+        if pinned is not None:
+            comparison = api.explain(plan, pinned, workers=workers, budget=budget_s, progress=show)
         elif what_if is not None:
             comparison = api.what_if(plan, what_if, workers=workers, budget=budget_s, progress=show)
         else:
