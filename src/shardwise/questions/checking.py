@@ -114,7 +114,9 @@ PREDICTED = "best.breakdown"
 
 
 def computed_again(plan: Plan, verdict: Verdict) -> Iterator[Check]:
-    """Checks by the planner's own prediction; none where the checker re-derives the times itself."""
+    """The lines about approximations; and checks by the planner's own prediction, where the checker does not
+    re-derive the times itself."""
+    yield from _approximations(plan)
     if not any(claim.key == PREDICTED for claim in verdict.not_re_derived):
         return
     expected = "a plan of its cluster"
@@ -127,6 +129,19 @@ def computed_again(plan: Plan, verdict: Verdict) -> Iterator[Check]:
     usable = peak.capacity * (1.0 - plan.job.memory_margin)
     yield fit_check("predicted bytes fit", peak.device, usable)
     yield from _result_checks(plan.best, predicted)
+
+
+def _approximations(plan: Plan) -> Iterator[Check]:
+    """Lines about the cluster come first; a plan for a trace also has lines about its events, which no plan
+    file holds."""
+    own, stated, is_for_trace = plan.cluster.priced_as, plan.priced_as, plan.for_trace is not None
+    if own or stated:
+        yield Check(
+            name="approximations",
+            ok=stated[: len(own)] == own and (is_for_trace or len(stated) == len(own)),
+            found="; ".join(stated),
+            expected="; ".join((*own, "then lines about the events") if is_for_trace else own),
+        )
 
 
 def _result_checks(found: Result, predicted: Result) -> Iterator[Check]:

@@ -132,7 +132,7 @@ def _uniform(plan: Plan) -> list[_Estimate]:
 def _uneven(plan: Plan) -> list[_Estimate]:
     found = predict_record(plan.model, plan.cluster, plan.job, plan.best)
     if found.faults:
-        raise ConfigError("is not a plan of its cluster", key="best", found=found.faults[0])
+        raise ConfigError("is not a plan of its cluster", key="best", found="; ".join(found.faults[:3]))
     return [_Estimate(times.durations, times.end_s) for times in found.pipelines]
 
 
@@ -171,7 +171,7 @@ def _uneven_result(plan: Plan) -> Result:
     """Only the costs of single stages are those of the search (docs/concepts/mixed-clusters.md)."""
     faults = predict_record(plan.model, plan.cluster, plan.job, plan.best).faults
     if faults:
-        raise ConfigError("is not a plan of its cluster", key="best", found=faults[0])
+        raise ConfigError("is not a plan of its cluster", key="best", found="; ".join(faults[:3]))
     costs = RecordCostModel(plan.model, plan.cluster, plan.job)
     predicted = predicted_result(costs, plan.best, plan.job.global_batch_size)
     if predicted is None:

@@ -235,28 +235,28 @@ def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> Non
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (lambda best: replace(best, step_time_s=0.9 * best.step_time_s), "step time"),
+        (lambda best: replace(best, step_time_s=0.9 * best.step_time_s), "predicted step time"),
         (
             lambda best: replace(best, layout=with_microbatches(best.layout)),
-            "layout",
+            "prediction",
         ),
         (
             lambda best: replace(
                 best, peak_memory=replace(best.peak_memory, device=0.5 * best.peak_memory.device)
             ),
-            "device bytes",
+            "predicted device bytes",
         ),
         (
             lambda best: replace(best, layout=best.layout.with_times((0.5, *best.pipeline_s[1:]))),
-            "pipeline 0",
+            "predicted pipeline 0",
         ),
-        (lambda best: replace(best, mfu=0.99), "mfu"),
+        (lambda best: replace(best, mfu=0.99), "predicted mfu"),
         (lambda best: replace(best, tightest_rank=best.tightest_rank + 1), "tightest rank"),
         (
             lambda best: replace(
                 best, peak_memory=replace(best.peak_memory, reserved=best.peak_memory.device)
             ),
-            "reserved bytes",
+            "predicted reserved bytes",
         ),
         (lambda best: replace(best, layout=relocated(best.layout)), "layout"),
     ],
@@ -267,7 +267,8 @@ def test_a_plan_with_wrong_values_is_detected(run: Any, saved: str, change: Any,
     write_plan(saved, replace(plan, best=best, certificate=replace(plan.proof, best_s=best.step_time_s)))
     checked = run("check", saved, "--json")
     assert checked.code == 4
-    verdicts = {check["name"]: check["ok"] for check in json.loads(checked.out)["checks"]}
+    document = json.loads(checked.out)
+    verdicts = {check["name"]: check["ok"] for check in (*document["checks"], *document["computed_again"])}
     assert not verdicts[wrong]
 
 
@@ -355,7 +356,7 @@ def test_ranks_that_no_cluster_has_are_detected(run: Any, saved: str, ranks: str
     stage = replace(first.stages[0], ranks=ranks)
     layout = Layout(pipelines=(replace(first, stages=(stage, *first.stages[1:])), *others))
     write_plan(saved, replace(plan, best=replace(plan.best, layout=layout)))
-    assert run("check", saved).code == 4
+    assert run("check", saved).code in (2, 4)
     if ranks != "0-9999999":
         with pytest.raises(ConfigError, match="is not a list of rank ranges"):
             _ = stage.rank_numbers

@@ -114,23 +114,25 @@ def test_wrong_parts_are_detected(
     plan, path = read_plan(saved), str(tmp_path / "plan.yaml")
     write_plan(path, replace(plan, best=change(plan.best)))
     checked = run("check", path, "--json")
-    layout = next(one for one in json.loads(checked.out)["checks"] if one["name"] == "layout")
-    assert checked.code == 4 and not layout["ok"] and message in layout["found"]
+    again = json.loads(checked.out)["computed_again"]
+    predicted = next(one for one in again if one["name"] == "prediction")
+    assert checked.code == 4 and not predicted["ok"] and message in predicted["found"]
 
 
-def test_another_split_of_rows_takes_another_time(run: Any, saved: str, tmp_path: Path) -> None:
-    """Both parts compute their rows: with one row more, the slower part decides."""
+def test_another_split_of_rows_is_predicted_otherwise(run: Any, saved: str, tmp_path: Path) -> None:
+    """Both parts compute their rows: one row more does not fit on the smaller device."""
     plan, path = read_plan(saved), str(tmp_path / "plan.yaml")
     other = with_parts(plan.best, lambda a, b: (replace(a, rows=2), replace(b, rows=2)))
     write_plan(path, replace(plan, best=other))
-    checks = {one["name"]: one for one in json.loads(run("check", path, "--json").out)["checks"]}
-    assert checks["layout"]["ok"] and not checks["pipeline 0"]["ok"] and not checks["step time"]["ok"]
+    document = json.loads(run("check", path, "--json").out)
+    assert {one["name"]: one["ok"] for one in document["checks"]}["layout"]
+    assert [one["found"] for one in document["computed_again"]] == ["the plan does not fit"]
 
 
 def test_a_plan_with_mixed_pool_stages_is_not_replanned(run: Any, saved: str) -> None:
     ran = run("replan", saved, "--cluster", CLUSTER, "--events", "lost n1")
     assert ran.code == 2 and ran.err.count("\n") == 1
-    assert ran.err.startswith("shardwise: error: best.layout: is not replanned; found a mixed-pool stage")
+    assert ran.err.startswith("shardwise: error: PLAN: has mixed-pool stages, which are not replanned")
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def plan_lines(result: Result) -> Iterator[Line]:
     for line in words.wrapped(details, " · ", WIDTH - LABEL):
         yield row("", (line, ""))
     total = sum(result.microbatches)
-    groups = identical_pipelines(result)
+    # The degrees of a strategy are those of all stages.
+    groups = identical_pipelines(result, is_brief=label == "strategy")
     label, indent = "layout", "" if len(groups) == 1 and len(result.layout.pipelines) == 1 else "  "
     for number, share, described in groups[:PIPELINES]:
         if indent:
@@ -107,19 +108,26 @@ def _spread(spread: Mapping[str, Sequence[int]]) -> Iterator[Line]:
         yield row("", (f"{name}: {many} {stages} of a pipeline per node, the rest are replicas", "dim"))
 
 
-def identical_pipelines(result: Result) -> list[tuple[int, int, list[str]]]:
+def identical_pipelines(result: Result, *, is_brief: bool) -> list[tuple[int, int, list[str]]]:
     """Groups of pipelines with equal stages and micro-batches: number of pipelines, micro-batches of each,
     stages as text."""
     described = [
-        (pipeline.microbatches, tuple(stage_texts(pipeline.stages))) for pipeline in result.layout.pipelines
+        (pipeline.microbatches, tuple(stage_texts(pipeline.stages, is_brief=is_brief)))
+        for pipeline in result.layout.pipelines
     ]
     ordered = sorted(described, key=lambda one: (-one[0], one[1]))
     return [(len(list(same)), key[0], list(key[1])) for key, same in groupby(ordered)]
 
 
-def stage_texts(stages: Sequence[Stage]) -> Iterator[str]:
-    """`4 × [2 V100-16G, tp 2, 6 layers]` for consecutive equal stages."""
-    keys = [(_devices_text(stage), _layers_text(stage), stage.recompute) for stage in stages]
+def stage_texts(stages: Sequence[Stage], *, is_brief: bool = False) -> Iterator[str]:
+    """`4 × [2 V100-16G, tp 2, 6 layers]` for consecutive equal stages; without degrees and recomputation if
+    it `is_brief`."""
+    keys = [
+        (f"{stage.devices} {stage.device_class}", _layers_text(stage), "none")
+        if is_brief
+        else (_devices_text(stage), _layers_text(stage), stage.recompute)
+        for stage in stages
+    ]
     for (devices, layers, mode), run in groupby(keys):
         number = len(list(run))
         parts = [devices, layers]
