@@ -277,8 +277,8 @@ class Plan:
         """The best plan on a changed cluster or for a changed job, compared with this one term by term.
 
         Changes are a factor such as `inter_node_bandwidth="2x"` or a value such as `nodes=16`; the names are
-        those of `shardwise explain --what-if`. Raises ConfigError for a change that cannot be made,
-        Infeasible if nothing fits then.
+        those of the option `--what-if` of `shardwise explain`. Raises ConfigError for a change that cannot
+        be made, Infeasible if nothing fits then.
         """
         from shardwise.api import what_if
 

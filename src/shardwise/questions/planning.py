@@ -125,7 +125,7 @@ def plan_question(question: search.Question, target: Target | None) -> PlanQuest
         fixed=question.fixed,
         axes=question.axes,
         target=None if target is None else target.name,
-        use_all=question.use_all,
+        use_all=question.use_all or question.exhaustive,
         stage_dp=question.stage_dp,
         mixed_stage_rows=question.mixed_stage_rows,
     )
