@@ -246,7 +246,10 @@ def test_the_summary_names_the_last_strategy_and_that_it_changed(
     assert once["plan"].startswith("pp 2 · ") and once["changed"] == "after step 4; initially dp 2"
     assert once["step time"] == "450 ms measured (median), 300 ms predicted"
     back = summary((first, 1.0, 1.0), (second, 0.5, 0.3), (first, 0.9, 0.8))
-    assert back["plan"].startswith("dp 2 · ") and back["step time"] == "900 ms measured (median), 800 ms predicted"
+    assert (
+        back["plan"].startswith("dp 2 · ")
+        and back["step time"] == "900 ms measured (median), 800 ms predicted"
+    )
     assert back["changed"] == "2 times, last after step 2; initially dp 2"
     alike = summary((first, 1.0, 1.0), (without_zero, 1.0, 1.0))
     assert alike["changed"] == "after step 1; initially dp 2 (optim_shard 2)"

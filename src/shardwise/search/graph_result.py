@@ -75,7 +75,7 @@ def graph_result(graph: OpGraph, cluster: Cluster, training: Training, layout: G
             allocated=estimate.at_once_bytes,
             reserved=estimate.memory_bytes,
             device=estimate.memory_bytes,
-            capacity=min(device.memory_bytes for device in cluster.classes.values()),
+            capacity=float(min(device.memory_bytes for device in cluster.classes.values())),
         ),
         breakdown=estimate.seconds,
         memory=estimate.nbytes,
