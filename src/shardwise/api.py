@@ -32,6 +32,7 @@ from shardwise.questions import (
     frontier_of,
     optional_text,
     planned,
+    planned_for_trace,
     row_of,
     seconds,
     swept,
@@ -76,6 +77,8 @@ def plan(
     exhaustive: bool = False,
     stage_dp: int = 1,
     mixed_pool_stages: int = 1,
+    events: str | None = None,
+    policy: str | None = None,
     workers: int = 1,
     budget: float | str | None = None,
     progress: Progress | None = None,
@@ -86,21 +89,19 @@ def plan(
     cache, a config as a dict, or a config object of Transformers. `cluster` is a shorthand such as
     `8x8xH100-SXM` (nodes x devices per node x device), a shipped cluster, or the path of a YAML file.
 
-    - `global_batch_size`: sequences of a step. `seq_len`: tokens of a sequence; the default is the maximum of
-      the model, else 4096.
+    - `global_batch_size`: sequences of a step. `seq_len`: their tokens (default: the model's, or 4096).
     - `dtype`: `fp32`, `fp16`, `bf16`, `fp8`, ...; the default is the best 16-bit type of all devices.
-      `optimizer`: `adamw`, `adafactor`, `sgd` or `muon`.
-    - `objective`: what is minimised: `time`, `memory`, `devices` or `cost`.
+      `optimizer`: `adamw`, `adafactor`, `sgd`, `muon`. `objective`: `time`, `memory`, `devices` or `cost`.
     - `target`: the software that must run the plan, such as `megatron-lm-0.19`, or `any`; `fix`: fields of
-      the strategy with one value, such as `{"tp": 8}`; `space`: `default`, `core` or the path of a YAML file;
-      `use_all`: no device may stay idle.
-    - `memory_margin`: fraction of device memory to leave free. `expert_imbalance`: load of the busiest
-      expert-parallel rank over the mean. `inter_node`: bandwidth of each network card, such as `200Gb/s`.
-      `calibration`: path of a file of `shardwise calibrate`.
+      the strategy with one value, such as `{"tp": 8}`; `space`: `default`, `core` or a file.
+    - `use_all`: no device may stay idle. `memory_margin`: fraction of device memory to leave free.
+      `expert_imbalance`: load of the busiest expert rank over the mean. `inter_node`: bandwidth of a network
+      card, such as `200Gb/s`. `calibration`: a file of `shardwise calibrate`.
     - `top`: number of runners-up. `frontier`: also find the Pareto frontier of time and memory
       (`plan.answer.frontier`). `exhaustive`: evaluate every feasible candidate.
-    - `stage_dp`: most replicas of a stage of an uneven plan that split the rows of a micro-batch;
-      `mixed_pool_stages`: rows of micro-batches that a stage on two device pools may split.
+    - `stage_dp`, `mixed_pool_stages`: limits of uneven plans, as the options of `shardwise plan`.
+    - `events`: a trace of events, as a path or as text such as `lost n3`; the plan is then that of `policy`:
+      `now`, `expected` (the default) or `worst`, and its `for_trace` says what it makes of the trace.
     - `workers`: processes of the search. `budget`: limit of the search in seconds, or text such as `10s`; the
       answer is then the best so far with its gap. `progress` is called with lines that say how far it is.
 
@@ -133,7 +134,22 @@ def plan(
         budget=budget,
     )
     with naming_arguments():
-        return planned(given, wanted, progress=progress)
+        return _planned(given, wanted, events, policy, progress)
+
+
+def _planned(
+    given: JobArguments,
+    wanted: SearchArguments,
+    events: object,
+    policy: object,
+    progress: Progress | None,
+) -> Plan:
+    """The plan without events, or for a trace of them."""
+    if events is not None:
+        return planned_for_trace(given, wanted, events=events, policy=policy).plan
+    if policy is not None:
+        raise ConfigError("requires --events", key="--policy", allowed="with --events TRACE")
+    return planned(given, wanted, progress=progress)
 
 
 def evaluate(

@@ -407,6 +407,28 @@ def test_a_plan_is_decided_anew_after_events(tmp_path: Path) -> None:
         assert caught.value.key == next(iter(wrong))
 
 
+def test_a_plan_for_a_trace_is_that_of_the_command(tmp_path: Path) -> None:
+    job: dict[str, Any] = {"cluster": "2x2xT4", "seq_len": 512, "global_batch_size": 8}
+    events = "lost n1"
+    plan = sw.plan("gpt2", events=events, policy="worst", **job)
+    assert plan.for_trace is not None and plan.for_trace.policy == "worst" and plan.devices == 2
+    assert plan.question.events == plan.for_trace.source
+    path = str(tmp_path / "plan.yaml")
+    words = ["--cluster", "2x2xT4", "--seq-len", "512", "--global-batch-size", "8"]
+    assert main(["plan", "gpt2", *words, "--events", events, "--policy", "worst", "--save", path]) == 0
+    assert sw.load(path).to_dict()["hash"] == plan.to_dict()["hash"]  # but for the seconds of the search
+    for wrong, key in (
+        ({"policy": "worst"}, "policy"),
+        ({"events": events, "policy": "best"}, "policy"),
+        ({"events": events, "use_all": True}, "use_all"),
+        ({"events": events, "budget": 3}, "budget"),
+        ({"events": 7}, "events"),
+    ):
+        with pytest.raises(sw.ConfigError) as caught:
+            sw.plan("gpt2", **job, **wrong)
+        assert caught.value.key == key
+
+
 # Notebooks
 
 

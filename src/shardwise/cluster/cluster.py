@@ -26,10 +26,6 @@ class Capacity:
     def constant(bytes_per_s: float) -> Capacity:
         return Capacity((0.0,), (bytes_per_s,))
 
-    @property
-    def is_constant(self) -> bool:
-        return len(self.times_s) == 1
-
     def at(self, time_s: float) -> float:
         """Bytes per second at `time_s`; at a change, the new value."""
         return self.bytes_per_s[max(bisect_right(self.times_s, time_s) - 1, 0)]

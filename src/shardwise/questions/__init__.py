@@ -30,7 +30,8 @@ from shardwise.questions.planning import SearchArguments, evaluated, planned
 from shardwise.questions.request import DTYPES, OPTIMIZERS, OWN_TARGET, JobArguments, Request, request_of
 from shardwise.questions.spaces import counted_space, counted_uneven, require_candidates, space_choice
 from shardwise.questions.sweeps import Sweep, row_of, swept
-from shardwise.questions.targets import not_run, requested_target, require_job
+from shardwise.questions.targets import not_run
+from shardwise.questions.trace_plans import planned_for_trace
 
 if TYPE_CHECKING:
     from shardwise.questions.after_events import Replanned, replanned
@@ -67,12 +68,11 @@ __all__ = [
     "not_run",
     "optional_text",
     "planned",
+    "planned_for_trace",
     "point_document",
     "replanned",
     "request_of",
-    "requested_target",
     "require_candidates",
-    "require_job",
     "row_of",
     "seconds",
     "space_choice",

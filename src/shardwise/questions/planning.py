@@ -40,7 +40,7 @@ def planned(given: JobArguments, wanted: SearchArguments, *, progress: Progress 
     Raises ConfigError for the first argument that cannot be used, Infeasible where nothing fits. An
     interrupted search answers with the incumbent.
     """
-    unbound = _search_options(wanted)
+    unbound = search_options(wanted)
     chosen = space_choice(wanted.space)
     request = request_of(given)
     target = requested_target(wanted.target, request)
@@ -73,7 +73,7 @@ def planned(given: JobArguments, wanted: SearchArguments, *, progress: Progress 
     )
 
 
-def _search_options(wanted: SearchArguments) -> dict[str, Any]:
+def search_options(wanted: SearchArguments) -> dict[str, Any]:
     """The arguments about the search as fields of the question, checked."""
     return {
         "objective": arguments.choice("--objective", wanted.objective, OBJECTIVES),

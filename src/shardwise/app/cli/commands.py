@@ -436,8 +436,7 @@ def plan(
     reliability = request.reliability(
         mtbf=mtbf, interval=checkpoint_interval, stall=checkpoint_stall, restart=restart, jitter=jitter
     )
-    if trace_planning.is_requested(events, policy):
-        trace_planning.check_plan_options(choices, reliability)
+    if trace_planning.is_requested(events, policy, reliability):
         return trace_planning.planned(options, choices, events or "", policy, save=save, is_json=is_json)
     return planning.planned(options, choices, save=save, is_json=is_json, reliability=reliability)
 

@@ -10,43 +10,24 @@ from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.planning import question_arguments, train_warnings
 from shardwise.app.cli.replanning import described, unreachable_lines
-from shardwise.app.cli.request import JobOptions, PlanOptions, check_output_path, choice, load_request
+from shardwise.app.cli.request import JobOptions, PlanOptions, check_output_path, job_arguments
 from shardwise.errors import ConfigError
-from shardwise.plans import PROVEN_GAP, TRACE_POLICIES, PlanQuestion, Reliability, TraceChoice, write_plan
-from shardwise.questions import (
-    MIXED_POOL_STAGES,
-    Request,
-    not_run,
-    requested_target,
-    require_job,
-    space_choice,
-)
-from shardwise.replanning import (
-    Costs,
-    GivenEvents,
-    Prices,
-    TracePick,
-    TracePicks,
-    allowed_by,
-    best_interval_s,
-    mixed_planner_of,
-    on_nodes,
-    picks_for_trace,
-    plan_on,
-    planner_of,
-    trace_for,
-)
-from shardwise.strategy import parse_fields
+from shardwise.plans import PROVEN_GAP, Reliability, TraceChoice, write_plan
+from shardwise.questions import JobArguments, Request, SearchArguments, not_run, planned_for_trace
+from shardwise.replanning import TracePick, TracePicks, on_nodes
 from shardwise.units import format_seconds
 
-DEFAULT_TOP = 3
-"""The default of `--top`, which a plan for a trace does not have."""
 
-
-def is_requested(events: str | None, policy: str | None) -> bool:
-    """Whether a plan for a trace is requested. ConfigError for a policy without a trace."""
+def is_requested(events: str | None, policy: str | None, reliability: Reliability | None) -> bool:
+    """Whether a plan for a trace is requested. ConfigError for options that need a trace, or exclude one."""
     if events is None and policy is not None:
         raise ConfigError("requires --events", key="--policy", allowed="with --events TRACE")
+    if events is not None and reliability is not None:
+        raise ConfigError(
+            "cannot be combined with --events",
+            key="--mtbf, --checkpoint-interval, --checkpoint-stall, --restart, --jitter",
+            allowed="one of the two",
+        )
     return events is not None
 
 
@@ -61,49 +42,32 @@ def planned(
 ) -> Output:
     """The answer of `plan --events`; writes the plan file where `save` names one. Infeasible where no plan
     runs at any time or, for policy `now`, at the start."""
-    policy = choice("--policy", policy or "expected", TRACE_POLICIES)
-    fixed = parse_fields(plan_options.fix, key="--fix")
-    chosen = space_choice(plan_options.space)
     if save is not None:
         check_output_path("--save", save, inputs=(options.model, options.cluster, events))
-    request = load_request(options)
-    given = trace_for(events, request.cluster)
-    trace = given.trace
-    prices = Prices(request.model, request.cluster, request.job)
-    interval_s = best_interval_s(trace, trace.end_s) or Costs().checkpoint_interval_s
-    target = requested_target(plan_options.target, request)
-    if target is not None:
-        require_job(target, request)
-    question = PlanQuestion(
-        space=chosen.base,
-        fixed=fixed,
-        axes=chosen.axes,
-        target=None if target is None else target.name,
+    wanted = SearchArguments(
+        objective=plan_options.objective,
+        space=plan_options.space,
+        fix=plan_options.fix,
+        target=plan_options.target,
+        use_all=plan_options.use_all,
+        top=plan_options.top,
+        frontier=plan_options.frontier,
+        exhaustive=plan_options.exhaustive,
         stage_dp=plan_options.stage_dp,
-        events=given.source,
+        mixed_pool_stages=plan_options.mixed_stage_rows,
+        budget=plan_options.budget_s,
     )
-    allowed = allowed_by(question, request.model, request.job)
-    costs = Costs(checkpoint_interval_s=interval_s)
-    planner = mixed_planner_of(planner_of(prices, costs, allowed_space=allowed))
-    picks = picks_for_trace(planner, trace, allowed)
-    found = _record(picks, policy, given, is_proven=not (request.cluster.priced_as or given.priced_as))
-    uniform = [pick.arrangement for pick in picks.uniform if pick.policy == policy]
-    plan, answer = plan_on(
-        planner,
-        picks.pick(policy).arrangement,
-        found,
-        question=question,
-        priced_as=given.priced_as,
-        uniform=uniform[0] if uniform else None,
-    )
+    job = JobArguments(**job_arguments(options))
+    made = planned_for_trace(job, wanted, events=events, policy=policy)
+    plan, picks, given, request, found = made.plan, made.picks, made.given, made.request, made.choice
     written = None if save is None else write_plan(save, plan)
     on = replace(request, cluster=plan.cluster)
     unsupported = not_run(plan.best, on)
-    document = documents.plan_answer(plan, answer, not_run=unsupported)
+    document = documents.plan_answer(plan, made.answer, not_run=unsupported)
     # The gap is that of the trace, not that of this plan alone.
     is_proven = found.gap is not None and found.gap <= PROVEN_GAP
     document |= {"is_proven": is_proven, "uneven_gap": None}
-    lines = card.result_card(answer.best, model=plan.model, cluster=plan.cluster, job=plan.job)
+    lines = card.result_card(plan.best, model=plan.model, cluster=plan.cluster, job=plan.job)
     notes = [*given.notes, *unreachable_lines("unreachable for some time", picks.unreachable)]
     notes += train_warnings(unsupported, on.cluster, save)
     notes += [] if save is None else [f"wrote {save} ({written})"]
@@ -111,41 +75,6 @@ def planned(
         return Output(document={**document, "for_trace": _document(picks, found)}, notes=notes)
     priced_as = (*on.cluster.priced_as, *given.priced_as)
     return Output(lines=[*lines, *_card(picks, found, request, options, save, priced_as)], notes=notes)
-
-
-def check_plan_options(plan_options: PlanOptions, reliability: Reliability | None) -> None:
-    """ConfigError for options that apply to a cluster without events only."""
-    for option, is_requested in (
-        ("--objective", plan_options.objective != "time"),
-        ("--frontier", plan_options.frontier),
-        ("--exhaustive", plan_options.exhaustive),
-        ("--budget", plan_options.budget_s is not None),
-        (MIXED_POOL_STAGES, plan_options.mixed_stage_rows > 1),
-        ("--use-all", plan_options.use_all),
-        ("--top", plan_options.top != DEFAULT_TOP),
-        ("--mtbf, --checkpoint-interval, --checkpoint-stall, --restart, --jitter", reliability is not None),
-    ):
-        if is_requested:
-            raise ConfigError("cannot be combined with --events", key=option, allowed="one of the two")
-
-
-def _record(picks: TracePicks, policy: str, given: GivenEvents, *, is_proven: bool) -> TraceChoice:
-    """The trace choice of the plan file; without a gap where the input is approximated. Infeasible where the
-    policy picks no plan."""
-    pick = picks.pick(policy)
-    return TraceChoice(
-        policy=policy,
-        source=given.source,
-        trace=given.sha256,
-        nodes=pick.arrangement.nodes,
-        length_s=picks.length_s,
-        steps=pick.steps,
-        now_step_time_s=pick.now_step_s,
-        worst_step_time_s=pick.worst_step_s,
-        situations=picks.situations,
-        considered=picks.considered,
-        gap=pick.gap if is_proven else None,
-    )
 
 
 def _document(picks: TracePicks, found: TraceChoice) -> dict[str, object]:
