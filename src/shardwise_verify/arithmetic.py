@@ -133,7 +133,7 @@ def _stage_faults(stage: StageRecord, plan: PlanRecord, used: Counter[int]) -> I
     mesh = stage.tp * stage.cp * stage.dp
     if plan.kind == "graph":
         if mesh != 1:
-            yield f"degrees of {mesh} devices beside a layout of operators"
+            yield f"degrees of {mesh} devices together with a layout of operators"
         mesh = prod(plan.best.layout.mesh)
     held = [(stage.ranks, stage.device_class, mesh)]
     if stage.parts:

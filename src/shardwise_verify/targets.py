@@ -1,7 +1,7 @@
 """Limits of a target, the software that runs a plan: read from its capability file, and evaluated by the
 checker's own code (docs/reference/formats.md).
 
-The capability files are data of the package `shardwise`, which lies beside this one. Without them no target
+The capability files are data of the package `shardwise`, which lies next to this one. Without them no target
 is known.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "shardwise"
 CHECKER = "shardwise_verify"
-"""The independent checker, a package of its own beside `shardwise`."""
+"""The independent checker, a package of its own, next to `shardwise`."""
 
 
 @dataclass(frozen=True)
