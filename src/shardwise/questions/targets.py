@@ -12,7 +12,7 @@ from shardwise.plans import Result
 from shardwise.questions.arguments import choice, optional_text
 from shardwise.questions.request import OWN_TARGET
 from shardwise.strategy import ANY, Job, Target, newest_target, target_names, target_of
-from shardwise.targets import EXPORTS, check_model
+from shardwise.targets import EXPORTERS
 
 
 class OfModel(Protocol):
@@ -72,8 +72,8 @@ def require_job(target: Target, request: OfModel) -> None:
             found=unsupported,
             allowed="--target any, to plan it without a target",
         )
-    if target.name in EXPORTS:
-        check_model(request.model, request.job.seq_len)
+    if target.name in EXPORTERS:
+        EXPORTERS[target.name].check_model(request.model, request.job.seq_len)
 
 
 def _unknown(target: Target, dtypes: Sequence[str], request: OfModel) -> Iterator[str]:

@@ -24,7 +24,7 @@ from shardwise.questions import (
     space_choice,
 )
 from shardwise.strategy import target_of
-from shardwise.targets import EXPORTS
+from shardwise.targets import EXPORTERS
 
 
 def train_warnings(unsupported: Sequence[str] | None, cluster: Cluster, save: str | None) -> list[str]:
@@ -202,7 +202,7 @@ def _after_plan(
     file = shlex.quote(save) if save is not None else "plan.yaml"
     commands.append(f"shardwise explain {file}")
     commands.append(f"shardwise simulate {file} --trace plan.pftrace")
-    if plan.target in EXPORTS:
+    if plan.target in EXPORTERS:
         commands.append(f"shardwise export {file} --to {plan.target} --out run")
     elif not_run(plan.best, plan) == ():
         is_here = target_of(OWN_TARGET).knows_devices(plan.cluster.classes)
