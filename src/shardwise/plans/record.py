@@ -359,6 +359,26 @@ class MixedFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Optimum:
+    """The fastest strategy of the target, where another one within the tolerance is recommended."""
+
+    strategy: Strategy
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetBest:
+    """The fastest strategy that a target runs, with its step time, and that time over the one without a
+    target, less one. Without a strategy `reason` says why there is none."""
+
+    target: str
+    strategy: Strategy | None = None
+    step_time_s: float | None = None
+    over_any: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The best strategy, its runners-up (each differs in a degree, the schedule or recomputation), and the
     certificate.
@@ -367,7 +387,9 @@ class Answer:
     `unexplored_parts` counts parts that were left out and may be better. `idle` are the unused devices.
     `all_devices_step_time_s` is the best step time on all devices (None: nothing fits on all, or no time was
     left to find it). `mixed` has the comparison on a mixed cluster. `is_interrupted`: the user ended the
-    search early. `whole` is the requested cluster, None where it is not known.
+    search early. `whole` is the requested cluster, None where it is not known. `optimum` is the
+    fastest strategy where another one is recommended as `best`; the certificate is that of the optimum.
+    `targets` has the best of each target.
     """
 
     best: Result
@@ -384,6 +406,8 @@ class Answer:
     mixed: MixedFigures | None = None
     is_interrupted: bool = False
     whole: Cluster | None = None
+    optimum: Optimum | None = None
+    targets: tuple[TargetBest, ...] = ()
 
     @property
     def is_proven(self) -> bool:
