@@ -178,13 +178,13 @@ def optimum_document(plan: Plan) -> dict[str, object]:
 
 def target_document(one: TargetBest) -> dict[str, object]:
     """An entry of `targets`: the best strategy of a target, or the reason why there is none."""
-    if one.strategy is None:
+    if one.reason is not None:
         return {"target": one.target, "reason": one.reason}
     return {
         "target": one.target,
         "step_time_s": one.step_time_s,
         "over_any": one.over_any,
-        "strategy": asdict(one.strategy),
+        "strategy": None if one.strategy is None else asdict(one.strategy),
     }
 
 

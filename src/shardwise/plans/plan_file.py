@@ -187,7 +187,7 @@ def _target_best(fields: Fields) -> TargetBest:
     else:
         found = TargetBest(
             target=target,
-            strategy=_strategy(fields.mapping("strategy")),
+            strategy=_strategy(fields.mapping("strategy")) if fields.has("strategy") else None,
             step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
             over_any=_number_or_none(fields, "over_any"),
         )

@@ -368,8 +368,8 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetBest:
-    """The fastest strategy that a target runs, with its step time, and that time over the one without a
-    target, less one. Without a strategy `reason` says why there is none."""
+    """The best plan of a target: its strategy (None if it is uneven), its step time, and the value of its
+    objective over that without a target, less one. Where there is no plan, only `reason` says why."""
 
     target: str
     strategy: Strategy | None = None

@@ -39,12 +39,17 @@ def requested_target(given: object, request: OfModel) -> Target | None:
     if name == ANY or (name is None and not target_of(OWN_TARGET).knows_devices(request.cluster.classes)):
         return None
     target = target_of(name or OWN_TARGET)
+    require_runs_on(target, request)
+    return target
+
+
+def require_runs_on(target: Target, request: OfModel) -> None:
+    """ConfigError where the target does not run on the cluster."""
     if not target.runs_on(request.cluster.vendors):
         raise ConfigError(
             f"{target.command} does not run on this cluster", key="--target", found=target.name,
             allowed=f"clusters of {target.known_devices}; or --target any",
         )  # fmt: skip
-    return target
 
 
 def not_run(plan: Result, request: OfModel) -> tuple[str, ...] | None:

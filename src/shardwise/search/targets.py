@@ -94,7 +94,7 @@ def _within_limits(target: Target, question: Question, planner: Callable[[Questi
             found = _within_limits(target, part, planner)
         except Infeasible:
             continue  # other subspaces may have an answer
-        if best is None or _objective_value(question, found) < _objective_value(question, best):
+        if best is None or objective_value(question, found) < objective_value(question, best):
             best = found
     if best is None:
         raise _target_infeasible(target)
@@ -112,7 +112,7 @@ def restricted_with(question: Question, axes: Mapping[str, tuple[Value, ...]]) -
     return replace(question, axes=remaining)
 
 
-def _objective_value(question: Question, answer: Answer) -> tuple[float, float]:
+def objective_value(question: Question, answer: Answer) -> tuple[float, float]:
     """The objective value, and the step time that breaks ties."""
     cluster, best = answer.cluster or question.cluster, answer.best
     if question.objective == "memory":
