@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError, naming_arguments
-from shardwise.inputs import nearest, short_repr
+from shardwise.inputs import nearest, record_of, short_repr
 from shardwise.model import Model
 from shardwise.plans import Plan, Value, read_plan, write_plan
 from shardwise.questions import (
@@ -107,32 +107,8 @@ def plan(
 
     Raises ConfigError for an argument that cannot be used, Infeasible where nothing fits.
     """
-    given = JobArguments(
-        model=model,
-        cluster=cluster,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-        inter_node=inter_node,
-        calibration=calibration,
-    )
-    wanted = SearchArguments(
-        objective=objective,
-        space=space,
-        fix=fix,
-        target=target,
-        use_all=use_all,
-        top=top,
-        frontier=frontier,
-        exhaustive=exhaustive,
-        stage_dp=stage_dp,
-        mixed_pool_stages=mixed_pool_stages,
-        workers=workers,
-        budget=budget,
-    )
+    given = record_of(JobArguments, locals())
+    wanted = record_of(SearchArguments, locals())
     with naming_arguments():
         return _planned(given, wanted, events, policy, progress)
 
@@ -172,18 +148,7 @@ def evaluate(
     have their defaults. The other arguments are those of `plan`. Raises ConfigError for an argument that
     cannot be used, Infeasible with the reason where the strategy is illegal or does not fit.
     """
-    given = JobArguments(
-        model=model,
-        cluster=cluster,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-        inter_node=inter_node,
-        calibration=calibration,
-    )
+    given = record_of(JobArguments, locals())
     with naming_arguments():
         return evaluated(given, strategy)
 
@@ -227,32 +192,8 @@ def frontier(
     The other arguments are those of `plan`. Raises ConfigError for an argument that cannot be used,
     Infeasible where nothing fits.
     """
-    given = JobArguments(
-        model=model,
-        cluster=cluster,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-        inter_node=inter_node,
-        calibration=calibration,
-    )
-    wanted = FrontierArguments(
-        mode=mode,
-        memory_limit=memory_limit,
-        devices=devices,
-        stages=stages,
-        microbatches=microbatches,
-        meshes=meshes,
-        objectives=objectives,
-        epsilon=epsilon,
-        space=space,
-        fix=fix,
-        workers=workers,
-        use_all=use_all,
-    )
+    given = record_of(JobArguments, locals())
+    wanted = record_of(FrontierArguments, locals())
     with naming_arguments():
         return frontier_of(given, wanted, progress=progress)
 
