@@ -223,11 +223,27 @@ class Result:
         return self.fields is not None
 
     @property
+    def can_be_evaluated(self) -> bool:
+        """Whether fields of a strategy alone determine it, so that `evaluate` can predict it again."""
+        return self.is_uniform
+
+    @property
+    def can_swap_nodes(self) -> bool:
+        """Whether any node of its cluster may have the ranks of any other, since all stages are alike; else
+        stages are assigned to devices."""
+        return self.is_uniform
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether it is a layout of the operators of a graph, which software must be able to compute."""
+        return self.layout.operators is not None
+
+    @property
     def kind(self) -> PlanKind:
         """What the stages have in common."""
         if self.fields is not None:
             return "uniform"
-        return "uneven" if self.layout.operators is None else "graph"
+        return "graph" if self.has_operators else "uneven"
 
     @property
     def microbatches(self) -> tuple[int, ...]:
