@@ -22,7 +22,7 @@ from shardwise.questions.target_table import (
     targets_in_order,
 )
 from shardwise.questions.targets import requested_target, require_job
-from shardwise.strategy import Target, complete, target_of
+from shardwise.strategy import Strategy, Target, complete, target_of
 from shardwise.ties import is_less
 
 
@@ -213,14 +213,20 @@ def plan_question(question: search.Question, target: Target | None) -> PlanQuest
     )
 
 
-def evaluated(given: JobArguments, strategy: object) -> Plan:
+def evaluated(given: JobArguments, strategy: object, target: object = None) -> Plan:
     """The plan of one given strategy, without a certificate: nothing was searched.
 
+    `target` is the software that must run it (None: any).
+
     Raises ConfigError for the first argument that cannot be used, Infeasible with the reason where the
-    strategy is illegal or does not fit.
+    strategy is illegal, does not fit, or is not run by the target.
     """
     fields = arguments.fields("--strategy", strategy)
     request = request_of(given)
+    software = None if target is None else requested_target(target, request)
+    if software is not None:
+        require_job(software, request)
+        request = request.for_target(software)
     experts = request.model.experts
     chosen = complete(
         fields,
@@ -229,7 +235,21 @@ def evaluated(given: JobArguments, strategy: object) -> Plan:
         experts=None if experts is None else experts.experts,
         global_batch_size=request.job.global_batch_size,
     )
+    if software is not None:
+        _require_run(software.for_job(request.model, request.job), chosen)
     best = search.evaluate(request.model, request.cluster, request.job, chosen)
     return Plan(
-        network=request.model, cluster=request.cluster, job=request.job, best=best, schedule=schedule_of(best)
+        network=request.model,
+        cluster=request.cluster,
+        job=request.job,
+        best=best,
+        question=PlanQuestion(target=None if software is None else software.name),
+        schedule=schedule_of(best),
     )
+
+
+def _require_run(target: Target, strategy: Strategy) -> None:
+    """Infeasible where the target does not run the strategy, with the fields that it does not support."""
+    refused = [str(refusal) for refusal in target.refusals(strategy)]
+    if refused:
+        raise Infeasible(f"target: {target.command} does not run {'; '.join(refused)}", reasons={"target": 1})

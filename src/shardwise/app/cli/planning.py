@@ -66,6 +66,7 @@ def planned(
             space=plan_options.space,
             fix=plan_options.fix,
             target=plan_options.target,
+            tolerance=plan_options.tolerance,
             use_all=plan_options.use_all,
             top=plan_options.top,
             frontier=plan_options.frontier,
@@ -125,6 +126,7 @@ def _plan_output(
         job=plan.job,
         of_devices=answer.whole.devices,
         target=plan.target,
+        tolerance=plan.question.tolerance,
         goodput=goodput,
         next_commands=_after_plan(plan, answer, options, plan_options, save=save),
     )
@@ -137,12 +139,14 @@ def _goodput_if_shown(plan: Plan, reliability: Reliability | None) -> Goodput | 
     return goodput_of(plan.best, plan.cluster, reliability or Reliability())
 
 
-def evaluated(options: JobOptions, *, strategy: str, save: str | None = None, is_json: bool) -> Output:
+def evaluated(
+    options: JobOptions, *, strategy: str, target: str | None, save: str | None = None, is_json: bool
+) -> Output:
     """The answer of `evaluate`; writes the plan file where `save` names one. Infeasible with reasons for a
     strategy that is illegal or does not fit."""
     if save is not None:
         check_output_path("--save", save, inputs=(options.model, options.cluster))
-    plan = api.evaluate(**job_arguments(options), strategy=strategy)
+    plan = api.evaluate(**job_arguments(options), strategy=strategy, target=target)
     notes = [] if save is None else [f"wrote {save} ({api.save(plan, save)})"]
     if is_json:
         return Output(document=documents.evaluation(plan), notes=notes)
