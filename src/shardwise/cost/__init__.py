@@ -56,6 +56,7 @@ from shardwise.cost.problem import Index, Problem, bind, distinct_rows, has_fuse
 from shardwise.cost.recipe import OPTIMIZERS, RECIPES, find_recipe
 from shardwise.cost.single_stage import (
     NodeSlot,
+    StageBytes,
     StageCosts,
     StageKinds,
     StageShape,
@@ -89,6 +90,7 @@ __all__ = [
     "Problem",
     "ProblemShapes",
     "Split",
+    "StageBytes",
     "StageCosts",
     "StageKinds",
     "StageShape",
