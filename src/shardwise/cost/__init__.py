@@ -67,6 +67,7 @@ from shardwise.cost.single_stage import (
     stage_kinds_of,
 )
 from shardwise.cost.stacking import ProblemShapes
+from shardwise.cost.stage_formulas import StageEnds
 from shardwise.cost.times import StageTimes, stage_times, step_end
 from shardwise.cost.training import StepCounts, Training
 
@@ -92,6 +93,7 @@ __all__ = [
     "Split",
     "StageBytes",
     "StageCosts",
+    "StageEnds",
     "StageKinds",
     "StageShape",
     "StageTimes",

@@ -254,5 +254,5 @@ def _outside_s(problem: Problem, costs: TableCosts) -> Any:
     """Gathering before the first stage's first forward, and reduction after its last backward if that ends
     all paths.
     """
-    before_s, after_s = ends_of_step(problem, costs, phases_at(costs, FIRST), FIRST)
+    before_s, after_s = ends_of_step(problem, costs, phases_at(costs, FIRST), FIRST).exposed_s
     return before_s[0] + np.where(costs.partition.is_split[costs.of_partition], 0.0, after_s[0])

@@ -21,11 +21,11 @@ from shardwise.cost.problem import Problem
 from shardwise.cost.sharding import device_update_s, norm_s, own_bytes
 from shardwise.cost.stage_formulas import (
     Phases,
+    StageEnds,
     allocated_bytes,
     boundary_bytes,
     communicators,
     device_bytes,
-    exposed_ends_s,
     peak_activation_bytes,
     phases_of,
     recompute_s,
@@ -242,7 +242,7 @@ def _gradients_s(
     layers = np.asarray(shape.layers)[None]
     contended = Contended(*over_places(kinds.contended, layers, shape.is_first, shape.is_last))
     shares_links = 1.0 * contends(problem.tiers, kinds.grid.groups.tensor, sizes)
-    return exposed_ends_s(
+    ends = StageEnds(
         kinds.fabric.all_gather_s(weights * recipe.weight_bytes, sizes),
         kinds.fabric.reduce_scatter_s(weights * recipe.gradient_bytes, sizes),
         phases.forward_s - shares_links * contended.forward_s,
@@ -250,6 +250,7 @@ def _gradients_s(
         shape.layers,
         problem.profile.state_overlap,
     )
+    return ends.exposed_s
 
 
 def _sizes(kinds: StageKinds, replicas: Any, groups: Any, stages_per_node: int) -> Sizes:

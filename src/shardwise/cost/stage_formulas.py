@@ -60,19 +60,29 @@ def phases_of(
     )
 
 
-def exposed_ends_s(
-    gathering_s: Any, reduction_s: Any, forward_s: Any, backward_s: Any, layers: Any, overlap: Any
-) -> tuple[Any, Any]:
-    """Exposed gathering before the first forward and exposed reduction after the last backward.
+@dataclass(frozen=True, slots=True)
+class StageEnds:
+    """Gathering before a stage's first forward and reduction after its last backward, before any overlap.
 
     `forward_s` and `backward_s` are the seconds of these actions in which no other collective uses the same
-    links. Both collectives go in one bucket per layer.
+    links. The share `overlap` of both collectives overlaps with them, in one bucket per layer.
     """
-    buckets = np.maximum(layers, 1)
-    return (
-        pipeline.gathering_before_forward_s(gathering_s, forward_s, buckets, overlap),
-        pipeline.reduction_after_backward_s(reduction_s, backward_s, buckets, overlap),
-    )
+
+    gathering_s: Any
+    reduction_s: Any
+    forward_s: Any
+    backward_s: Any
+    layers: Any
+    overlap: Any
+
+    @property
+    def exposed_s(self) -> tuple[Any, Any]:
+        """(Exposed gathering, exposed reduction)."""
+        buckets = np.maximum(self.layers, 1)
+        return (
+            pipeline.gathering_before_forward_s(self.gathering_s, self.forward_s, buckets, self.overlap),
+            pipeline.reduction_after_backward_s(self.reduction_s, self.backward_s, buckets, self.overlap),
+        )
 
 
 # Memory

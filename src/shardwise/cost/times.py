@@ -13,7 +13,7 @@ import numpy as np
 from shardwise.cost.activations import BOTH, OPTIMIZER
 from shardwise.cost.estimate import TableCosts
 from shardwise.cost.problem import Problem
-from shardwise.cost.stage_formulas import Phases, exposed_ends_s
+from shardwise.cost.stage_formulas import Phases, StageEnds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StageTimes:
     whole backward. `gather_s` is the exposed gathering of parameters before the first forward, `reduce_s` the
     exposed gradient reduction after the last backward. `recompute_s`, `shard_s` and `offload_s` are parts of
     the phases, listed for the breakdown. `hop_s` is the send from a place's stage to the next, as far as it
-    overlaps.
+    overlaps. `ends` has gathering and reduction before any overlap.
     """
 
     forward_s: Any
@@ -37,6 +37,7 @@ class StageTimes:
     shard_s: Any
     offload_s: Any
     hop_s: Any
+    ends: StageEnds
 
 
 def stage_times(problem: Problem, table: Any, costs: TableCosts) -> StageTimes:
@@ -44,7 +45,8 @@ def stage_times(problem: Problem, table: Any, costs: TableCosts) -> StageTimes:
     activation_costs, shards = costs.activation_costs, costs.shards
     of_activations, of_shards, of_partition = costs.of_activations, costs.of_shards, costs.of_partition
     phases = phases_at(costs, slice(None))
-    gather_s, reduce_s = ends_of_step(problem, costs, phases, slice(None))
+    ends = ends_of_step(problem, costs, phases, slice(None))
+    gather_s, reduce_s = ends.exposed_s
     traffic_s = shards.forward_gather_s + shards.backward_gather_s + shards.reduce_scatter_s
     return StageTimes(
         forward_s=phases.forward_s,
@@ -57,6 +59,7 @@ def stage_times(problem: Problem, table: Any, costs: TableCosts) -> StageTimes:
         shard_s=traffic_s[:, of_shards],
         offload_s=activation_costs.offload_s[:, of_activations] + 0.0 * of_partition,
         hop_s=costs.partition.hop_s[:, of_partition],
+        ends=ends,
     )
 
 
@@ -76,8 +79,8 @@ def phases_at(costs: TableCosts, places: slice) -> Phases:
     )
 
 
-def ends_of_step(problem: Problem, costs: TableCosts, phases: Phases, places: slice) -> tuple[Any, Any]:
-    """Exposed gathering before the first forward and exposed reduction after the last backward, at `places`.
+def ends_of_step(problem: Problem, costs: TableCosts, phases: Phases, places: slice) -> StageEnds:
+    """Gathering before the first forward and reduction after the last backward, at `places`.
 
     `phases` are those at these places. In split schedules the last action is the weight gradient. Neither
     overlaps with collectives that use the same network cards.
@@ -94,7 +97,7 @@ def ends_of_step(problem: Problem, costs: TableCosts, phases: Phases, places: sl
     overlap = np.where(shares_states, profile.state_overlap, profile.data_overlap)
     gathering_s = costs.shards.gathering_s[:, costs.of_shards]
     reduction_s = costs.shards.reduction_s[:, costs.of_shards]
-    return exposed_ends_s(gathering_s, reduction_s, phases.forward_s - contended_s, last_s, layers, overlap)
+    return StageEnds(gathering_s, reduction_s, phases.forward_s - contended_s, last_s, layers, overlap)
 
 
 @dataclass(frozen=True, slots=True)

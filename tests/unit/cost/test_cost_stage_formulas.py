@@ -8,12 +8,12 @@ import pytest
 
 from shardwise.cluster import find_device
 from shardwise.cost.stage_formulas import (
+    StageEnds,
     allocated_bytes,
     allocated_within,
     boundary_bytes,
     communicators,
     device_bytes,
-    exposed_ends_s,
     outside_tensors,
     peak_activation_bytes,
     phases_of,
@@ -66,7 +66,7 @@ def test_each_pass_has_the_host_and_the_backward_recomputes() -> None:
     ],
 )
 def test_gathering_and_reduction_overlap_with_one_pass(layers: int, gather_s: float, reduce_s: float) -> None:
-    assert exposed_ends_s(10.0, 10.0, 6.0, 4.0, layers, 0.5) == (gather_s, reduce_s)
+    assert StageEnds(10.0, 10.0, 6.0, 4.0, layers, 0.5).exposed_s == (gather_s, reduce_s)
 
 
 def test_a_recomputed_forward_uses_the_links_again() -> None:
