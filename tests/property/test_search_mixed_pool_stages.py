@@ -22,7 +22,7 @@ from tests.property.uneven_reference import (
 )
 from tests.sampling import sample_of
 
-from shardwise.cost import StageCosts
+from shardwise.cost import StageBytes, StageCosts
 from shardwise.search import UnevenSpace
 from shardwise.search.hetero import predict_record, search_uneven, stage_costs
 from shardwise.search.hetero.result import uneven_result
@@ -146,7 +146,8 @@ def _of_the_first_part(one: stage_costs.PoolPart, other: stage_costs.PoolPart) -
         return 0.0 * np.asarray(values)
 
     price = StageCosts(**{field.name: idle(getattr(other.price, field.name)) for field in fields(StageCosts)})
-    return MIXED_POOL_COST(one, replace(other, price=price))
+    nbytes = StageBytes(idle(other.nbytes.allocated), idle(other.nbytes.device))
+    return MIXED_POOL_COST(one, replace(other, price=price, nbytes=nbytes))
 
 
 def _on_the_first_pool(kind: StageKind | MixedPoolKind) -> tuple[int, ...]:
