@@ -55,6 +55,7 @@ from shardwise.strategy import (
     profile_from_record,
     target_names,
 )
+from shardwise.ties import TIE
 
 MAX_PLAN_BYTES = 8 << 20
 """Largest size of a plan file in bytes. It contains the schedule and the cluster, so it may be larger than
@@ -67,9 +68,6 @@ SCHEDULES_OF_STAGES = ("1f1b",)
 """Schedules of the stages of an operator graph: those with one stage per pipeline rank."""
 
 MAX_PIPELINES = 1_000_000
-
-SUM_TOLERANCE = 1e-9
-"""Largest relative difference of a sum from its total."""
 
 
 def verified(document: Mapping[str, object], path: str) -> Mapping[str, object]:
@@ -623,7 +621,7 @@ def _check_consistent(plan: Plan, fields: Fields) -> None:
             ("memory", best.memory, best.peak_memory.device),
         )
     ):
-        if not isclose(sum(parts.values()), total, rel_tol=SUM_TOLERANCE):
+        if not isclose(sum(parts.values()), total, rel_tol=TIE):
             raise ConfigError(
                 "does not sum to its total", file=fields.file, key=f"best.{name}",
                 found=repr(sum(parts.values())), allowed=repr(total),
@@ -633,7 +631,7 @@ def _check_consistent(plan: Plan, fields: Fields) -> None:
             check_ledger(certificate)
         except InternalError as error:
             raise fields.error("certificate", str(error)) from None
-        if not isclose(certificate.best_s, plan.optimum_s, rel_tol=SUM_TOLERANCE):
+        if not isclose(certificate.best_s, plan.optimum_s, rel_tol=TIE):
             raise ConfigError(
                 "is not the step time of the optimum", file=fields.file, key="certificate.best_s",
                 found=repr(certificate.best_s),

@@ -48,15 +48,12 @@ from shardwise.search import (
     StrategyCurves,
 )
 from shardwise.strategy import Job, Strategy
+from shardwise.ties import TIE
 from shardwise.units import format_bytes, format_seconds
 
 LayoutT = TypeVar("LayoutT")
 
 OBJECTIVES = (("time", "memory"), ("time", "memory", "cost"))
-
-ESTIMATE_TOLERANCE = 1e-9
-"""Largest relative difference between the costs of a point and the estimate of its layout by other code:
-rounding only."""
 
 # Sources of curves, and the plans of their points
 
@@ -146,7 +143,7 @@ class GraphSource:
             ("s", point.time_s, best.step_time_s),
             ("B", point.memory_bytes, best.peak_memory.device),
         ):
-            if not isclose(estimated, found, rel_tol=ESTIMATE_TOLERANCE):
+            if not isclose(estimated, found, rel_tol=TIE):
                 raise InternalError(f"a point of {found!r} {unit} has a layout of {estimated!r} {unit}")
         return Plan(
             network=request.graph,

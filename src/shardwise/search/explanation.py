@@ -54,7 +54,7 @@ from shardwise.strategy import (
     largest_stage,
     target_of,
 )
-from shardwise.ties import first_largest, first_least
+from shardwise.ties import TIE, first_largest, first_least
 from shardwise.units import format_bytes, format_seconds, parse_quantity
 
 SHARDS = ("param_shard", "grad_shard", "optim_shard")
@@ -724,7 +724,7 @@ def explained(
         totals=ledger_totals(outcome.ledger),
         unexplored=outcome.unexplored,
         is_interrupted=outcome.is_interrupted,
-        agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.optimum_s, rel_tol=1e-9),
+        agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.optimum_s, rel_tol=TIE),
         axes=axes,
         binding=binding_of(problem, of.best, axes),
     )
