@@ -25,6 +25,16 @@ ModelOrGraphText = Annotated[
         show_default=False,
     ),
 ]
+PlanClusterText = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="C",
+        help="Cluster of a plan, as of `plan`. Default: the one that the plan was made for, with its idle "
+        "nodes.",
+        show_default=False,
+    ),
+]
 ClusterText = Annotated[
     str,
     typer.Option(

@@ -14,6 +14,7 @@ from shardwise.app.cli.options import (
     Margin,
     OptimizerName,
     OptionalSeqLen,
+    PlanClusterText,
     PlanFile,
 )
 from shardwise.app.cli.output import Output
@@ -105,7 +106,6 @@ LostInterval = Annotated[
 
 def replan(
     plan: PlanFile,
-    cluster: ClusterText,
     events: Annotated[
         str,
         typer.Option(
@@ -114,6 +114,7 @@ def replan(
             show_default=False,
         ),
     ],
+    cluster: PlanClusterText = None,
     horizon: Annotated[
         str, typer.Option(metavar="T", help="Time that training continues under these conditions.")
     ] = "6h",
@@ -161,10 +162,10 @@ def replay(
             metavar="MODEL|PLAN", help="Model, or plan file that runs at the start.", show_default=False
         ),
     ],
-    cluster: ClusterText,
     events: Annotated[
         str, typer.Option(metavar="TRACE", help="Trace of events, or text.", show_default=False)
     ],
+    cluster: PlanClusterText = None,
     policy: Annotated[
         str,
         typer.Option(metavar="NAMES", help="Policies: static, robust, expected, adaptive, oracle, or all."),
@@ -210,7 +211,7 @@ def replay(
 
     options = request.JobOptions(
         model=subject,
-        cluster=cluster,
+        cluster=cluster or "",
         inter_node=inter_node,
         seq_len=seq_len,
         global_batch_size=global_batch_size,
