@@ -108,7 +108,7 @@ class StrategySource:
             raise InternalError("the curve of a transformer has no strategies")
         question, answer = search.answer_at(curve, place)
         return plan_of(
-            answer,
+            replace(answer, whole=self.request.cluster),
             model=question.model,
             cluster=question.cluster,
             job=question.job,
@@ -156,7 +156,9 @@ class GraphSource:
                 memory_margin=request.memory_margin,
                 profile=request.training.profile,
             ),
-            question=PlanQuestion(epsilon=epsilon, use_all=self.curves.choice.uses_all),
+            question=PlanQuestion(epsilon=epsilon, use_all=self.curves.choice.uses_all).of_part(
+                cluster, request.cluster
+            ),
             best=best,
             epsilon=curve.epsilon,
             idle=self.curves.idle_of(cluster),
