@@ -257,12 +257,3 @@ def group_members(tiers: Sequence[Tier], stride: npt.ArrayLike, size: npt.ArrayL
         least = np.maximum(least, inside)
         members.append(least)
     return tuple(members)
-
-
-def group_members_of(tiers: Sequence[Tier], ranks: Sequence[int]) -> tuple[int, ...]:
-    """The largest number of `ranks` in one group of each tier, innermost first; for arbitrary groups."""
-    last = len(tiers) - 1
-    return tuple(
-        len(ranks) if index == last else max(Counter(rank // tier.span for rank in ranks).values())
-        for index, tier in enumerate(tiers)
-    )
