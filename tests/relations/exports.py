@@ -8,7 +8,7 @@ from tests.relations.relation import REL_TOL, is_plan, relation, require
 
 from shardwise.errors import ConfigError
 from shardwise.plans import read_plan
-from shardwise.targets import exported
+from shardwise.targets import EXPORTERS
 
 TARGET = "megatron-lm-0.19"
 
@@ -48,6 +48,6 @@ def plans_for_a_target_are_exportable(question: Question, shardwise: Commands) -
         plan = read_plan(shardwise.path_of(Saved(question.words(target=TARGET))))
         require(plan.kind == "uniform", "not a plan of one strategy", planned)
         assert plan.kind == "uniform"
-        require(bool(exported(plan, TARGET).flags), "no flags", planned)
+        require(bool(EXPORTERS[TARGET].files(plan)), "no files", planned)
         found = f"the file has {plan.best.step_time_s!r} s, the answer {planned.step_time_s!r} s"
         require(plan.best.step_time_s == planned.step_time_s, found, planned)

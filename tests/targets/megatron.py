@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.plans import Plan
-from shardwise.targets import reader_request
 from shardwise.targets.megatron_lm import megatron_lm_flags
-from shardwise.targets.megatron_lm_read_back import ReaderRequest
+from shardwise.targets.megatron_lm_read_back import ReaderRequest, reader_request
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / ".cache" / "megatron"

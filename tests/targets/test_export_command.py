@@ -12,8 +12,7 @@ import pytest
 from tests.targets.megatron import environment
 
 from shardwise.plans import Plan, read_plan
-from shardwise.targets import read_by_megatron_lm
-from shardwise.targets.megatron_lm_read_back import ReaderRequest, differences
+from shardwise.targets.megatron_lm_read_back import ReaderRequest, differences, read_by_megatron_lm
 
 pytestmark = pytest.mark.xdist_group("megatron-lm files")
 

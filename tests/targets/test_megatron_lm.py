@@ -22,9 +22,15 @@ from tests.targets.random_plans import (
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan
 from shardwise.strategy import target_of
-from shardwise.targets import read_back, read_by_megatron_lm, reader_request
 from shardwise.targets.megatron_lm import megatron_lm_flags
-from shardwise.targets.megatron_lm_read_back import ReaderRequest, Reading, differences
+from shardwise.targets.megatron_lm_read_back import (
+    ReaderRequest,
+    Reading,
+    differences,
+    read_back,
+    read_by_megatron_lm,
+    reader_request,
+)
 
 pytestmark = pytest.mark.xdist_group("megatron-lm")
 
@@ -221,7 +227,7 @@ def test_an_unknown_flag_of_megatron_lm_is_a_one_line_error() -> None:
     assert unknown.error == "megatron-lm: error: unrecognized arguments: --no-such-flag"
     assert empty.error is not None and "\n" not in empty.error
     assert known.error is None and known.layers == ((32,),)
-    assert read_back(plan, unknown).differences[0].field == "flags"
+    assert read_back(plan, unknown).differences[0].field == "files"
 
 
 def test_without_megatron_lm_the_error_says_what_to_install() -> None:

@@ -9,7 +9,7 @@ from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import plan_of_strategy
 from shardwise.strategy import Job, complete, parse_fields
-from shardwise.targets import EXPORTS, exported
+from shardwise.targets import EXPORTERS
 from shardwise.targets.megatron_lm_model import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,9 @@ def test_the_flags_on_the_export_page_are_those_of_its_plan() -> None:
     strategy = complete(
         fields, devices=cluster.devices, layers=model.layers, experts=None, global_batch_size=256
     )
-    text = exported(plan_of_strategy(model, cluster, job, strategy), EXPORTS[0]).files["megatron-lm.args"]
+    text = EXPORTERS["megatron-lm-0.19"].files(plan_of_strategy(model, cluster, job, strategy))[
+        "megatron-lm.args"
+    ]
     shown = re.search(r"```text\n(.*?)```", PAGE, re.DOTALL)
     assert shown is not None and text.endswith(shown[1])
 
@@ -36,4 +38,4 @@ def test_the_families_on_the_export_page_are_exported() -> None:
 
 
 def test_the_targets_on_the_export_page_exist() -> None:
-    assert set(re.findall(r"--to (\S+)", PAGE)) == set(EXPORTS)
+    assert set(re.findall(r"--to (\S+)", PAGE)) == {"megatron-lm-0.19"}

@@ -30,6 +30,7 @@ from shardwise.search.clock import SearchClock
 from shardwise.search.cluster_parts import is_mixed
 from shardwise.search.hetero.answer import plan_mixed_cluster
 from shardwise.search.question import Question
+from shardwise.search.recommended import recommended
 from shardwise.search.space import Space, divisors
 from shardwise.search.step_times import step_times_s
 from shardwise.search.targets import searched_limits
@@ -577,7 +578,7 @@ class Explanation:
     """The outcomes of all candidates, and the cost of every change of one field of `best`.
 
     `unexplored` counts the candidates left out if the search ended early; `is_interrupted`: the user ended
-    it. `agrees`: the search found the step time of the plan's best strategy again.
+    it. `agrees`: the search found the step time of the optimum again.
     """
 
     best: Result
@@ -723,7 +724,7 @@ def explained(
         totals=ledger_totals(outcome.ledger),
         unexplored=outcome.unexplored,
         is_interrupted=outcome.is_interrupted,
-        agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.best.step_time_s, rel_tol=1e-9),
+        agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.optimum_s, rel_tol=1e-9),
         axes=axes,
         binding=binding_of(problem, of.best, axes),
     )
@@ -761,13 +762,14 @@ def what_if(
 
 def _compared(of: Plan, question: Question, progress: Progress | None) -> PlanComparison:
     is_pinned = bool(question.fixed or question.axes)
+    target = None if of.target is None else target_of(of.target)
     try:
         if is_mixed(question.cluster) and question.objective == "time" and not is_pinned:
-            target = None if of.target is None else target_of(of.target)
             answer = plan_mixed_cluster(question, target=target, progress=progress)
         else:
             answer = plan(question, progress=progress)
     except Infeasible as error:
         raise Infeasible(error.message, reasons=error.reasons) from None
+    answer = recommended(answer, question, target, of.question.tolerance, SearchClock(question.budget_s))
     used = question if answer.cluster is None else replace(question, cluster=answer.cluster)
     return PlanComparison(before=of.best, after=answer.best, question=used, answer=answer)

@@ -1,47 +1,56 @@
-"""Exports by the name of their target."""
+"""Exports by the name of their target: a new one is an `Exporter` in EXPORTERS."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from shardwise.model import Model
 from shardwise.plans import Plan
 from shardwise.strategy import newest_target
-from shardwise.targets.megatron_lm import Flag, megatron_lm_files, megatron_lm_flags
-from shardwise.targets.megatron_lm_read_back import ReaderRequest
+from shardwise.targets.megatron_lm import megatron_lm_files
+from shardwise.targets.megatron_lm_model import TARGET, check_model
+from shardwise.targets.megatron_lm_read_back import read_files_back
+from shardwise.targets.read_back import ReadBack
 
-EXPORTS = ("megatron-lm-0.19",)
-"""Targets that plans can be exported to."""
+Files = Mapping[str, str]
+"""The texts of files, by name."""
 
-FOR_READING = ("--no-rope-fusion",)
-"""Flags that are added only for reading back. The fused RoPE kernel needs Transformer Engine, which a
-machine that only reads flags may lack."""
+
+class ReadBackOf(Protocol):
+    """Has the software of the target read the files of a plan, in a child process with this environment
+    (None: that of this process). ConfigError where the software is not installed."""
+
+    def __call__(
+        self, plan: Plan, files: Files, *, environment: Mapping[str, str] | None = None
+    ) -> ReadBack: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """An exported plan: flags with their values, and files by name."""
+class Exporter:
+    """How plans are written for one target: `files` raises ConfigError, with the key of the plan file, for
+    what the target cannot say, and `check_model` the same for a model and its sequence length. `reader` is
+    what `read_back` reads the files with, in words."""
 
-    target: str
-    flags: tuple[Flag, ...]
-    files: Mapping[str, str]
+    files: Callable[[Plan], Files]
+    check_model: Callable[[Model, int], None]
+    read_back: ReadBackOf
+    reader: str
+
+
+EXPORTERS: Mapping[str, Exporter] = {
+    TARGET: Exporter(
+        files=megatron_lm_files,
+        check_model=check_model,
+        read_back=read_files_back,
+        reader="Megatron-LM's own parser",
+    ),
+}
 
 
 def export_of(name: str) -> str | None:
     """The export target of this name; the newest version where the name has none; None where there is no
     export to it."""
     target = newest_target(name)
-    return target if target in EXPORTS else None
-
-
-def exported(plan: Plan, target: str) -> Exported:
-    """`plan` as flags and files of `target`, one of EXPORTS. Raises ConfigError, with the key of the plan
-    file, for a value that cannot be exported."""
-    flags = megatron_lm_flags(plan)
-    return Exported(target=target, flags=flags, files=megatron_lm_files(plan, target, flags))
-
-
-def reader_request(plan: Plan, flags: tuple[Flag, ...]) -> ReaderRequest:
-    """The request for the target to read the flags of `plan` back."""
-    words = tuple(word for flag in flags for word in flag)
-    return ReaderRequest(flags=words + FOR_READING, world_size=plan.cluster.devices)
+    return target if target in EXPORTERS else None

@@ -13,10 +13,10 @@ from itertools import groupby
 
 from shardwise.cluster import Cluster
 from shardwise.cost import has_fused_attention
-from shardwise.plans import Plan, plan_hash
+from shardwise.plans import Plan
 from shardwise.strategy import Job, Strategy, layer_counts, target_of
-from shardwise.targets.megatron_lm_model import MegatronModel, megatron_model, model_flags, refusal
-from shardwise.units import format_bytes, format_seconds
+from shardwise.targets.megatron_lm_model import TARGET, MegatronModel, megatron_model, model_flags
+from shardwise.targets.writing import check_plan, head_lines, refusal
 
 _LONGEST_PLAIN = 3
 """Up to this many layers of a stage are written out; more are `t*N`."""
@@ -40,8 +40,6 @@ def layout_text(counts: Sequence[int]) -> str:
 def _layers(count: int) -> str:
     return "t" * count if count <= _LONGEST_PLAIN else f"t*{count}"
 
-
-TARGET = "megatron-lm-0.19"
 
 Flag = tuple[str, ...]
 """A flag and its values."""
@@ -77,22 +75,10 @@ def megatron_lm_flags(plan: Plan) -> tuple[Flag, ...]:
 def check_strategy(plan: Plan, model: MegatronModel) -> None:
     """Raise ConfigError for the first field of the strategy or the job that cannot be exported: the
     capability file excludes it, or Megatron-LM does not accept it with the other fields."""
-    strategy, job = plan.best.strategy, plan.job
-    for key, found, known in (("dtype", job.dtype, DTYPES), ("optimizer", job.optimizer, OPTIMIZERS)):
-        if found not in known:
-            raise refusal(f"job.{key}", found, ", ".join(known))
-    target = target_of(TARGET).for_job(plan.model, job)
-    if not target.runs_on(plan.cluster.vendors):
-        raise refusal("cluster", ", ".join(plan.cluster.classes), target.known_devices)
-    for unsupported in target.refusals(strategy):
-        raise refusal(
-            f"best.strategy.{unsupported.key}", getattr(strategy, unsupported.key), unsupported.allowed
-        )
+    strategy = plan.best.strategy
+    target = check_plan(plan, TARGET)
     for field, allowed in (*_stage_refusals(plan), *_rank_refusals(strategy, model)):
-        raise refusal(f"best.strategy.{field}", getattr(strategy, field), allowed)
-    devices = strategy.tp * strategy.cp * strategy.dp * strategy.pp
-    if plan.cluster.devices != devices:
-        raise refusal("cluster", f"{plan.cluster.devices} devices", f"{devices}, as tp * cp * dp * pp")
+        raise refusal(target, f"best.strategy.{field}", getattr(strategy, field), allowed)
 
 
 Refused = tuple[str, str]
@@ -221,17 +207,19 @@ def _recompute_flags(strategy: Strategy) -> Iterator[Flag]:
         yield "--recompute-num-layers", str(strategy.recompute_layers)
 
 
-WRITTEN_BY = "Written by shardwise export"
-"""A comment in every file that `export` writes; it never replaces files without it."""
+ARGS = "megatron-lm.args"
+"""The file with one flag and its values a line."""
 
 ARRAY = "megatron_lm_args"
 
 _PORT = 29500
 
 
-def megatron_lm_files(plan: Plan, target: str, flags: Sequence[Flag]) -> dict[str, str]:
-    """The texts of the files, by name."""
-    head = [f"# {line}".rstrip() for line in _head(plan, target)]
+def megatron_lm_files(plan: Plan) -> dict[str, str]:
+    """The texts of the files, by name. Raises ConfigError, with the key of the plan file, for a value that
+    cannot be exported."""
+    flags = megatron_lm_flags(plan)
+    head = [f"# {line}".rstrip() for line in head_lines(plan, target_of(TARGET))]
     unknown = [f"# {' '.join(map(shlex.quote, flag))}" for flag in _unknown(plan)]
     own = [" ".join(map(shlex.quote, flag)) for flag in flags]
     start = [f"# {line}" for line in _start(plan.cluster)]
@@ -254,25 +242,13 @@ def megatron_lm_files(plan: Plan, target: str, flags: Sequence[Flag]) -> dict[st
         "",
         *start,
     ]
-    return {"megatron-lm.args": "\n".join(lines) + "\n", "megatron-lm.sh": "\n".join(script) + "\n"}
+    return {ARGS: "\n".join(lines) + "\n", "megatron-lm.sh": "\n".join(script) + "\n"}
 
 
 _UNKNOWN_NOTE = [
     "# The plan does not have these settings. The values are placeholders: set your own, and remove the #.",
     "# With another tokenizer, leave --padded-vocab-size as it is: the plan assumes this vocabulary.",
 ]
-
-
-def _head(plan: Plan, target: str) -> Iterator[str]:
-    best = plan.best
-    low, high = best.band_s
-    yield f"{WRITTEN_BY} for the target {target} (Megatron-LM 0.19)."
-    yield f"Plan: {plan_hash(plan)}"
-    band = f"{format_seconds(low)} to {format_seconds(high)}"
-    yield f"Predicted step time: {best.step_time_s:.6g} s (band {band}; profile {plan.job.profile.name})."
-    peak = best.peak_memory
-    yield f"Predicted peak memory: {format_bytes(peak.device)} of {format_bytes(peak.capacity)} per device."
-    yield "Predictions only: this file was not run on hardware."
 
 
 def _unknown(plan: Plan) -> Iterator[Flag]:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import short_repr
 from shardwise.model import Decoder, GroupedQueryAttentionShape, LayerShape, Mlp, Model, RoutedMlp, decoder_of
+from shardwise.strategy import target_of
+from shardwise.targets.writing import refusal as refusal_of
+
+TARGET = "megatron-lm-0.19"
 
 Found = TypeVar("Found")
 
@@ -138,10 +141,8 @@ def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
 
 
 def refusal(key: str, found: object, allowed: str) -> ConfigError:
-    """The error for a value that cannot be exported, with its key in the plan file."""
-    return ConfigError(
-        "cannot be exported to Megatron-LM 0.19", key=key, found=short_repr(found), allowed=allowed
-    )
+    """The error for a value of the model that cannot be exported, with its key in the plan file."""
+    return refusal_of(target_of(TARGET), key, found, allowed)
 
 
 def _one(found: set[Found], what: str) -> Found | None:

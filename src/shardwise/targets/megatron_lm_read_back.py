@@ -7,19 +7,17 @@ points: `read_by_megatron_lm`, `read_back`.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shardwise.cost import has_fused_attention
-from shardwise.errors import ConfigError, InternalError
 from shardwise.plans import Plan
 from shardwise.strategy import Strategy
+from shardwise.targets.child_process import Reader
 from shardwise.targets.megatron_lm import (
+    ARGS,
     CP_COMM_TYPES,
     MAPPED_ORDER,
     OPTIMIZERS,
@@ -29,14 +27,13 @@ from shardwise.targets.megatron_lm import (
     stage_layers,
 )
 from shardwise.targets.megatron_lm_model import MegatronExperts, MegatronModel, megatron_model
+from shardwise.targets.read_back import ReadBack, ReadBackDifference, compared, rejected
 
-READER = "shardwise.targets.megatron_lm_reader"
-
-FIRST_REPLY_S, EACH_REPLY_S = 600, 30
-"""Timeout of the child process, seconds: for its imports, and per request. The values are generous,
-because imports take half a minute on a busy machine."""
-
-INSTALL = "pip install megatron-core==0.19.* numpy packaging einops, on Python 3.12 with PyTorch for a GPU"
+READER = Reader(
+    module="shardwise.targets.megatron_lm_reader",
+    software="Megatron-LM",
+    install="pip install megatron-core==0.19.* numpy packaging einops, on Python 3.12 with PyTorch for a GPU",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,43 +63,9 @@ def read_by_megatron_lm(
     requests: Sequence[ReaderRequest], *, environment: Mapping[str, str] | None = None
 ) -> list[Reading]:
     """Megatron-LM's reading of each request, in one child process with this `environment` (None: that of this
-    process).
-
-    Raises ConfigError where Megatron-LM cannot be imported or exceeds the timeout, InternalError where
-    replies are missing.
-    """
-    lines = [json.dumps({"flags": request.flags, "world_size": request.world_size}) for request in requests]
-    if not lines:
-        return []
-    done = _run("\n".join(lines) + "\n", environment, FIRST_REPLY_S + EACH_REPLY_S * len(lines))
-    replies = [json.loads(line) for line in done.stdout.splitlines()]
-    missing = next((reply["error"] for reply in replies if reply.get("is_missing")), None)
-    if missing is not None:
-        raise _missing(f"Megatron-LM cannot be imported ({missing})")
-    if done.returncode or len(replies) != len(lines):
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise InternalError(
-            f"the reader of Megatron-LM's flags answered {len(replies)} of {len(lines)} requests: {last}"
-        )
+    process). Raises as `Reader.answers`."""
+    replies = READER.answers([asdict(request) for request in requests], environment=environment)
     return [_reading(reply) for reply in replies]
-
-
-def _run(
-    text: str, environment: Mapping[str, str] | None, timeout_s: float
-) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            [sys.executable, "-m", READER], input=text, capture_output=True, encoding="utf-8",
-            errors="replace", timeout=timeout_s, env=dict(os.environ if environment is None else environment),
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"Megatron-LM did not read the flags within {timeout_s:g} s", key="--validate"
-        ) from None
-
-
-def _missing(message: str) -> ConfigError:
-    return ConfigError(message, key="--validate", allowed=INSTALL)
 
 
 def _reading(reply: Mapping[str, Any]) -> Reading:
@@ -121,37 +84,31 @@ def _reading(reply: Mapping[str, Any]) -> Reading:
 _DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadBackDifference:
-    """A value that Megatron-LM read differently from the plan."""
-
-    field: str
-    plan: str
-    read: str
+FOR_READING = ("--no-rope-fusion",)
+"""Flags that are added only for reading back. The fused RoPE kernel needs Transformer Engine, which a
+machine that only reads flags may lack."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadBack:
-    """The number of compared values, and the ones that differ."""
+def reader_request(plan: Plan, flags: tuple[tuple[str, ...], ...]) -> ReaderRequest:
+    """The request for Megatron-LM to read the flags of `plan`."""
+    words = tuple(word for flag in flags for word in flag)
+    return ReaderRequest(flags=words + FOR_READING, world_size=plan.cluster.devices)
 
-    values: int
-    differences: tuple[ReadBackDifference, ...]
+
+def read_files_back(
+    plan: Plan, files: Mapping[str, str], *, environment: Mapping[str, str] | None = None
+) -> ReadBack:
+    """Compare `plan` with what Megatron-LM reads in its file of flags. Raises as `Reader.answers`."""
+    words = tuple(shlex.split(files[ARGS], comments=True))
+    (reading,) = read_by_megatron_lm([reader_request(plan, (words,))], environment=environment)
+    return read_back(plan, reading)
 
 
 def read_back(plan: Plan, reading: Reading) -> ReadBack:
     """Compare every exported value of `plan` with the value that Megatron-LM read."""
     if reading.error is not None:
-        refused = ReadBackDifference(field="flags", plan="accepted", read=reading.error)
-        return ReadBack(values=1, differences=(refused,))
-    planned, understood = _of_plan(plan), _of_reading(plan, reading)
-    return ReadBack(
-        values=len(planned),
-        differences=tuple(
-            ReadBackDifference(field=name, plan=str(value), read=str(understood[name]))
-            for name, value in planned.items()
-            if value != understood[name]
-        ),
-    )
+        return rejected(reading.error)
+    return compared(_of_plan(plan), _of_reading(plan, reading))
 
 
 def differences(plan: Plan, reading: Reading) -> tuple[ReadBackDifference, ...]:

@@ -8,36 +8,18 @@ answers one request with these keys:
 - `layout`: the layers of `--pipeline-model-parallel-layout`, by pipeline rank and chunk, or null.
 - `layers`: numbers of decoder layers that Megatron-LM builds, by pipeline rank and chunk.
 - `padded_vocab_size`.
-
-A rejected request has only `error`, one line; where Megatron-LM cannot be imported, also `is_missing`.
-Enumerations and functions are their names, data types their text; other objects are omitted.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import fields
-from enum import Enum
-from typing import Any, TextIO
+from typing import Any
 
-_FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""Exceptions by which Megatron-LM rejects flags or fails to import."""
+from shardwise.targets.child_loop import plain_items, serve
 
 _DEVICES_PER_NODE = 8
 """Processes that torchrun would start on a node; no flag depends on it."""
@@ -45,39 +27,16 @@ _DEVICES_PER_NODE = 8
 
 def main() -> None:
     """Answer requests until the input ends."""
-    replies = _own_output()
-    try:
-        with _silence():
-            import megatron.training.arguments  # noqa: F401 - is it there?
-        missing = None
-    except _FAILURES as error:
-        missing = _line_of(error)
-    for line in sys.stdin:
-        request = json.loads(line)
-        answer = {"error": missing, "is_missing": True} if missing is not None else _answer(request)
-        replies.write(json.dumps(answer) + "\n")
-        replies.flush()
+    serve(_import, _answer)
 
 
-def _own_output() -> TextIO:
-    """Standard output for answers only; everything that Megatron-LM writes to it goes to standard error."""
-    sys.stdout.flush()
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return replies
+def _import() -> None:
+    import megatron.training.arguments  # noqa: F401 - is it there?
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    output = io.StringIO()
-    try:
-        with _silence(output), _command_line(request):
-            return _read()
-    except SystemExit:
-        # argparse prints the usage, and then one line with its reason.
-        lines = output.getvalue().strip().splitlines() or ["Megatron-LM exited while it read the flags"]
-        return {"error": lines[-1]}
-    except _FAILURES as error:
-        return {"error": _line_of(error)}
+    with _command_line(request):
+        return _read()
 
 
 def _read() -> dict[str, Any]:
@@ -101,8 +60,8 @@ def _read() -> dict[str, Any]:
             logging_enabled=False,
         )
     return {
-        "arguments": dict(_plain_items(vars(arguments))),
-        "config": dict(_plain_items({field.name: getattr(config, field.name) for field in fields(config)})),
+        "arguments": dict(plain_items(vars(arguments))),
+        "config": dict(plain_items({field.name: getattr(config, field.name) for field in fields(config)})),
         "layout": _layout(config),
         "layers": _layers(config),
         "padded_vocab_size": padded,
@@ -145,41 +104,6 @@ def _command_line(request: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
-
-
-@contextmanager
-def _silence(output: io.StringIO | None = None) -> Iterator[None]:
-    """Capture the output of Python code (Megatron-LM prints all arguments)."""
-    captured = output or io.StringIO()
-    with redirect_stdout(captured), redirect_stderr(captured):
-        yield
-
-
-def _plain_items(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        is_plain, plain = _plain(value)
-        if is_plain:
-            yield name, plain
-
-
-def _plain(value: Any) -> tuple[bool, Any]:
-    """Whether JSON can represent the value, and its representation."""
-    if isinstance(value, Enum):
-        return True, value.name
-    if value is None or isinstance(value, bool | int | float | str):
-        return True, value
-    if isinstance(value, list | tuple):
-        parts = [_plain(part) for part in value]
-        return all(is_plain for is_plain, _ in parts), [part for _, part in parts]
-    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
-        return True, str(value)
-    name = getattr(value, "__name__", None)
-    return isinstance(name, str), name
-
-
-def _line_of(error: BaseException) -> str:
-    """The type and the message of an exception on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from tests.unit.app.conftest import Run
 from tests.unit.targets.small_plans import LLAMA, small_plan, with_fields
 from tests.unit.targets.test_megatron_lm_differences import READING, requested_plan
 
-from shardwise.app.cli import exporting
 from shardwise.errors import ConfigError
 from shardwise.plans import write_plan
+from shardwise.targets import megatron_lm_read_back
 from shardwise.targets.megatron_lm_read_back import Reading
 
 TO = ("--to", "megatron-lm-0.19", "--out", "out")
@@ -35,7 +35,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def read_as(reading: Reading) -> Callable[..., list[Reading]]:
     """A reader of flags with this result."""
 
-    def read(requests: Sequence[Any]) -> list[Reading]:
+    def read(requests: Sequence[Any], **_: object) -> list[Reading]:
         assert [request.world_size for request in requests] == [8]
         return [reading]
 
@@ -97,7 +97,7 @@ def test_a_file_in_place_of_the_folder_is_refused(run: Run, plan: str) -> None:
 
 
 def test_equal_values_are_counted(run: Run, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "read_by_megatron_lm", read_as(READING))
+    monkeypatch.setattr(megatron_lm_read_back, "read_by_megatron_lm", read_as(READING))
     ran = run("export", plan, *TO, "--validate")
     assert (ran.code, ran.err) == (0, "")
     assert "62 values read back equal" in ran.out
@@ -109,7 +109,7 @@ def test_differences_are_listed_and_nothing_is_written(
 ) -> None:
     wrong = dict(READING.arguments, micro_batch_size=2, seq_length=512)
     changed = Reading(arguments=wrong, config=READING.config, layers=READING.layers, padded_vocab_size=1024)
-    monkeypatch.setattr(exporting, "read_by_megatron_lm", read_as(changed))
+    monkeypatch.setattr(megatron_lm_read_back, "read_by_megatron_lm", read_as(changed))
     ran = run("export", plan, *TO, "--validate")
     assert ran.code == 4 and ran.out == ""
     assert "megatron-lm-0.19 reads strategy.micro_batch_size as 2; the plan has 1\n" in ran.err
@@ -118,7 +118,9 @@ def test_differences_are_listed_and_nothing_is_written(
 
 
 def test_flags_that_are_refused_differ(run: Run, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "read_by_megatron_lm", read_as(Reading(error="AssertionError: no")))
+    monkeypatch.setattr(
+        megatron_lm_read_back, "read_by_megatron_lm", read_as(Reading(error="AssertionError: no"))
+    )
     ran = run("export", plan, *TO, "--validate")
     assert ran.code == 4 and "AssertionError: no" in ran.err
 
@@ -126,10 +128,10 @@ def test_flags_that_are_refused_differ(run: Run, plan: str, monkeypatch: pytest.
 def test_without_megatron_lm_nothing_is_validated(
     run: Run, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(_requests: Sequence[Any]) -> list[Reading]:
+    def read(_requests: Sequence[Any], **_: object) -> list[Reading]:
         raise ConfigError("Megatron-LM cannot be imported", key="--validate", allowed="pip install it")
 
-    monkeypatch.setattr(exporting, "read_by_megatron_lm", read)
+    monkeypatch.setattr(megatron_lm_read_back, "read_by_megatron_lm", read)
     ran = run("export", plan, *TO, "--validate")
     assert ran.code == 2 and "--validate: Megatron-LM cannot be imported" in ran.err
     assert not os.path.exists("out")

@@ -62,7 +62,7 @@ def test_pictures_and_pages_are_written(run: Any, trace: str, tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_replay_starts_with_the_plan_of_the_file(run: Any, trace: str, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
-    run("plan", *JOB, "--fix", "tp=2", "--top", "0", "--save", path)
+    run("plan", "--target=any", *JOB, "--fix", "tp=2", "--top", "0", "--save", path)
     argv = ("replay", path, "--cluster", CLUSTER, "--events", trace, "--json", "--policy", "static")
     (static,) = json.loads(run(*argv).out)["policies"]
     assert static["decisions"][0]["strategy"]["tp"] == 2

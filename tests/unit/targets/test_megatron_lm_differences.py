@@ -10,9 +10,8 @@ from tests.unit.targets.small_plans import MIXTRAL, small_plan
 
 from shardwise.plans import Plan
 from shardwise.strategy import FIELDS
-from shardwise.targets import read_back
 from shardwise.targets.megatron_lm_model import MegatronExperts, MegatronModel
-from shardwise.targets.megatron_lm_read_back import Reading, differences
+from shardwise.targets.megatron_lm_read_back import Reading, differences, read_back
 
 ARGUMENTS: dict[str, Any] = {
     "accumulate_allreduce_grads_in_fp32": True, "attention_backend": "auto", "context_parallel_size": 1,
@@ -153,4 +152,4 @@ def test_a_padded_vocabulary_is_found() -> None:
 
 def test_refused_flags_are_one_difference() -> None:
     (found,) = differences(requested_plan(), Reading(error="AssertionError: no"))
-    assert (found.field, found.read) == ("flags", "AssertionError: no")
+    assert (found.field, found.read) == ("files", "AssertionError: no")

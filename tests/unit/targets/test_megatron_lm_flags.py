@@ -13,9 +13,8 @@ from shardwise.errors import ConfigError
 from shardwise.model import catalogue_entry, catalogue_names, model_from_config
 from shardwise.plans import Plan
 from shardwise.strategy import PROFILES, target_of
-from shardwise.targets import check_model
 from shardwise.targets.megatron_lm import megatron_lm_flags
-from shardwise.targets.megatron_lm_model import FAMILIES
+from shardwise.targets.megatron_lm_model import FAMILIES, check_model
 
 
 def flags(plan: Plan) -> dict[str, str]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.errors import ConfigError, InternalError
-from shardwise.targets import read_by_megatron_lm
-from shardwise.targets.megatron_lm_read_back import ReaderRequest, Reading
+from shardwise.targets.megatron_lm_read_back import ReaderRequest, Reading, read_by_megatron_lm
 
 ARGUMENTS = """
 import argparse, enum, os, sys

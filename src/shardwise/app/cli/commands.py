@@ -52,12 +52,14 @@ from shardwise.app.cli.options import (  # fmt: skip
     SaveFolder,
     Seed,
     SeqLen,
+    SoftwareName,
     Space,
     StageCount,
     StageDp,
     StepTraceFile,
     TargetName,
     TokenData,
+    Tolerance,
     UseAll,
     Weights,
     Workers,
@@ -318,6 +320,8 @@ def plan(
     space: Space = "default",
     fix: Fixed = "",
     target: TargetName = None,
+    tolerance: Tolerance = "0.01",
+    software: SoftwareName = None,
     memory_margin: Margin = "0.05",
     expert_imbalance: Imbalance = "1.1",
     top: Annotated[str, typer.Option(metavar="K", help="Number of runners-up.")] = "3",
@@ -352,6 +356,7 @@ def plan(
         space=space,
         fix=fix,
         target=target,
+        tolerance=request.fraction("--tolerance", tolerance, default=0.01, low=0.0, high=1.0),
         top=request.count("--top", top, low=0, high=1000),
         exhaustive=exhaustive,
         workers=request.workers(workers),
@@ -376,8 +381,12 @@ def evaluate(
     strategy: Annotated[
         str, option("--strategy", "K=V,...", "Strategy: tp=8,pp=4,zero_stage=1,micro_batch_size=1.")
     ],
+    target: Annotated[
+        str | None, option("--target", "NAME", "Require that this target runs the strategy. Default: any.")
+    ] = None,
     inter_node: InterNode = None,
     calibration: CalibrationFile = None,
+    software: SoftwareName = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
     memory_margin: Margin = "0.05",
@@ -390,7 +399,7 @@ def evaluate(
     from shardwise.inputs import record_of
 
     options = record_of(request.JobOptions, locals())
-    return planning.evaluated(options, strategy=strategy, save=save, is_json=is_json)
+    return planning.evaluated(options, strategy=strategy, target=target, save=save, is_json=is_json)
 
 
 app.command()(frontier)

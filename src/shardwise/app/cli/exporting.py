@@ -1,4 +1,4 @@
-"""The command `export`: writes a plan as flags of a target, and reads them back with the target's parser."""
+"""The command `export`: writes files of a target for a plan; the target's own code reads them back."""
 
 from __future__ import annotations
 
@@ -9,18 +9,8 @@ from shardwise.app.cli.output import Output, row
 from shardwise.app.cli.request import check_output_path, choice
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import Plan, read_plan, write_file
-from shardwise.targets import (
-    EXPORTS,
-    WRITTEN_BY,
-    Exported,
-    ReadBack,
-    export_of,
-    exported,
-    read_back,
-    read_by_megatron_lm,
-    reader_request,
-)
+from shardwise.plans import read_plan, write_file
+from shardwise.targets import EXPORTERS, WRITTEN_BY, Files, ReadBack, export_of
 
 DIFFERS = 4
 """Exit code where the target reads other values than the plan has."""
@@ -31,22 +21,23 @@ _HEAD_BYTES = 4096
 def exported_plan(path: str, *, to: str, out: str, is_validated: bool) -> Output:
     """Write the plan file at `path` for the target `to` into the folder `out`, which is created if missing.
 
-    With `is_validated` the target's parser reads the flags first; where it reads other values, nothing is
+    With `is_validated` the target's own code reads the files first; where it reads other values, nothing is
     written. ConfigError for a plan that the target cannot express.
     """
-    target = export_of(to) or choice("--to", to, EXPORTS)
+    target = export_of(to) or choice("--to", to, tuple(EXPORTERS))
+    exporter = EXPORTERS[target]
     plan = read_plan(path)
     try:
         plan.require_kind("uniform")
-        export = exported(plan, target)
+        files = exporter.files(plan)
     except ConfigError as error:
         raise error.within(file=printable(path)) from None
-    _check_folder(out, export.files, path)
-    found = _read_back(plan, export) if is_validated else None
+    _check_folder(out, files, path)
+    found = exporter.read_back(plan, files) if is_validated else None
     if found is not None and found.differences:
-        return _differing(export, found)
-    _write(out, export.files)
-    return _written(out, export, found)
+        return _differing(target, found)
+    _write(out, files)
+    return _written(out, target, files, found)
 
 
 def _check_folder(out: str, files: Mapping[str, str], path: str) -> None:
@@ -73,11 +64,6 @@ def _is_own(file: str) -> bool:
         ) from None
 
 
-def _read_back(plan: Plan, export: Exported) -> ReadBack:
-    (reading,) = read_by_megatron_lm([reader_request(plan, export.flags)])
-    return read_back(plan, reading)
-
-
 def _write(out: str, files: Mapping[str, str]) -> None:
     try:
         os.makedirs(out, exist_ok=True)
@@ -88,23 +74,20 @@ def _write(out: str, files: Mapping[str, str]) -> None:
         write_file(os.path.join(out, name), text.encode())
 
 
-def _differing(export: Exported, found: ReadBack) -> Output:
+def _differing(target: str, found: ReadBack) -> Output:
     lines = [
-        f"shardwise: error: {export.target} reads {each.field} as {each.read}; the plan has {each.plan}"
+        f"shardwise: error: {target} reads {each.field} as {each.read}; the plan has {each.plan}"
         for each in found.differences
     ]
     return Output(notes=[*lines, "shardwise: nothing was written"], code=DIFFERS)
 
 
-def _written(out: str, export: Exported, found: ReadBack | None) -> Output:
-    lines = [row("target", (export.target, "value"))]
-    lines += [row("wrote", (printable(os.path.join(out, name)), "code")) for name in export.files]
-    lines.append(row("flags", (str(len(export.flags)), "value")))
+def _written(out: str, target: str, files: Files, found: ReadBack | None) -> Output:
+    reader = EXPORTERS[target].reader
+    lines = [row("target", (target, "value"))]
+    lines += [row("wrote", (printable(os.path.join(out, name)), "code")) for name in files]
     if found is None:
-        lines.append(
-            row("read back", ("no; --validate reads the flags with Megatron-LM's own parser", "dim"))
-        )
+        lines.append(row("read back", (f"no; --validate reads the files with {reader}", "dim")))
     else:
-        text = f"{found.values} values read back equal by Megatron-LM's own parser"
-        lines.append(row("read back", (text, "good")))
+        lines.append(row("read back", (f"{found.values} values read back equal by {reader}", "good")))
     return Output(lines=lines)

@@ -94,8 +94,25 @@ TargetName = Annotated[
     option(
         "--target",
         "NAME",
-        "Restrict plans to those that a target runs: megatron-lm-0.19, shardwise (`shardwise train`), "
-        "or any. Default: shardwise on clusters of cpu devices, else any.",
+        "Software that runs the plan: megatron-lm-0.19, torchtitan-0.3, fsdp2, deepspeed-0.19, "
+        "megatron-fsdp-0.19, transformers-5, shardwise (`shardwise train`), or any. Default: the first "
+        "within 3 % of the fastest; shardwise on clusters of cpu devices.",
+    ),
+]
+SoftwareName = Annotated[
+    str | None,
+    option(
+        "--software",
+        "NAME",
+        "Price as this software instead of the target's own: a target, or a profile such as megatron-2024.",
+    ),
+]
+Tolerance = Annotated[
+    str,
+    typer.Option(
+        "--tolerance",
+        metavar="X",
+        help="How much slower than the optimum the recommended strategy may be, where it is simpler.",
     ),
 ]
 Mtbf = Annotated[

@@ -39,6 +39,7 @@ class JobOptions:
     memory_margin: str | None = None
     expert_imbalance: str | None = None
     calibration: str | None = None
+    software: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class PlanOptions:
     space: str
     fix: str
     target: str | None = None
+    tolerance: float = 0.01
     top: int
     exhaustive: bool
     workers: int
@@ -74,6 +76,7 @@ def job_arguments(options: JobOptions) -> dict[str, Any]:
         "cluster": options.cluster,
         "inter_node": options.inter_node,
         "calibration": options.calibration,
+        "software": options.software,
     }
 
 

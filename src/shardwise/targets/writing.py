@@ -1,0 +1,66 @@
+"""What all exports share: the head of a file, refusals, and the check against the capability file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwise.errors import ConfigError
+from shardwise.inputs import short_repr
+from shardwise.plans import Plan, plan_hash
+from shardwise.strategy import Target, target_of
+from shardwise.units import format_bytes, format_seconds
+
+WRITTEN_BY = "Written by shardwise export"
+"""A text in every file that `export` writes; it never replaces files without it."""
+
+
+def head_lines(plan: Plan, target: Target) -> Iterator[str]:
+    """The first lines of a file: its target, the hash of the plan and the prediction."""
+    best = plan.best
+    low, high = best.band_s
+    yield f"{WRITTEN_BY} for the target {target.name} ({target.command})."
+    yield f"Plan: {plan_hash(plan)}"
+    band = f"{format_seconds(low)} to {format_seconds(high)}"
+    yield f"Predicted step time: {best.step_time_s:.6g} s (band {band}; profile {plan.job.profile.name})."
+    peak = best.peak_memory
+    yield f"Predicted peak memory: {format_bytes(peak.device)} of {format_bytes(peak.capacity)} per device."
+    yield "Predictions only: this file was not run on hardware."
+
+
+def refusal(target: Target, key: str, found: object, allowed: str) -> ConfigError:
+    """The error for a value that cannot be exported, with its key in the plan file."""
+    return ConfigError(
+        f"cannot be exported to {target.command}", key=key, found=short_repr(found), allowed=allowed
+    )
+
+
+def check_plan(plan: Plan, name: str) -> Target:
+    """The target for the model and the job of a uniform plan. ConfigError for the first value of the plan
+    that the capability file excludes."""
+    strategy, job = plan.best.strategy, plan.job
+    target = target_of(name).for_job(plan.model, job)
+    for key, found, known in (
+        ("job.dtype", job.dtype, target.dtypes),
+        ("job.optimizer", job.optimizer, target.optimizers),
+        ("model.config.model_type", plan.model.family, target.families),
+    ):
+        if found not in known:
+            raise refusal(target, key, found, ", ".join(known))
+    if not target.runs_on(plan.cluster.vendors):
+        raise refusal(target, "cluster", ", ".join(plan.cluster.classes), target.known_devices)
+    for part in plan.model.special_parts:
+        if part in target.lacks:
+            raise refusal(target, "model.config", part, "models without it")
+    for unsupported in target.refusals(strategy):
+        raise refusal(
+            target,
+            f"best.strategy.{unsupported.key}",
+            getattr(strategy, unsupported.key),
+            unsupported.allowed,
+        )
+    devices = strategy.tp * strategy.cp * strategy.dp * strategy.pp
+    if plan.cluster.devices != devices:
+        raise refusal(
+            target, "cluster", f"{plan.cluster.devices} devices", f"{devices}, as tp * cp * dp * pp"
+        )
+    return target
