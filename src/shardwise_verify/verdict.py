@@ -157,6 +157,8 @@ def _not_re_derived(plan: PlanRecord, document: Mapping[str, Any]) -> Iterator[U
         yield from unchecked("no other search bounds uneven plans", "certificate.lower_bound_s")
     if plan.mixed is not None:
         yield from unchecked("plans on other pools are not searched again", "mixed")
+    if plan.targets is not None:
+        yield from unchecked("plans for other targets are not searched again", "targets")
     if plan.question.objective in ("devices", "cost"):
         yield from unchecked("other parts of the cluster are not in the file", "question.objective")
     if plan.target != ANY and not (plan.kind == "uniform" and is_known(plan.target)):

@@ -16,7 +16,7 @@ from shardwise.graph import OpGraph, graph_text, layout_record
 from shardwise.inputs import parse_mapping
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp
-from shardwise.plans.record import Certificate, Layout, Result, Stage
+from shardwise.plans.record import Certificate, Layout, Result, Stage, TargetBest
 from shardwise.plans.resolved_layers import layers_document
 from shardwise.schedule import Schedule, to_text
 from shardwise.strategy import ANY
@@ -127,6 +127,7 @@ def question_document(question: PlanQuestion) -> dict[str, object]:
         "mixed_stage_rows": question.mixed_stage_rows,
         "epsilon": question.epsilon,
         "events": question.events,
+        **({"tolerance": question.tolerance} if question.tolerance else {}),
     }
 
 
@@ -146,6 +147,10 @@ def plan_document(plan: Plan) -> dict[str, object]:
     }
     if plan.certificate is not None:
         document["certificate"] = certificate_document(plan.certificate)
+    if plan.optimum is not None:
+        document["optimum"] = optimum_document(plan)
+    if plan.targets:
+        document["targets"] = [target_document(one) for one in plan.targets]
     if plan.runners_up:
         document["runners_up"] = [_runner_up_document(runner_up) for runner_up in plan.runners_up]
     if plan.epsilon is not None:
@@ -159,6 +164,28 @@ def plan_document(plan: Plan) -> dict[str, object]:
     document = plain_mapping(document)
     document["hash"] = document_hash(document)
     return document
+
+
+def optimum_document(plan: Plan) -> dict[str, object]:
+    """`optimum`: the fastest strategy of the target, and by how much the recommended one is slower."""
+    strategy = plan.best.fields if plan.optimum is None else plan.optimum.strategy
+    return {
+        "strategy": None if strategy is None else asdict(strategy),
+        "step_time_s": plan.optimum_s,
+        "given_up": plan.given_up,
+    }
+
+
+def target_document(one: TargetBest) -> dict[str, object]:
+    """An entry of `targets`: the best strategy of a target, or the reason why there is none."""
+    if one.reason is not None:
+        return {"target": one.target, "reason": one.reason}
+    return {
+        "target": one.target,
+        "step_time_s": one.step_time_s,
+        "over_any": one.over_any,
+        "strategy": None if one.strategy is None else asdict(one.strategy),
+    }
 
 
 def plan_hash(plan: Plan) -> str:

@@ -23,8 +23,10 @@ from shardwise.plans.record import (
     Certificate,
     Idle,
     MixedFigures,
+    Optimum,
     PlanKind,
     Result,
+    TargetBest,
     TraceChoice,
     Value,
 )
@@ -55,7 +57,8 @@ class PlanQuestion:
     the answer was restricted to (None: any). With `use_all` no device may stay idle. `stage_dp` and
     `mixed_stage_rows` are the limits of uneven plans. `epsilon` is the largest factor, less one, by which a
     frontier of an operator graph was allowed to be above the exact one. `events` is the origin of the trace
-    of events that the plan was chosen for.
+    of events that the plan was chosen for. `tolerance` is the largest factor, less one, by which a
+    recommended strategy may be slower than the optimum.
     """
 
     objective: str = "time"
@@ -68,6 +71,7 @@ class PlanQuestion:
     mixed_stage_rows: int = 1
     epsilon: float = 0.0
     events: str | None = None
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,9 @@ class Plan:
     the frontier is: every layout is matched in step time and device bytes within a factor 1 + `epsilon` by
     some point of it. `mixed` has the step times that a plan on a mixed cluster is compared with. `for_trace`
     is set if the plan was chosen for a trace of events. `answer` is the whole answer of the search, with all
-    figures of the runners-up; a plan file does not have it.
+    figures of the runners-up; a plan file does not have it. `optimum` is the fastest
+    strategy where another one within the tolerance is recommended, and the certificate is that of the
+    optimum. `targets` are the best strategies of targets, in the order in which they are recommended.
     """
 
     network: Model | OpGraph
@@ -106,6 +112,19 @@ class Plan:
     mixed: MixedFigures | None = None
     for_trace: TraceChoice | None = None
     answer: Answer | None = field(default=None, compare=False)
+    optimum: Optimum | None = None
+    targets: tuple[TargetBest, ...] = ()
+
+    @property
+    def optimum_s(self) -> float:
+        """Step time in seconds of the fastest strategy of the question; that of `best` unless another one is
+        recommended."""
+        return self.step_time_s if self.optimum is None else self.optimum.step_time_s
+
+    @property
+    def given_up(self) -> float:
+        """Step time over the optimum, less one."""
+        return self.step_time_s / self.optimum_s - 1.0
 
     @property
     def kind(self) -> PlanKind:
@@ -417,4 +436,6 @@ def plan_of(
         idle=answer.idle,
         mixed=answer.mixed,
         answer=answer,
+        optimum=answer.optimum,
+        targets=answer.targets,
     )

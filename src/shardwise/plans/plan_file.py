@@ -26,11 +26,13 @@ from shardwise.plans.record import (
     Idle,
     Layout,
     MixedFigures,
+    Optimum,
     PeakMemory,
     Pipeline,
     Result,
     Stage,
     StagePart,
+    TargetBest,
     Value,
     check_for_trace,
     read_for_trace,
@@ -160,10 +162,37 @@ def _plan(fields: Fields, path: str) -> Plan:
             if fields.has("for_trace")
             else None
         ),
+        optimum=_optimum(fields.mapping("optimum")) if fields.has("optimum") else None,
+        targets=tuple(map(_target_best, fields.mappings("targets", default=()))),
     )
     fields.finish()
     _check_consistent(plan, fields)
     return plan
+
+
+def _optimum(fields: Fields) -> Optimum:
+    found = Optimum(
+        strategy=_strategy(fields.mapping("strategy")),
+        step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
+    )
+    fields.number("given_up", low=-1.0)  # computed from the step times
+    fields.finish()
+    return found
+
+
+def _target_best(fields: Fields) -> TargetBest:
+    target = fields.choice("target", (ANY, *target_names()))
+    if fields.has("reason"):
+        found = TargetBest(target=target, reason=fields.text("reason", max_length=1000))
+    else:
+        found = TargetBest(
+            target=target,
+            strategy=_strategy(fields.mapping("strategy")) if fields.has("strategy") else None,
+            step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
+            over_any=_number_or_none(fields, "over_any"),
+        )
+    fields.finish()
+    return found
 
 
 def _question(fields: Fields, target: str | None) -> PlanQuestion:
@@ -179,6 +208,7 @@ def _question(fields: Fields, target: str | None) -> PlanQuestion:
         mixed_stage_rows=fields.integer("mixed_stage_rows", low=1, high=1e9),
         epsilon=fields.number("epsilon", high=1e6),
         events=fields.text("events", max_length=10_000) if fields.has("events") else None,
+        tolerance=fields.number("tolerance", low=0.0, high=1.0) if fields.has("tolerance") else 0.0,
     )
     fields.finish()
     return question
@@ -603,9 +633,9 @@ def _check_consistent(plan: Plan, fields: Fields) -> None:
             check_ledger(certificate)
         except InternalError as error:
             raise fields.error("certificate", str(error)) from None
-        if not isclose(certificate.best_s, best.step_time_s, rel_tol=SUM_TOLERANCE):
+        if not isclose(certificate.best_s, plan.optimum_s, rel_tol=SUM_TOLERANCE):
             raise ConfigError(
-                "is not the step time of the best", file=fields.file, key="certificate.best_s",
+                "is not the step time of the optimum", file=fields.file, key="certificate.best_s",
                 found=repr(certificate.best_s),
             )  # fmt: skip
     if plan.kind == "graph":

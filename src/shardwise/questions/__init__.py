@@ -30,7 +30,6 @@ from shardwise.questions.planning import SearchArguments, evaluated, planned
 from shardwise.questions.request import DTYPES, OPTIMIZERS, OWN_TARGET, JobArguments, Request, request_of
 from shardwise.questions.spaces import counted_space, counted_uneven, require_candidates, space_choice
 from shardwise.questions.sweeps import Sweep, row_of, swept
-from shardwise.questions.targets import not_run
 from shardwise.questions.trace_plans import planned_for_trace
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ __all__ = [
     "fields",
     "flag",
     "frontier_of",
-    "not_run",
     "optional_text",
     "planned",
     "planned_for_trace",

@@ -12,7 +12,6 @@ from shardwise.plans import Idle, Plan
 from shardwise.questions.arguments import text
 from shardwise.replanning import (
     AnyArrangement,
-    Arrangement,
     Costs,
     Decision,
     DecisionAfter,
@@ -94,8 +93,7 @@ class Replanned:
     def plan(self) -> Plan:
         """The plan that is decided. Raises ConfigError where no plan file holds it, since micro-batches are
         re-routed; `savable=True` decides without these."""
-        arrangement = self.outcome.arrangement
-        if isinstance(arrangement, Arrangement) and not arrangement.has_equal_shares:
+        if not self.outcome.arrangement.can_be_saved:
             raise ConfigError(
                 "cannot be held by a plan file", key="plan", found="an arrangement with unequal shares",
                 allowed="replan(..., savable=True)",
