@@ -73,7 +73,7 @@ def _stage_refusals(plan: Plan, model: TitanModel) -> Iterator[Refused]:
         return
     first, last = strategy.first_stage_layers, strategy.last_stage_layers
     counts = stage_parts(strategy, model.layers)
-    if sum(counts) != model.layers or min(counts) < 0:
+    if sum(counts) != model.layers or min(counts) < 0 or (counts[0], counts[-1]) != (first, last):
         yield "first_stage_layers", f"stages that together have the {model.layers} layers, once each"
     elif len(counts) > 2 and min(counts[1:-1]) < 1:
         yield "first_stage_layers", f"layers on every stage between the first, {first}, and the last, {last}"
@@ -136,10 +136,9 @@ class FirstLayersAC(FullAC):
 _PARTS = """
 def parts() -> list[list[str]]:
     \"\"\"The modules of each pipeline stage.\"\"\"
-    counts = $counts
-    names = [f"layers.{index}" for index in range($layers)]
-    ends = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
-    stages = [names[start:end] for start, end in zip(ends, ends[1:])]
+    starts = $starts
+    ends = [*starts[1:], $layers]
+    stages = [[f"layers.{index}" for index in range(*bounds)] for bounds in zip(starts, ends)]
     return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "lm_head"]]
 
 """
@@ -221,8 +220,9 @@ def _imports(model: TitanModel, is_partial: bool) -> Iterator[str]:
 
 
 def _parts(strategy: Strategy, layers: int) -> str:
-    counts = list(stage_parts(strategy, layers))
-    return Template(_PARTS).substitute(counts=counts, layers=layers)
+    counts = stage_parts(strategy, layers)
+    starts = [sum(counts[:stage]) for stage in range(len(counts))]
+    return Template(_PARTS).substitute(starts=starts, layers=layers)
 
 
 def _config(plan: Plan, model: TitanModel, is_partial: bool) -> str:

@@ -12,8 +12,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from shardwise.plans import Plan
-from shardwise.schedule import generate
-from shardwise.strategy import Strategy
+from shardwise.schedule import generate, legal_mask
+from shardwise.strategy import SCHEDULES, Strategy
 from shardwise.targets.child_process import Reader
 from shardwise.targets.read_back import ReadBack, compared, rejected
 from shardwise.targets.torchtitan import (
@@ -66,6 +66,8 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "job.global_batch_size": job.global_batch_size,
         "job.dtype": job.dtype,
         "job.optimizer": job.optimizer,
+        "loss": ("CrossEntropyLoss.Config", model.vocab_size),
+        "CUDA graphs": False,
         "compiled layers": is_compiled(plan),
         "devices": plan.cluster.devices,
         "micro-batches": microbatches_of(plan),
@@ -98,6 +100,8 @@ def _of_answer(plan: Plan, answer: Mapping[str, Any]) -> dict[str, object]:
         "job.global_batch_size": training["global_batch_size"],
         "job.dtype": _dtype(stages),
         "job.optimizer": _optimizer(config["optimizer"]),
+        "loss": (config["loss"]["class"], config["loss"].get("global_vocab_size")),
+        "CUDA graphs": not training["disable_cuda_graphs"],
         "compiled layers": config["compile"]["enable"] and "model" in config["compile"]["components"],
         "devices": _devices(answer["degrees"]),
         "micro-batches": _microbatches(answer, training["global_batch_size"]),
@@ -208,8 +212,11 @@ def _schedule(planned: Strategy, answer: Mapping[str, Any]) -> str:
     PyTorch's class."""
     parts, found = answer["parts"], str(answer["schedule"])
     if found in _SINGLE:
-        return _SINGLE[found] if {*map(len, parts)} == {1} else f"{found} of several parts"
-    table = generate(planned.schedule, pp=len(parts), microbatches=answer["microbatches"], vpp=len(parts[0]))
+        return _SINGLE[found]
+    pp, microbatches, vpp = len(parts), answer["microbatches"], len(parts[0])
+    if not legal_mask(SCHEDULES.index(planned.schedule), pp, microbatches, vpp):
+        return found
+    table = generate(planned.schedule, pp=pp, microbatches=microbatches, vpp=vpp)
     placed = [[part["stage"] for part in rank] for rank in parts]
     owned = [
         [stage for stage, owner in enumerate(table.stage_rank) if owner == rank] for rank in range(len(parts))
@@ -255,6 +262,8 @@ def _model(read: Mapping[str, Any]) -> TitanModel:
     moes = [layer["moe"] for layer in layers]
     dims = {read["dim"], read["embeddings"][1], read["output"][0]}
     dims |= {layer["attention"]["dim"] for layer in layers}
+    dims |= {dim for moe in moes if moe for dim in moe["dims"]}
+    dims |= {layer["ffn"][0][0] for layer in layers if layer["ffn"]}
     vocab = {read["vocab_size"], read["embeddings"][0], read["output"][1]}
     has_other = read["output"][2] or any(layer["output_bias"] for layer in layers)
     norms = [
@@ -277,7 +286,7 @@ def _model(read: Mapping[str, Any]) -> TitanModel:
         enable_weight_tying=read["enable_weight_tying"],
         n_heads=_same(layer["attention"]["n_heads"] for layer in layers),
         n_kv_heads=_same(layer["attention"]["n_kv_heads"] for layer in layers),
-        head_dim=_same(layer["attention"]["head_dim"] for layer in layers),
+        head_dim=_same([rope["dim"], *(layer["attention"]["head_dim"] for layer in layers)]),
         qkv_bias=_same([*(layer["qkv_bias"] for layer in layers), *([None] if has_other else [])]),
         qk_norm=_same(layer["qk_norm"] is not None for layer in layers),
         norm_eps=_same(norm["eps"] for norm in norms),
@@ -312,16 +321,19 @@ def _ffn(mlps: Sequence[Sequence[Sequence[Any]]]) -> Any:
     return width if is_plain else str(mlps[0])
 
 
+_DISPATCHER = "AllToAllTokenDispatcher.Config"
+
+
 def _titan_experts(moes: Sequence[Mapping[str, Any] | None]) -> TitanExperts:
     routed = [moe for moe in moes if moe]
     router: Any = _same(moe["router"] for moe in routed)
     is_plain = router["score_func"] == "softmax" and router["route_scale"] == 1
     is_plain &= not router["num_expert_groups"] and not any(
-        moe["shared"] or moe["router_bias"] for moe in routed
+        moe["shared"] or moe["router_bias"] or moe["dispatcher"] != _DISPATCHER for moe in routed
     )
     return TitanExperts(
         num_experts=_only({count for moe in routed for count in moe["num_experts"]}),
-        top_k=_same([router["top_k"], *([] if is_plain else [router])]),
+        top_k=_same([*(count for moe in routed for count in moe["top_k"]), *([] if is_plain else [router])]),
         hidden_dim=_same(moe["hidden_dim"] for moe in routed),
         pattern=tuple(int(bool(moe)) for moe in moes),
         route_norm=router["route_norm"],

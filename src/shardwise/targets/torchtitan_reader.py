@@ -91,7 +91,7 @@ def _without_model(config: Any) -> dict[str, Any]:
     names = ("training", "parallelism", "compile", "optimizer", "debug")
     return {
         **{name: asdict(getattr(config, name)) for name in names},
-        "loss": type(config.loss).__qualname__,
+        "loss": {"class": type(config.loss).__qualname__, **dict(plain_items(_plain_fields(config.loss)))},
     }
 
 
@@ -133,14 +133,16 @@ def _layer(layer: Any) -> dict[str, Any]:
     if layer.feed_forward is not None:
         answer["ffn"] = _linears(layer.feed_forward)
     if moe is not None:
-        experts = moe.routed_experts.inner_experts
+        experts, dispatcher = moe.routed_experts.inner_experts, moe.routed_experts.token_dispatcher
         answer["moe"] = {
-            "num_experts": [moe.num_experts, moe.router.num_experts, experts.num_experts],
+            "num_experts": [part.num_experts for part in (moe, moe.router, experts, dispatcher)],
+            "top_k": [moe.router.top_k, dispatcher.top_k],
             "hidden_dim": experts.hidden_dim,
+            "dims": [moe.router.gate.in_features, experts.dim],
             "router": dict(plain_items(_plain_fields(moe.router))),
             "router_bias": moe.router.gate.bias,
             "shared": moe.shared_experts and _linears(moe.shared_experts),
-            "dispatcher": type(moe.routed_experts.token_dispatcher).__qualname__,
+            "dispatcher": type(dispatcher).__qualname__,
         }
     return answer
 
@@ -168,6 +170,10 @@ def _on_rank(config: Any, whole: Any, folder: str, rank: int, world_size: int) -
         _check_as_trainer(config, dims)
         schedule, models = _divided(config, whole, dims, folder)
         stages = _stages(schedule) if schedule is not None else [0]
+        if len(stages) < len(models):
+            raise ValueError(
+                f"{type(schedule).__name__} runs {len(stages)} of the {len(models)} model parts of a rank"
+            )
         meshes = {name: dims.get_optional_mesh(name) for name in _AXES}
         return {
             "degrees": {name: 1 if mesh is None else mesh.size() for name, mesh in meshes.items()},
@@ -255,6 +261,8 @@ def _part(model: Any, stage: int) -> dict[str, Any]:
     it holds with FSDP (`local`); how its FSDP units treat them."""
     from torchtitan.distributed.fsdp import FSDPModule
 
+    if model.enable_weight_tying:  # sharding has made two of them; so does `Decoder.init_states`
+        model.tok_embeddings.weight = model.lm_head.weight
     layers = dict(model.layers.named_children())
     groups = [
         group
