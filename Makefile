@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 WORKERS ?= auto
 ROUNDS ?= 10
 MEGATRON := 0.19.2
+ACCELERATE := 1.15.0
 
 # Tests start hundreds of processes: where the shell forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,6 +39,7 @@ test-random: .venv/installed-for-tests
 # Exports read back by the software that they are for, which is installed into .cache and needs no GPU; and a sweep on
 # a local Ray.
 test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
+test-targets: .cache/accelerate/installed-$(ACCELERATE)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup tests/targets
 
 # The documentation site, into .cache/site; a broken link or anchor fails.
@@ -92,4 +94,11 @@ clean:
 	@rm -rf .cache/megatron
 	@$(PIP) install --no-deps --only-binary=:all: --python-version 3.12 --ignore-requires-python \
 	  --platform manylinux_2_28_x86_64 --target .cache/megatron megatron-core==$(MEGATRON)
+	@touch $@
+
+# Accelerate without PyTorch and Transformers, which .venv has.
+.cache/accelerate/installed-$(ACCELERATE): | .venv/bin/python
+	@echo "installing Accelerate $(ACCELERATE) into .cache" >&2
+	@rm -rf .cache/accelerate
+	@$(PIP) install --no-deps --only-binary=:all: --target .cache/accelerate accelerate==$(ACCELERATE) psutil==7.2.2
 	@touch $@
