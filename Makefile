@@ -8,6 +8,7 @@ WORKERS ?= auto
 ROUNDS ?= 10
 MEGATRON := 0.19.2
 ACCELERATE := 1.15.0
+DEEPSPEED := 0.19.8
 
 # Tests start hundreds of processes: where the shell forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -39,7 +40,7 @@ test-random: .venv/installed-for-tests
 # Exports read back by the software that they are for, which is installed into .cache and needs no GPU; and a sweep on
 # a local Ray.
 test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
-test-targets: .cache/accelerate/installed-$(ACCELERATE)
+test-targets: .cache/accelerate/installed-$(ACCELERATE) .cache/deepspeed/installed-$(DEEPSPEED)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup tests/targets
 
 # The documentation site, into .cache/site; a broken link or anchor fails.
@@ -101,4 +102,13 @@ clean:
 	@echo "installing Accelerate $(ACCELERATE) into .cache" >&2
 	@rm -rf .cache/accelerate
 	@$(PIP) install --no-deps --only-binary=:all: --target .cache/accelerate accelerate==$(ACCELERATE) psutil==7.2.2
+	@touch $@
+
+# DeepSpeed comes as source only; without DS_BUILD_OPS it compiles nothing.
+.cache/deepspeed/installed-$(DEEPSPEED): | .venv/installed-for-tests
+	@echo "installing DeepSpeed $(DEEPSPEED) into .cache" >&2
+	@rm -rf .cache/deepspeed
+	@DS_BUILD_OPS=0 $(PIP) install --no-deps --no-build-isolation --target .cache/deepspeed deepspeed==$(DEEPSPEED) \
+	  hjson==3.1.0 py-cpuinfo==9.0.0 psutil==7.2.2 msgpack==1.2.4 pydantic==2.14.3 pydantic-core==2.50.4 \
+	  annotated-types typing-inspection
 	@touch $@

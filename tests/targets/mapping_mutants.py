@@ -29,4 +29,4 @@ def _other(value: Any, words: Mapping[str, str]) -> Any:
         return not value
     if isinstance(value, int | float):
         return value * 2 if value else 1
-    return words.get(value)
+    return words.get(value) if isinstance(value, str) else None

@@ -93,7 +93,7 @@ def _fields(target: str, random: Random, model: Model, devices: int) -> dict[str
     shard = random.choice([degree for degree in (1, 2, 4, 8, dp, dp) if dp % degree == 0])
     half = max(shard // 2, 1)
     all_three = (shard, shard, shard)
-    others = ((1, 1, shard), (1, shard, shard), (half, shard, shard), (half, half, shard))
+    others = ((1, 1, shard), (1, shard, shard), (half, shard, shard), (half, half, shard), (1, half, shard))
     chain = random.choice((*others, *[all_three] * 4))
     fields: dict[str, Any] = {
         "tp": tp, "dp": dp, "pp": 1, "cp": 1, "sequence_parallel": tp > 1 and random.random() < 0.3,
@@ -147,7 +147,23 @@ def _is_fsdp2(strategy: Strategy, model: Model, job: Job) -> bool:
     )
 
 
-WITHIN: Mapping[str, Callable[[Strategy, Model, Job], bool]] = {"fsdp2": _is_fsdp2}
+def _is_deepspeed(strategy: Strategy, model: Model, job: Job) -> bool:
+    return (
+        _is_of_replicas(strategy, model)
+        and strategy.tp == strategy.ep == strategy.etp == 1
+        and strategy.optim_shard == strategy.dp
+        and {strategy.param_shard, strategy.grad_shard} <= {1, strategy.dp}
+        and (strategy.offload == "none" or job.optimizer == "adamw")
+    )
+
+
+WITHIN: Mapping[str, Callable[[Strategy, Model, Job], bool]] = {
+    "fsdp2": _is_fsdp2,
+    "deepspeed-0.19": _is_deepspeed,
+}
 """Whether each target supports the strategy: its limits in plain code."""
 
-DTYPES: Mapping[str, tuple[str, ...]] = {"fsdp2": ("bf16", "bf16", "fp32")}
+DTYPES: Mapping[str, tuple[str, ...]] = {
+    "fsdp2": ("bf16", "bf16", "fp32"),
+    "deepspeed-0.19": ("bf16", "fp16", "fp32"),
+}

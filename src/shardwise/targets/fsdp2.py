@@ -16,10 +16,11 @@ from shardwise.plans import Plan
 from shardwise.targets.child_process import Reader
 from shardwise.targets.hugging_face import (
     LAYER_CLASSES,
+    batch_lines,
     check_replicas,
     micro_batches,
+    model_lines,
     processes_per_node,
-    script_lines,
 )
 from shardwise.targets.read_back import ReadBack, compared, rejected
 from shardwise.targets.writing import head_lines
@@ -76,7 +77,8 @@ def _settings(plan: Plan, per_node: int) -> dict[str, Any]:
 def _notes(plan: Plan) -> Iterator[str]:
     """The values that the script sets, and how the run is started."""
     yield "Accelerate does not read these values of the plan: set them in the training script."
-    yield from script_lines(plan)
+    yield from model_lines(plan)
+    yield from batch_lines(plan)
     if micro_batches(plan) > 1:
         yield "- gradients stay sharded between micro-batches: Accelerator(gradient_accumulation_plugin="
         yield f"    GradientAccumulationPlugin(num_steps={micro_batches(plan)}, sync_each_batch=True))"

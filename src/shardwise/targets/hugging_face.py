@@ -75,14 +75,19 @@ def processes_per_node(plan: Plan, target: Target) -> int:
     return counts[0]
 
 
-def script_lines(plan: Plan) -> Iterator[str]:
-    """Values of the plan that no file of the target has: the training script sets them."""
-    job, strategy = plan.job, plan.best.strategy
+def model_lines(plan: Plan) -> Iterator[str]:
+    """The model and its input, which the training script builds."""
+    job = plan.job
     size = format_count(parameters(plan.model))
     yield f"- model: {plan.model.name} ({size} parameters), built from model.config of the plan file"
     kernel = "sdpa" if has_fused_attention(plan.cluster, job.profile) else "eager"
     yield f'- from_pretrained or from_config: attn_implementation="{kernel}"'
     yield f"- sequence length: {job.seq_len} tokens"
+
+
+def batch_lines(plan: Plan) -> Iterator[str]:
+    """Optimizer and batch, for software that does not read them from a file."""
+    job, strategy = plan.job, plan.best.strategy
     yield f"- optimizer: {OPTIMIZER_CLASSES[job.optimizer]}"
     batch = f"{strategy.micro_batch_size} sequences on each of {strategy.dp} data-parallel ranks"
     yield f"- micro-batch: {batch}"

@@ -109,6 +109,7 @@ def test_a_field_that_the_file_cannot_have_is_refused_by_its_name(key: str) -> N
         (MIXTRAL, "tp=2,dp=4,ep=1,etp=1,zero_stage=3,sequence_parallel=false", "best.strategy.etp"),
         (PLAIN, "dp=8,zero_stage=3", "model.config.model_type"),
     ],
+    ids=["no plan", "key-value heads", "ZeRO-1", "ep", "etp", "family"],
 )
 def test_a_plan_that_the_software_cannot_run_is_refused(
     config: dict[str, Any], strategy: str, key: str
