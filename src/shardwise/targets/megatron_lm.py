@@ -65,11 +65,23 @@ def megatron_lm_flags(plan: Plan) -> tuple[Flag, ...]:
     return (
         *model_flags(model),
         *_job_flags(plan),
-        *_degree_flags(strategy, has_experts=model.experts is not None),
-        *_pipeline_flags(strategy, model.num_layers),
-        *_state_flags(strategy, plan.job),
-        *_recompute_flags(strategy),
+        *_strategy_flags(strategy, plan),
     )
+
+
+def _strategy_flags(strategy: Strategy, plan: Plan) -> Iterator[Flag]:
+    """The flags of the strategy, without the micro-batch size."""
+    yield from _degree_flags(strategy, has_experts=plan.model.experts is not None)
+    yield from _pipeline_flags(strategy, plan.model.layers)
+    yield from _state_flags(strategy, plan.job)
+    yield from _recompute_flags(strategy)
+
+
+def strategy_settings(plan: Plan) -> dict[str, str]:
+    """The flags of the plan's strategy with their values, also where it cannot be exported."""
+    micro = "--micro-batch-size", str(plan.best.strategy.micro_batch_size)
+    flags = (micro, *_strategy_flags(plan.best.strategy, plan))
+    return {flag: " ".join(values) for flag, *values in flags}
 
 
 def check_strategy(plan: Plan, model: MegatronModel) -> None:
@@ -201,6 +213,8 @@ def overlaps(strategy: Strategy, job: Job) -> tuple[bool, bool]:
 
 
 def _recompute_flags(strategy: Strategy) -> Iterator[Flag]:
+    if strategy.recompute == "selective":
+        yield "--recompute-granularity", "selective"
     if strategy.recompute == "full":
         yield "--recompute-granularity", "full"
         yield "--recompute-method", "block"
