@@ -203,6 +203,12 @@ def reviewed(file: object, given: ReviewArguments, *, progress: Progress | None 
     return _Reviewing(run, request, own, given, measured_s, progress).review()
 
 
+def _near(batch: int, rows: int) -> list[int]:
+    """The multiples of `rows` next to a batch."""
+    below = batch // rows * rows
+    return [one for one in (below, below + rows) if one > 0]
+
+
 def _measured(given: object) -> float | None:
     if given is None:
         return None
@@ -293,7 +299,7 @@ class _Reviewing:
                     code="batch_does_not_divide", severity="error",
                     field=self.run.names.get("global_batch_size", "global_batch_size"),
                     text=f"{batch} sequences do not divide over {dp} data-parallel ranks with micro-batches"
-                    f" of {micro}",
+                    f" of {micro}; {' and '.join(map(str, _near(batch, dp * micro)))} do",
                 )
             )  # fmt: skip
             fields["micro_batch_size"] = gcd(micro, max(batch // dp, 1)) if batch % dp == 0 else 1

@@ -78,10 +78,17 @@ def _strategy_flags(strategy: Strategy, plan: Plan) -> Iterator[Flag]:
 
 
 def strategy_settings(plan: Plan) -> dict[str, str]:
-    """The flags of the plan's strategy with their values, also where it cannot be exported."""
+    """The flags of the plan's strategy with their values, also where it cannot be exported. What is said by
+    several flags of recomputation is a value of the first."""
     micro = "--micro-batch-size", str(plan.best.strategy.micro_batch_size)
-    flags = (micro, *_strategy_flags(plan.best.strategy, plan))
-    return {flag: " ".join(values) for flag, *values in flags}
+    found: dict[str, str] = {}
+    for flag, *values in (micro, *_strategy_flags(plan.best.strategy, plan)):
+        first = "--recompute-granularity"
+        if flag.startswith("--recompute-") and flag != first:
+            found[first] += " ".join(("", flag, *values))
+        else:
+            found[flag] = " ".join(values)
+    return found
 
 
 def check_strategy(plan: Plan, model: MegatronModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -115,12 +116,12 @@ def _findings(found: Review) -> Iterator[Line]:
         label = "" if place else "findings"
         yield row(
             label,
-            (f"{one.severity:<8}", _STYLES[one.severity]),
+            (f"{one.severity:<9}", _STYLES[one.severity]),
             (f"{one.code}  ", "value"),
             (one.field, "code"),
         )
-        for line in words.wrapped([one.text], " ", WIDTH - LABEL - 10):
-            yield row("", (f"        {line}", ""))
+        for line in textwrap.wrap(one.text, WIDTH - LABEL - 10):
+            yield row("", (f"         {line}", ""))
 
 
 def _changes(found: Review) -> Iterator[Line]:
