@@ -288,6 +288,7 @@ class Prover:
                 fabric=fabric_of(self.figures.cluster, self.figures.efficiency),
                 grid_costs=grid_costs,
                 pairs=none,
+                pp=grid_costs.pp,
                 schedule=schedule,
                 vpp=vpp,
                 splits=splits[grid_costs.pp * vpp],

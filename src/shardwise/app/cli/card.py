@@ -48,8 +48,7 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
     yield ()
     yield from _objective(answer, cluster, of_devices)
     yield from _verdicts(answer)
-    for line in words.wrapped(_restrictions(certificate), " · ", WIDTH - LABEL):
-        yield row("", (line, ""))
+    yield from words.wrapped_rows("", _restrictions(certificate))
     counts = f"{rejected:,} rejected · " if rejected else ""
     counts += f"{certificate.cut_by_bound:,} pruned by the bound · "
     unexplored = f" · {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
