@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 WORKERS ?= auto
 ROUNDS ?= 10
 MEGATRON := 0.19.2
+TORCHTITAN := 0.3.0
 
 # Tests start hundreds of processes: where the shell forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,6 +39,7 @@ test-random: .venv/installed-for-tests
 # Exports read back by the software that they are for, which is installed into .cache and needs no GPU; and a sweep on
 # a local Ray.
 test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
+test-targets: .cache/torchtitan/installed-$(TORCHTITAN)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup tests/targets
 
 # The documentation site, into .cache/site; a broken link or anchor fails.
@@ -92,4 +94,12 @@ clean:
 	@rm -rf .cache/megatron
 	@$(PIP) install --no-deps --only-binary=:all: --python-version 3.12 --ignore-requires-python \
 	  --platform manylinux_2_28_x86_64 --target .cache/megatron megatron-core==$(MEGATRON)
+	@touch $@
+
+# TorchTitan without the packages that read data, write logs or compile for GPUs: its parser does without them.
+.cache/torchtitan/installed-$(TORCHTITAN): | .venv/bin/python
+	@echo "installing TorchTitan $(TORCHTITAN) into .cache" >&2
+	@rm -rf .cache/torchtitan
+	@$(PIP) install --no-deps --target .cache/torchtitan torchtitan==$(TORCHTITAN) spmd_types==0.2.3 \
+	  torch_checkpointing==0.1.1 torchdata==0.11.0 tyro==1.0.17 typeguard==4.6.1 docstring_parser==0.18.0
 	@touch $@

@@ -55,7 +55,7 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "search": frozenset({"numpy", "numba"}),
     "runtime": frozenset({"numpy", "torch", "safetensors"}),
     "measure": frozenset({"numpy", "torch"}),
-    "targets": frozenset({"torch", "megatron"}),
+    "targets": frozenset({"torch", "megatron", "torchtitan"}),
     CHECKER: frozenset({"numpy", "yaml"}),
 }
 """Third-party packages per package or base module; every other package has numpy only."""

@@ -126,10 +126,10 @@ class _Asking:
 def _chosen(request: Request, asking: _Asking) -> _Chosen:
     """The answer for the recommended target; on a mixed cluster the uneven plan where it is faster by more
     than the tolerance."""
-    share = len(targets_in_order()) + 1
+    share = len(targets_in_order()) + 2
     of_any = TargetAnswer(None, request, *asking.ask(None, request, share))
-    is_interrupted = of_any.asked[1].is_interrupted
-    found = [] if is_interrupted else list(answers_of_targets(request, partial(asking.ask, share=share)))
+    ask = partial(asking.ask, share=share)
+    found = [] if of_any.is_interrupted else answers_of_targets(request, of_any, ask)
     best = recommended_target(found) or of_any
     if not of_any.is_uniform:
         own = next((one for one in found if one.is_own and one.answer is not None), None)

@@ -33,7 +33,7 @@ from shardwise.search.question import Question
 from shardwise.search.recommended import recommended
 from shardwise.search.space import Space, divisors
 from shardwise.search.step_times import step_times_s
-from shardwise.search.targets import searched_limits
+from shardwise.search.targets import restricted_to, searched_limits
 from shardwise.strategy import (
     AXES,
     CP_KINDS,
@@ -54,7 +54,7 @@ from shardwise.strategy import (
     largest_stage,
     target_of,
 )
-from shardwise.ties import first_largest, first_least
+from shardwise.ties import TIE, first_largest, first_least
 from shardwise.units import format_bytes, format_seconds, parse_quantity
 
 SHARDS = ("param_shard", "grad_shard", "optim_shard")
@@ -709,6 +709,19 @@ def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) 
     )
 
 
+def _requested(plan: Plan, *, workers: int, budget_s: float | None) -> Question:
+    """The question of a plan, on the requested cluster where it is known: then with its objective, and with
+    the restrictions of its target on that cluster."""
+    used, wanted = question_of(plan, workers=workers, budget_s=budget_s), plan.question
+    if wanted.cluster is None:
+        return used
+    whole = replace(
+        used, cluster=wanted.cluster, objective=wanted.objective, use_all=wanted.use_all, space=wanted.space,
+        fixed=wanted.fixed, axes=wanted.axes,
+    )  # fmt: skip
+    return whole if wanted.target is None else restricted_to(target_of(wanted.target), whole)
+
+
 def explained(
     of: Plan, *, workers: int = 1, budget_s: float | None = None, progress: Progress | None = None
 ) -> Explanation:
@@ -724,7 +737,7 @@ def explained(
         totals=ledger_totals(outcome.ledger),
         unexplored=outcome.unexplored,
         is_interrupted=outcome.is_interrupted,
-        agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.optimum_s, rel_tol=1e-9),
+        agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.optimum_s, rel_tol=TIE),
         axes=axes,
         binding=binding_of(problem, of.best, axes),
     )
@@ -741,7 +754,7 @@ def why_not(
     """The best uniform strategy with some fields pinned, compared with the given plan. Pinned values override
     the values that the plan's question fixed. Raises Infeasible, with reason counts, if nothing with these
     values fits."""
-    requested = question_of(of, workers=workers, budget_s=budget_s)
+    requested = _requested(of, workers=workers, budget_s=budget_s)
     axes = {name: values for name, values in requested.axes.items() if name not in pinned}
     return _compared(of, replace(requested, fixed={**requested.fixed, **pinned}, axes=axes, top=0), progress)
 
@@ -756,7 +769,7 @@ def what_if(
 ) -> PlanComparison:
     """The best plan on a changed cluster or for a changed job, compared with the given plan: see
     `changed_question`."""
-    requested = replace(question_of(of, workers=workers, budget_s=budget_s), top=0)
+    requested = replace(_requested(of, workers=workers, budget_s=budget_s), top=0)
     return _compared(of, changed_question(requested, changes), progress)
 
 

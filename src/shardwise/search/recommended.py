@@ -21,7 +21,7 @@ from shardwise.search.question import Question
 from shardwise.search.result import result_of
 from shardwise.search.targets import parts_within, restricted_to, restricted_with
 from shardwise.strategy import ALIASES, Strategy, Target
-from shardwise.ties import is_less
+from shardwise.ties import first_best
 
 FEWER = ("tp", "cp", "pp", "vpp", "ep")
 """Fields of which as few as possible are above 1."""
@@ -125,11 +125,7 @@ class _Search:
 
 
 def _fastest(found: Sequence[FoundStrategy]) -> FoundStrategy:
-    best = found[0]
-    for one in found[1:]:
-        if is_less(one.step_time_s, best.step_time_s):
-            best = one
-    return best
+    return first_best(found, lambda one: (-one.step_time_s,))
 
 
 # Preferences: the parts of a question's space that they leave

@@ -393,7 +393,8 @@ def _product(text: str) -> Product:
 
 
 def sizes_of(model: Model, job: Job) -> Mapping[str, int]:
-    """The sizes of a model and a job that conditions may name."""
+    """The sizes of a model and a job that conditions may name; `tied` is 1 where the embedding and the output
+    share their weight, else 0."""
     experts = 1 if model.experts is None else model.experts.experts
     return {
         "layers": model.layers,
@@ -402,6 +403,7 @@ def sizes_of(model: Model, job: Job) -> Mapping[str, int]:
         "vocab": model.vocab,
         "hidden": model.hidden,
         "experts": experts,
+        "tied": int(model.tied_embeddings),
         "seq_len": job.seq_len,
         "global_batch_size": job.global_batch_size,
     }

@@ -395,7 +395,8 @@ def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-
     """A plan and the log of a run on a device `factor` times as fast as its record, after a slow start."""
     plan, log = tmp_path / "p.yaml", tmp_path / "steps.jsonl"
     ran = run("plan", "--target=any", "gpt2-xl", "--cluster", cluster, "--seq-len", "1024",
-              "--global-batch-size", "8", "--fix", "tp=5,zero_stage=0,recompute=none", "--save", str(plan))  # fmt: skip
+              "--global-batch-size", "8", "--fix", "tp=5,zero_stage=0,recompute=none",
+              "--save", str(plan))  # fmt: skip
     assert ran.code == 0, ran.err
     read = read_plan(str(plan))
     (known,) = read.cluster.classes.values()
