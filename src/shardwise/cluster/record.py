@@ -38,10 +38,12 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, tuple) else value
 
 
-def cluster_from_record(record: Mapping[str, Any], *, file: str | None = None) -> Cluster:
-    """The cluster of a record by `cluster_record`. ConfigError, located below `cluster`, where the record is
+def cluster_from_record(
+    record: Mapping[str, Any], *, file: str | None = None, key: str = "cluster"
+) -> Cluster:
+    """The cluster of a record by `cluster_record`. ConfigError, located below `key`, where the record is
     wrong."""
-    part = Fields(record, file=file, key="cluster")
+    part = Fields(record, file=file, key=key)
     classes = {name: _device(item) for name, item in part.mapping("classes").items()}
     nodes: list[Node] = []
     devices = 0

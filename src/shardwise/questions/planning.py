@@ -131,12 +131,12 @@ def _chosen(request: Request, asking: _Asking) -> _Chosen:
     ask = partial(asking.ask, share=share)
     found = [] if of_any.is_interrupted else answers_of_targets(request, of_any, ask)
     best = recommended_target(found) or of_any
-    if not of_any.is_uniform:
+    if not of_any.can_be_exported:
         own = next((one for one in found if one.is_own and one.answer is not None), None)
-        uneven = of_any if own is None or own.is_uniform else own
+        uneven = of_any if own is None or own.can_be_exported else own
         if is_less(uneven.value * (1.0 + asking.tolerance), best.value) or best is of_any:
             best = uneven
-    question, answer = best.asked
+    question, answer = best.answered
     return _Chosen(best.request, best.target, question, answer, table_of(found, of_any))
 
 

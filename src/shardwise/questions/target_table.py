@@ -45,7 +45,7 @@ class TargetAnswer:
         return self.name == OWN_TARGET
 
     @property
-    def asked(self) -> tuple[Question, Answer]:
+    def answered(self) -> tuple[Question, Answer]:
         """The question and its answer. Raises InternalError where there is none."""
         if self.question is None or self.answer is None:
             raise InternalError(f"no answer for the target {self.name}")
@@ -57,14 +57,14 @@ class TargetAnswer:
         return self.answer is not None and self.answer.is_interrupted
 
     @property
-    def is_uniform(self) -> bool:
-        """Whether the best plan has one strategy."""
-        return self.asked[1].best.fields is not None
+    def can_be_exported(self) -> bool:
+        """Whether other software can run the best plan: all of its stages follow one strategy."""
+        return self.answered[1].best.can_be_exported
 
     @property
     def value(self) -> float:
         """The value of the objective."""
-        return objective_value(*self.asked)[0]
+        return objective_value(*self.answered)[0]
 
 
 Ask = Callable[[Target | None, Request], tuple[Question, Answer]]
@@ -84,7 +84,7 @@ def answers_of_targets(request: Request, of_any: TargetAnswer, ask: Ask) -> list
         found.append(_answer_of(target, request, ask))
         if found[-1].is_interrupted:
             return found
-    if not of_any.is_uniform or all(one.answer is None for one in found):
+    if not of_any.can_be_exported or all(one.answer is None for one in found):
         found.append(_answer_of(target_of(OWN_TARGET), request, ask))
     return found
 
