@@ -184,6 +184,7 @@ def frontier(
     expert_imbalance: float = 1.1,
     inter_node: str | None = None,
     calibration: str | None = None,
+    software: str | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> FrontierAnswer[Any]:

@@ -86,8 +86,8 @@ def _has_even_shards(plan: Plan) -> bool:
     strategy, config = plan.best.strategy, dict[str, Any](plan.model.config)
     shard = strategy.optim_shard
     experts = plan.model.experts
-    is_even = plan.model.vocab % (strategy.tp * shard) == 0 and config.get("head_dim", 64) % shard == 0
-    is_even &= config["intermediate_size"] % (strategy.tp * shard) == 0
+    is_even = bool(plan.model.vocab % (strategy.tp * shard) == 0 and config.get("head_dim", 64) % shard == 0)
+    is_even = is_even and bool(config["intermediate_size"] % (strategy.tp * shard) == 0)
     if experts is None:
         return is_even
     replicas = strategy.dp * strategy.tp // max(strategy.ep, strategy.etp)

@@ -228,12 +228,6 @@ class Result:
         return self.is_uniform
 
     @property
-    def can_be_exported(self) -> bool:
-        """Whether software with one strategy for all stages can run it: none but our own runtime has uneven
-        plans or layouts of operators."""
-        return self.is_uniform
-
-    @property
     def can_swap_nodes(self) -> bool:
         """Whether any node of its cluster may have the ranks of any other, since all stages are alike; else
         stages are assigned to devices."""

@@ -242,6 +242,7 @@ def frontier(
     epsilon: Epsilon = "0.001",
     inter_node: InterNode = None,
     calibration: CalibrationFile = None,
+    software: SoftwareName = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
     space: Space = "default",
