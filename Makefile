@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 WORKERS ?= auto
 ROUNDS ?= 10
 MEGATRON := 0.19.2
+TORCHTITAN := 0.3.0
 ACCELERATE := 1.15.0
 DEEPSPEED := 0.19.8
 
@@ -40,6 +41,7 @@ test-random: .venv/installed-for-tests
 # Exports read back by the software that they are for, which is installed into .cache and needs no GPU; and a sweep on
 # a local Ray.
 test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
+test-targets: .cache/torchtitan/installed-$(TORCHTITAN)
 test-targets: .cache/accelerate/installed-$(ACCELERATE) .cache/deepspeed/installed-$(DEEPSPEED)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup tests/targets
 
@@ -95,6 +97,14 @@ clean:
 	@rm -rf .cache/megatron
 	@$(PIP) install --no-deps --only-binary=:all: --python-version 3.12 --ignore-requires-python \
 	  --platform manylinux_2_28_x86_64 --target .cache/megatron megatron-core==$(MEGATRON)
+	@touch $@
+
+# TorchTitan without the packages that read data, write logs or compile for GPUs: its parser does without them.
+.cache/torchtitan/installed-$(TORCHTITAN): | .venv/bin/python
+	@echo "installing TorchTitan $(TORCHTITAN) into .cache" >&2
+	@rm -rf .cache/torchtitan
+	@$(PIP) install --no-deps --target .cache/torchtitan torchtitan==$(TORCHTITAN) spmd_types==0.2.3 \
+	  torch_checkpointing==0.1.1 torchdata==0.11.0 tyro==1.0.17 typeguard==4.6.1 docstring_parser==0.18.0
 	@touch $@
 
 # Accelerate without PyTorch and Transformers, which .venv has.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError, naming_arguments
-from shardwise.inputs import nearest, short_repr
+from shardwise.inputs import nearest, record_of, short_repr
 from shardwise.model import Model
 from shardwise.plans import Plan, Value, read_plan, write_plan
 from shardwise.questions import (
@@ -65,6 +65,7 @@ def plan(
     optimizer: str = "adamw",
     objective: str = "time",
     target: str | None = None,
+    tolerance: float = 0.01,
     space: str = "default",
     fix: Mapping[str, Value] | str | None = None,
     use_all: bool = False,
@@ -72,6 +73,7 @@ def plan(
     expert_imbalance: float = 1.1,
     inter_node: str | None = None,
     calibration: str | None = None,
+    software: str | None = None,
     top: int = 3,
     frontier: bool = False,
     exhaustive: bool = False,
@@ -92,11 +94,14 @@ def plan(
     - `global_batch_size`: sequences of a step. `seq_len`: their tokens (default: the model's, or 4096).
     - `dtype`: `fp32`, `fp16`, `bf16`, `fp8`, ...; the default is the best 16-bit type of all devices.
       `optimizer`: `adamw`, `adafactor`, `sgd`, `muon`. `objective`: `time`, `memory`, `devices` or `cost`.
-    - `target`: the software that must run the plan, such as `megatron-lm-0.19`, or `any`; `fix`: fields of
-      the strategy with one value, such as `{"tp": 8}`; `space`: `default`, `core` or a file.
+    - `target`: the software that runs the plan, such as `megatron-lm-0.19`, or `any`; the default is the
+      first target within 3 % of the fastest (`plan.targets` has the best of each). `tolerance`: how much
+      slower than the optimum of the target (`plan.optimum`) a simpler strategy may be that is recommended.
+    - `fix`: fields of the strategy with one value, such as `{"tp": 8}`; `space`: `default`, `core` or a file.
     - `use_all`: no device may stay idle. `memory_margin`: fraction of device memory to leave free.
       `expert_imbalance`: load of the busiest expert rank over the mean. `inter_node`: bandwidth of a network
-      card, such as `200Gb/s`. `calibration`: a file of `shardwise calibrate`.
+      card, such as `200Gb/s`. `calibration`: a file of `shardwise calibrate`. `software`: the software
+      profile to price by, instead of that of the target.
     - `top`: number of runners-up. `frontier`: also find the Pareto frontier of time and memory
       (`plan.answer.frontier`). `exhaustive`: evaluate every feasible candidate.
     - `stage_dp`, `mixed_pool_stages`: limits of uneven plans, as the options of `shardwise plan`.
@@ -107,32 +112,8 @@ def plan(
 
     Raises ConfigError for an argument that cannot be used, Infeasible where nothing fits.
     """
-    given = JobArguments(
-        model=model,
-        cluster=cluster,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-        inter_node=inter_node,
-        calibration=calibration,
-    )
-    wanted = SearchArguments(
-        objective=objective,
-        space=space,
-        fix=fix,
-        target=target,
-        use_all=use_all,
-        top=top,
-        frontier=frontier,
-        exhaustive=exhaustive,
-        stage_dp=stage_dp,
-        mixed_pool_stages=mixed_pool_stages,
-        workers=workers,
-        budget=budget,
-    )
+    given = record_of(JobArguments, locals())
+    wanted = record_of(SearchArguments, locals())
     with naming_arguments():
         return _planned(given, wanted, events, policy, progress)
 
@@ -159,33 +140,25 @@ def evaluate(
     cluster: str | Cluster,
     global_batch_size: int,
     seq_len: int | None = None,
+    target: str | None = None,
     dtype: str | None = None,
     optimizer: str = "adamw",
     memory_margin: float = 0.05,
     expert_imbalance: float = 1.1,
     inter_node: str | None = None,
     calibration: str | None = None,
+    software: str | None = None,
 ) -> Plan:
     """The plan of one given strategy, with its step time and memory; it has no certificate.
 
     `strategy` has fields such as `{"tp": 8, "pp": 2}` or text such as `tp=8,pp=2`; those that are not named
-    have their defaults. The other arguments are those of `plan`. Raises ConfigError for an argument that
-    cannot be used, Infeasible with the reason where the strategy is illegal or does not fit.
+    have their defaults. `target` is software that must run it (default: any). The other arguments are those
+    of `plan`. Raises ConfigError for an argument that cannot be used, Infeasible with the reason where the
+    strategy is illegal, does not fit or is not run by the target.
     """
-    given = JobArguments(
-        model=model,
-        cluster=cluster,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-        inter_node=inter_node,
-        calibration=calibration,
-    )
+    given = record_of(JobArguments, locals())
     with naming_arguments():
-        return evaluated(given, strategy)
+        return evaluated(given, strategy, target)
 
 
 def frontier(
@@ -211,6 +184,7 @@ def frontier(
     expert_imbalance: float = 1.1,
     inter_node: str | None = None,
     calibration: str | None = None,
+    software: str | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> FrontierAnswer[Any]:
@@ -227,32 +201,8 @@ def frontier(
     The other arguments are those of `plan`. Raises ConfigError for an argument that cannot be used,
     Infeasible where nothing fits.
     """
-    given = JobArguments(
-        model=model,
-        cluster=cluster,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-        inter_node=inter_node,
-        calibration=calibration,
-    )
-    wanted = FrontierArguments(
-        mode=mode,
-        memory_limit=memory_limit,
-        devices=devices,
-        stages=stages,
-        microbatches=microbatches,
-        meshes=meshes,
-        objectives=objectives,
-        epsilon=epsilon,
-        space=space,
-        fix=fix,
-        workers=workers,
-        use_all=use_all,
-    )
+    given = record_of(JobArguments, locals())
+    wanted = record_of(FrontierArguments, locals())
     with naming_arguments():
         return frontier_of(given, wanted, progress=progress)
 
@@ -301,8 +251,8 @@ def answer_question(question: Mapping[str, Any]) -> dict[str, Any]:
 def replan(
     plan: Plan | Path,
     *,
-    cluster: str | Cluster,
     events: str,
+    cluster: str | Cluster | None = None,
     horizon: float | str = "6h",
     regroup: float | str = "10s",
     restart: float | str = "60s",
@@ -312,7 +262,8 @@ def replan(
 ) -> Replanned:
     """The decision for a running plan, or the one in a file, after all events: keep, patch or move.
 
-    `events` is the path of a trace, or text such as `lost n3; slow n5 0.5`. Times are seconds or text, as
+    `events` is the path of a trace, or text such as `lost n3; slow n5 0.5`. `cluster` is by default the one
+    that the plan was requested for, with nodes that the plan leaves idle. Times are seconds or text, as
     `6h`: training continues for `horizon` under these conditions; a patch takes `regroup`, a migration
     `restart`, in addition to what moves; half of `checkpoint_interval` is lost after a failure. With
     `savable` only plans that a plan file holds are considered, so that the answer has a `plan`.

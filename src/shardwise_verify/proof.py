@@ -23,7 +23,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from shardwise_verify.checks import TOLERANCE, Check, fits, same
+from shardwise_verify.checks import TOLERANCE, Check, fits, number_check, same
 from shardwise_verify.collectives import fabric_of
 from shardwise_verify.estimate import evaluate
 from shardwise_verify.grids import GridCosts, breaks_grid_rule, grid_costs_of, grids_of, shard_pairs_of
@@ -52,6 +52,7 @@ from shardwise_verify.records import (
     OFFLOADS,
     RECOMPUTES,
     CertificateRecord,
+    OptimumRecord,
     PlanRecord,
     RunnerUpRecord,
     StrategyRecord,
@@ -95,6 +96,8 @@ KIND_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
 
 def runners_up_checks(plan: PlanRecord, figures: Figures) -> Iterator[Check]:
     """Each runner-up by itself, then their order and kinds."""
+    if plan.optimum is not None:
+        yield from _optimum_checks(plan, plan.optimum, figures)
     for number, runner_up in enumerate(plan.runners_up, start=1):
         yield _runner_up_check(f"runner-up {number}", runner_up, plan, figures)
     if plan.runners_up:
@@ -103,24 +106,51 @@ def runners_up_checks(plan: PlanRecord, figures: Figures) -> Iterator[Check]:
 
 
 def _runner_up_check(name: str, runner_up: RunnerUpRecord, plan: PlanRecord, figures: Figures) -> Check:
-    claimed = _text(runner_up.step_time_s, runner_up.device_bytes)
+    own = _evaluated(runner_up.strategy, plan, figures)
+    ok = (
+        not isinstance(own, str)
+        and same(runner_up.step_time_s, own[0])
+        and same(runner_up.device_bytes, own[1])
+    )
+    return Check(
+        name=name,
+        ok=ok,
+        found=_text(runner_up.step_time_s, runner_up.device_bytes),
+        expected=own if isinstance(own, str) else _text(*own),
+    )
 
-    def verdict(ok: bool, expected: str) -> Check:
-        return Check(name=name, ok=ok, found=claimed, expected=expected)
 
+def _evaluated(strategy: StrategyRecord, plan: PlanRecord, figures: Figures) -> tuple[float, float] | str:
+    """Step time and device bytes of a candidate that is legal and fits; else what it should be."""
     proof = plan.proof
-    if not is_candidate(figures, runner_up.strategy, proof.space, proof.fixed, proof.axes):
-        return verdict(False, f"a candidate of the space {proof.space!r}")
-    rows = rows_of([runner_up.strategy])
+    if not is_candidate(figures, strategy, proof.space, proof.fixed, proof.axes):
+        return f"a candidate of the space {proof.space!r}"
+    rows = rows_of([strategy])
     broken = str(first_broken(rows, figures)[0])
     if broken:
-        return verdict(False, f"a legal strategy; this one breaks {broken}")
+        return f"a legal strategy; this one breaks {broken}"
     evaluation = evaluate(figures, rows)
     seconds, device, host = (float(column[0]) for column in evaluation)
     if not (fits(device, figures.usable_bytes) and fits(host, figures.host_capacity_bytes)):
-        return verdict(False, f"a strategy that fits; this one needs {device!r} B, {host!r} B on its host")
-    ok = same(runner_up.step_time_s, seconds) and same(runner_up.device_bytes, device)
-    return verdict(ok, _text(seconds, device))
+        return f"a strategy that fits; this one needs {device!r} B, {host!r} B on its host"
+    return seconds, device
+
+
+def _optimum_checks(plan: PlanRecord, optimum: OptimumRecord, figures: Figures) -> Iterator[Check]:
+    """The optimum by itself, and that the recommended strategy is within the tolerance of it."""
+    own = _evaluated(optimum.strategy, plan, figures)
+    ok = not isinstance(own, str) and same(optimum.step_time_s, own[0])
+    expected = own if isinstance(own, str) else f"{own[0]!r} s"
+    yield Check(name="optimum", ok=ok, found=f"{optimum.step_time_s!r} s", expected=expected)
+    given_up = plan.best.step_time_s / optimum.step_time_s - 1.0
+    yield number_check("given up", optimum.given_up, given_up, scale=1.0)
+    tolerance = plan.question.tolerance
+    yield Check(
+        name="tolerance",
+        ok=-TOLERANCE <= given_up <= tolerance + TOLERANCE,
+        found=f"{given_up!r} over the optimum",
+        expected=f"at least 0, and at most {tolerance!r}",
+    )
 
 
 def _text(seconds: float, nbytes: float) -> str:
@@ -128,18 +158,18 @@ def _text(seconds: float, nbytes: float) -> str:
 
 
 def _order_check(plan: PlanRecord) -> Check:
-    times = [plan.best.step_time_s, *(runner_up.step_time_s for runner_up in plan.runners_up)]
+    times = [plan.fastest[1], *(runner_up.step_time_s for runner_up in plan.runners_up)]
     is_sorted = all(b >= a * (1 - TOLERANCE) for a, b in pairwise(times))
     return Check(
         name="runners-up order",
         ok=is_sorted,
         found=", ".join(map(repr, times)),
-        expected="ascending step times, the best strategy first",
+        expected="ascending step times, the optimum first",
     )
 
 
 def _kinds_check(plan: PlanRecord) -> Check:
-    strategies = [plan.strategy, *(runner_up.strategy for runner_up in plan.runners_up)]
+    strategies = [strategy for strategy, _ in _pool(plan)]
     kinds = {kind_of(strategy) for strategy in strategies}
     return Check(
         name="runners-up kinds",
@@ -147,6 +177,19 @@ def _kinds_check(plan: PlanRecord) -> Check:
         found=f"{len(kinds)} kinds among {len(strategies)} strategies",
         expected=f"each differs from all others in one of {', '.join(KIND_FIELDS)}",
     )
+
+
+def _pool(plan: PlanRecord) -> list[tuple[StrategyRecord, float]]:
+    """The optimum and the other strategies of the pool of the search, with their step times.
+
+    A recommended strategy is one of them where none of its kind is listed and it is no slower than the last.
+    """
+    pool = [plan.fastest]
+    pool += [(one.strategy, one.step_time_s) for one in plan.runners_up if one.strategy != plan.fastest[0]]
+    kinds = {kind_of(strategy) for strategy, _ in pool}
+    if kind_of(plan.strategy) not in kinds and plan.best.step_time_s <= pool[-1][1]:
+        pool.append((plan.strategy, plan.best.step_time_s))
+    return pool
 
 
 def kind_of(strategy: StrategyRecord) -> StrategyKind:
@@ -245,6 +288,7 @@ class Prover:
                 fabric=fabric_of(self.figures.cluster, self.figures.efficiency),
                 grid_costs=grid_costs,
                 pairs=none,
+                pp=grid_costs.pp,
                 schedule=schedule,
                 vpp=vpp,
                 splits=splits[grid_costs.pp * vpp],
@@ -558,8 +602,7 @@ def claims_of(plan: PlanRecord, figures: Figures) -> list[Claim]:
     if not is_whole:
         bound_s = proof.lower_bound_s
         return [_time_claim(bound_s, usable, f"no step time below {bound_s!r} s")]
-    results = [(plan.strategy, plan.best.step_time_s)]
-    results += [(one.strategy, one.step_time_s) for one in plan.runners_up]
+    results = _pool(plan)
     own = evaluate(figures, rows_of([strategy for strategy, _ in results]))
     # The stated and the recomputed times differ by rounding; no candidate may be below either.
     times_s = [min(stated, float(found)) for (_, stated), found in zip(results, own.step_time_s, strict=True)]
@@ -577,7 +620,7 @@ def claims_of(plan: PlanRecord, figures: Figures) -> list[Claim]:
     # A plan file has only the part of the cluster that the plan uses.
     here = "" if plan.question.objective == "time" else " on these devices"
     claim = _time_claim(max(times_s), usable, f"minimum step time {best_s!r} s{here}")
-    if not plan.runners_up:
+    if len(results) == 1:
         return [claim]
     kind_cutoffs_s = {
         kind_of(strategy): seconds * (1 - PROVEN_GAP)

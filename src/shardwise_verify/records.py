@@ -619,6 +619,15 @@ class MixedRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimumRecord:
+    """The fastest strategy, where another one is recommended."""
+
+    strategy: StrategyRecord
+    step_time_s: Positive
+    given_up: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionRecord:
     """What was asked, as far as the checks need it."""
 
@@ -626,6 +635,7 @@ class QuestionRecord:
     space: str
     fixed: Fixed
     axes: Restricted
+    tolerance: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -649,6 +659,16 @@ class PlanRecord:
     mixed: MixedRecord | None = None
     schedule: ScheduleRecord | None = None
     for_trace: Anything = None
+    optimum: OptimumRecord | None = None
+    targets: Anything = None
+
+    @property
+    def fastest(self) -> tuple[StrategyRecord, float]:
+        """The strategy of the optimum and its step time in seconds: those of `best` unless another one is
+        recommended."""
+        if self.optimum is None:
+            return self.strategy, self.best.step_time_s
+        return self.optimum.strategy, self.optimum.step_time_s
 
     @property
     def strategy(self) -> StrategyRecord:

@@ -158,7 +158,7 @@ def _applicable(limits: Sequence[LimitRecord], model: LayersRecord, job: JobReco
 def _sizes(model: LayersRecord, job: JobRecord) -> dict[str, int]:
     return {
         "layers": len(model.layer_kinds), "heads": model.heads, "kv_heads": model.kv_heads,
-        "vocab": model.vocab, "hidden": model.hidden,
+        "vocab": model.vocab, "hidden": model.hidden, "tied": int(model.tied_embeddings),
         "experts": 1 if model.experts is None else model.experts.experts, "seq_len": job.seq_len,
         "global_batch_size": job.global_batch_size,
     }  # fmt: skip

@@ -11,19 +11,15 @@ SRC = Path(__file__).parents[2] / "src" / "shardwise"
 
 SWITCH = re.compile(
     r"\.kind (?:==|!=|in|not in) \(?\"(?:uniform|uneven|graph)\"|\[[\w.]*(?:plan|result|best)\.kind\]"
-    r"|(?<!cluster)\.is_uniform\b|isinstance\([^)]*(?:TrainingJob|UnevenArrangement|\.network)\b"
+    r"|(?<!cluster)\.is_uniform\b|isinstance\([^)]*(?:TrainingJob|Arrangement|\.network)\b|\[type\(\w+\)\]"
 )
 """Code that asks for the kind of a plan, of its result, of a job or of an arrangement."""
 
 REASONS = {
     "app/cli/division.py": "a strategy, pipelines and operators are named in different words",
-    "app/cli/launching.py": "only operators of a graph are checked by importing PyTorch, which takes seconds",
-    "app/cli/planning.py": "only a strategy can be evaluated again by its fields",
     "launch/capability.py": "the runtime has other limits for each class of jobs",
-    "launch/launchers.py": "hosts can be swapped where all stages are alike",
     "questions/explaining.py": "only candidates of one strategy have a space to count",
-    "questions/targets.py": "targets limit fields of a strategy",
-    "replanning/allowed_space.py": "not all targets run uneven plans",
+    "replanning/mixed_planner.py": "uniform and uneven arrangements have each their planner",
     "replanning/uneven.py": "replicas of a strategy move as a whole, stages of an uneven plan one by one",
     "runtime/distribute.py": "each kind has its class of jobs",
     "runtime/uniform.py": "only jobs of one strategy migrate",
@@ -44,7 +40,7 @@ def asking(folder: Path) -> dict[str, int]:
 
 
 def test_only_places_with_a_reason_ask_for_the_kind_of_a_plan() -> None:
-    assert set(asking(SRC)) == set(REASONS)
+    assert set(asking(SRC)) == set(REASONS) and len(REASONS) <= 8
     # JOBS is read for a job and for what it trains, the estimators for stages and for the whole.
     assert sum(asking(SRC).values()) <= len(REASONS) + 2
 
@@ -58,6 +54,8 @@ def test_only_places_with_a_reason_ask_for_the_kind_of_a_plan() -> None:
         "x = 1 if answer.best.is_uniform else 2",
         "if isinstance(job, GraphTrainingJob):",
         "if isinstance(arrangement, UnevenArrangement):",
+        "if isinstance(arrangement, Arrangement):",
+        "return self._sides[type(one)].step_s(one)",
     ],
 )
 def test_a_new_place_is_noticed(line: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from tests.runtime.recorded_collectives import record_collectives
 from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
@@ -31,7 +32,6 @@ from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
 from shardwise.plans import Plan
 from shardwise.runtime import fsdp, gradients, reference_module, uniform
-from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.devices import LOCAL_RANK
 from shardwise.runtime.distribute import divided
 from shardwise.runtime.gradients import local

@@ -22,13 +22,13 @@ from tests.runtime.graph_equality import batches
 from tests.runtime.graph_modules import data_of, module_of
 from tests.runtime.graph_plans import by_rules, plan_with, sampled, with_blocks, without_recomputation
 from tests.runtime.jobs import of_graph
+from tests.runtime.recorded_collectives import record_collectives
 from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
 from shardwise.graph import REPLICATE_SHARD_STATES, OpNode, rules_of
 from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, capture, graph_module, parallelize
-from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.graphs import GraphTrainingJob, interpreter
 from shardwise.runtime.graphs.parameters import ShardedParameter
 from shardwise.runtime.graphs.placements import ProcessMesh

@@ -18,13 +18,13 @@ import torch
 from tests.runtime.counted_collectives import KINDS, predicted
 from tests.runtime.equality import batches, whole_module
 from tests.runtime.plans import make_plan
+from tests.runtime.recorded_collectives import CollectiveRecord, record_collectives
 from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 
 from shardwise.cluster import find_device
 from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, parallelize
-from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 from shardwise.runtime.uniform import UniformTrainingJob
 from shardwise.runtime.workers import Report
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.runtime.equality import divided, single_process
 from tests.runtime.plans import make_plan
+from tests.runtime.recorded_collectives import COLLECTIVE_OPERATORS
 from torch import distributed, nn
 from torch.distributed import DeviceMesh, checkpoint, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -27,7 +28,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardwise.runtime import WorkerPool
 from shardwise.runtime.private import (
-    COLLECTIVE_OPERATORS,
     ChunkLoadPlanner,
     ChunkSavePlanner,
     LocalAdamW,

@@ -15,6 +15,7 @@ from tests.runtime.equality import Difference, Trajectory, batches, single_proce
 from tests.runtime.jobs import uneven
 from tests.runtime.mutation import with_mutant
 from tests.runtime.plans import make_plan, tiny
+from tests.runtime.recorded_collectives import CollectiveRecord, record_collectives
 from tests.runtime.uneven_equality import divided_unevenly
 from tests.runtime.uneven_mutants import HALF_MUTANTS, MUTANTS
 from tests.runtime.uneven_plans import make_uneven
@@ -25,7 +26,6 @@ from shardwise.errors import ConfigError
 from shardwise.model import parameters
 from shardwise.plans import Layout, Pipeline, Plan, StagePart, read_plan, write_plan
 from shardwise.runtime import TrainOptions, WorkerPool, check_runnable, parallelize, reference_module, train
-from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 from shardwise.runtime.gradients import local
 from shardwise.runtime.regions import LocalRegion, region_of
 from shardwise.runtime.workers import Report

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, nearest, parse_mapping, read_mapping
+from shardwise.inputs import Fields, nearest, parse_mapping, read_mapping, record_of
 from shardwise.inputs.messages import MAX_DEPTH
 
 
@@ -211,3 +212,16 @@ def test_odd_keys_stay_on_one_line() -> None:
 def test_nearest() -> None:
     assert nearest("H10O-sxm", ["H100-SXM", "A100-80G"]) == "H100-SXM"
     assert nearest("zzz", ["H100-SXM", "A100-80G"]) is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    count: object
+    name: object = "default"
+
+
+def test_a_record_has_the_values_of_the_names_of_its_fields() -> None:
+    values = {"name": "given", "count": 3, "other": None}
+    assert record_of(Arguments, values) == Arguments(count=3, name="given")
+    with pytest.raises(KeyError, match="name"):  # no default stands in for a forgotten parameter
+        record_of(Arguments, {"count": 3})

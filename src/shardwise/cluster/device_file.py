@@ -7,13 +7,13 @@ docs/reference/formats.md describes the keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from shardwise.cluster.device import CURVES, NATIVE, AttentionCurve, Device, Efficiency
-from shardwise.cluster.ranges import COUNT, DEVICE_PRICE, HOST_MEMORY, LATENCY, MEMORY, PEAK, RATE
+from shardwise.cluster.ranges import DEVICE, DEVICE_PRICE, PEAK
 from shardwise.inputs import Fields, short_repr
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
@@ -24,6 +24,31 @@ ATTENTION_KERNELS = ("flash-1", "flash-2", "flash-3")
 
 _GIVEN = "given"
 _NAMES = ("vendor", "scale_up_name", "scale_out_name")
+
+_Keys = Mapping[str, tuple[str, str]]
+"""Figures of a device: the key of each, and its unit, `count` or `text`. `DEVICE` has their ranges."""
+
+_OWN: _Keys = {
+    "vendor": ("vendor", "text"),
+    "memory_bytes": ("memory", "B"),
+    "memory_bytes_per_s": ("memory_bandwidth", "B/s"),
+    "devices_per_node": ("devices_per_node", "count"),
+}
+_PARTS: Mapping[str, _Keys] = {
+    "scale_up": {
+        "scale_up_name": ("name", "text"),
+        "scale_up_domain": ("domain", "count"),
+        "scale_up_bytes_per_s": ("bandwidth", "B/s"),
+        "scale_up_latency_s": ("latency", "s"),
+    },
+    "scale_out": {
+        "scale_out_name": ("name", "text"),
+        "nics_per_node": ("cards_per_node", "count"),
+        "scale_out_bytes_per_s": ("bandwidth", "B/s"),
+        "scale_out_latency_s": ("latency", "s"),
+    },
+    "host": {"host_link_bytes_per_s": ("link", "B/s"), "host_memory_bytes": ("memory", "B")},
+}
 
 
 def device_of(
@@ -39,12 +64,16 @@ def device_of(
     Without a base every figure is required, and `fields.efficiency` changes `efficiency`. `given` is the
     source of figures that state none. Raises ConfigError for wrong and for unknown keys.
     """
-    figures = (
-        _own_figures(fields, base) | _scale_up(fields, base) | _scale_out(fields, base) | _host(fields, base)
-    )
+    figures = _own_figures(fields, base)
+    for key, keys in _PARTS.items():
+        part = fields.mapping(key, default={}) if base else fields.mapping(key)
+        figures |= _figures(part, base, keys)
+        if key == "scale_up":
+            figures |= _switch_and_links(part, base)
+        part.finish()
     efficiency = efficiency_from_fields(fields, base.efficiency if base else efficiency, given)
     sources = {} if base is None else dict(base.sources)
-    changed = {key for key in figures if figures[key] not in (_known(base, key), ())}
+    changed = {key for key in figures if figures[key] not in (getattr(base, key, None), ())}
     sources |= {key: given for key in figures if key in changed and key not in _NAMES}
     if fields.has("sources"):
         sources |= _texts(fields.mapping("sources"))
@@ -70,34 +99,33 @@ def _own_figures(fields: Fields, base: Device | None) -> dict[str, Any]:
     price = base.price_usd_per_hour if base else None
     if fields.has("price"):
         price = fields.quantity("price", unit="USD/h", **DEVICE_PRICE)
-    memory = _quantity(fields, "memory", "B", _known(base, "memory_bytes"), **MEMORY)
-    bandwidth = _quantity(fields, "memory_bandwidth", "B/s", _known(base, "memory_bytes_per_s"), **RATE)
+    own = _figures(fields, base, _OWN)
+    own["memory_bytes"] = round(own["memory_bytes"])
+    return {"peak_flop_per_s": peak, **own, "price_usd_per_hour": price}
+
+
+def _figures(part: Fields, base: Device | None, keys: _Keys) -> dict[str, Any]:
+    """The figures under `keys`: those of `base` where the file does not give them."""
+    found: dict[str, Any] = {}
+    for figure, (key, unit) in keys.items():
+        known = getattr(base, figure, None)
+        if known is not None and not part.has(key):
+            found[figure] = known
+        elif unit == "text":
+            found[figure] = part.text(key)
+        elif unit == "count":
+            found[figure] = part.integer(key, low=DEVICE[figure]["low"], high=DEVICE[figure]["high"])
+        else:
+            found[figure] = part.quantity(key, unit=unit, **DEVICE[figure])
+    return found
+
+
+def _switch_and_links(part: Fields, base: Device | None) -> dict[str, Any]:
+    reduces = base.scale_up_in_switch_reduction if base else False
     return {
-        "vendor": _text(fields, "vendor", _known(base, "vendor")),
-        "peak_flop_per_s": peak,
-        "memory_bytes": round(memory),
-        "memory_bytes_per_s": bandwidth,
-        "devices_per_node": _integer(fields, "devices_per_node", _known(base, "devices_per_node")),
-        "price_usd_per_hour": price,
-    }
-
-
-def _scale_up(fields: Fields, base: Device | None) -> dict[str, Any]:
-    part = fields.mapping("scale_up", default={}) if base else fields.mapping("scale_up")
-    figures = {
-        "scale_up_name": _text(part, "name", _known(base, "scale_up_name")),
-        "scale_up_domain": _integer(part, "domain", _known(base, "scale_up_domain")),
-        "scale_up_bytes_per_s": _quantity(
-            part, "bandwidth", "B/s", _known(base, "scale_up_bytes_per_s"), **RATE
-        ),
-        "scale_up_latency_s": _quantity(part, "latency", "s", _known(base, "scale_up_latency_s"), **LATENCY),
-        "scale_up_in_switch_reduction": part.boolean(
-            "in_switch_reduction", default=base.scale_up_in_switch_reduction if base else False
-        ),
+        "scale_up_in_switch_reduction": part.boolean("in_switch_reduction", default=reduces),
         "scale_up_links": _links(part) if part.has("links") else base.scale_up_links if base else (),
     }
-    part.finish()
-    return figures
 
 
 def _links(part: Fields) -> tuple[tuple[int, int], ...]:
@@ -120,56 +148,6 @@ def checked_links(part: Fields, name: str, links: Sequence[tuple[int, int]]) -> 
         allowed = "those of 2 devices, and no fewer in larger groups"
         raise part.error(name, "are not links of groups", found=short_repr(dict(links)), allowed=allowed)
     return tuple(links)
-
-
-def _scale_out(fields: Fields, base: Device | None) -> dict[str, Any]:
-    part = fields.mapping("scale_out", default={}) if base else fields.mapping("scale_out")
-    figures = {
-        "scale_out_name": _text(part, "name", _known(base, "scale_out_name")),
-        "nics_per_node": _integer(part, "cards_per_node", _known(base, "nics_per_node")),
-        "scale_out_bytes_per_s": _quantity(
-            part, "bandwidth", "B/s", _known(base, "scale_out_bytes_per_s"), **RATE
-        ),
-        "scale_out_latency_s": _quantity(
-            part, "latency", "s", _known(base, "scale_out_latency_s"), **LATENCY
-        ),
-    }
-    part.finish()
-    return figures
-
-
-def _host(fields: Fields, base: Device | None) -> dict[str, Any]:
-    part = fields.mapping("host", default={}) if base else fields.mapping("host")
-    figures = {
-        "host_link_bytes_per_s": _quantity(
-            part, "link", "B/s", _known(base, "host_link_bytes_per_s"), **RATE
-        ),
-        "host_memory_bytes": _quantity(part, "memory", "B", _known(base, "host_memory_bytes"), **HOST_MEMORY),
-    }
-    part.finish()
-    return figures
-
-
-def _known(base: Device | None, figure: str) -> Any:
-    return None if base is None else getattr(base, figure)
-
-
-def _quantity(fields: Fields, name: str, unit: str, known: float | None, *, low: float, high: float) -> float:
-    if known is not None and not fields.has(name):
-        return known
-    return fields.quantity(name, unit=unit, low=low, high=high)
-
-
-def _integer(fields: Fields, name: str, known: int | None) -> int:
-    return (
-        known
-        if known is not None and not fields.has(name)
-        else fields.integer(name, low=COUNT["low"], high=COUNT["high"])
-    )
-
-
-def _text(fields: Fields, name: str, known: str | None) -> str:
-    return known if known is not None and not fields.has(name) else fields.text(name)
 
 
 # Efficiency

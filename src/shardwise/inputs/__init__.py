@@ -7,13 +7,14 @@ limited before anything is built. Every problem becomes one ConfigError: where, 
 allowed.
 
 `dumps` (JSON or YAML by the file's name), `dumps_yaml` and `dumps_flow_yaml` are the inverse: the reader
-returns the values that they wrote.
+returns the values that they wrote. `record_of` fills a record of arguments.
 """
 
 from shardwise.inputs.dump import dumps, dumps_flow_yaml, dumps_yaml
 from shardwise.inputs.fields import REQUIRED, Fields
 from shardwise.inputs.messages import join_key, nearest, printable, short_repr
 from shardwise.inputs.read import parse_mapping, read_bytes, read_mapping, read_text
+from shardwise.inputs.record import record_of
 
 __all__ = [
     "REQUIRED",
@@ -28,5 +29,6 @@ __all__ = [
     "read_bytes",
     "read_mapping",
     "read_text",
+    "record_of",
     "short_repr",
 ]

@@ -93,8 +93,7 @@ class Launch:
 def launch_of(plan: Plan, arguments: Sequence[str], *, head: str | None = None, port: int = 29500) -> Launch:
     """How `shardwise ARGUMENTS` runs `plan` on all hosts of its cluster, including idle ones.
 
-    Unless all stages are alike, hosts are distinguished by device class and speed, since the plan assigns
-    stages to devices.
+    Unless its nodes are interchangeable, hosts are distinguished by device class and speed.
     """
     vendors = {device.vendor for device in plan.cluster.classes.values()} - {"host"}
     words = re.sub(r"[^a-z0-9]+", "-", plan.network.name.lower()).strip("-")
@@ -105,7 +104,7 @@ def launch_of(plan: Plan, arguments: Sequence[str], *, head: str | None = None, 
         head=head,
         port=port,
         gpu=" and ".join(sorted(vendors)) or None,
-        unlike=() if plan.best.is_uniform else tuple(_kind(node) for node in plan.cluster.nodes),
+        unlike=() if plan.best.can_swap_nodes else tuple(_kind(node) for node in plan.cluster.nodes),
     )
 
 

@@ -16,7 +16,7 @@ from shardwise.graph import OpGraph, graph_text, layout_record
 from shardwise.inputs import parse_mapping
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp
-from shardwise.plans.record import Certificate, Layout, Result, Stage
+from shardwise.plans.record import Certificate, Layout, Result, Stage, TargetBest
 from shardwise.plans.resolved_layers import layers_document
 from shardwise.schedule import Schedule, to_text
 from shardwise.strategy import ANY
@@ -28,8 +28,8 @@ EFFORT = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
 """Keys of a certificate about the effort of the search, which the plan hash leaves out."""
 
 PROVENANCE = frozenset(("assumptions", "provenance", "sources"))
-"""Keys in the cluster and the job, at any depth, whose values are text about the sources of figures; the plan
-hash leaves them out."""
+"""Keys in the clusters and the job, at any depth, whose values are text about the sources of figures; the
+plan hash leaves them out."""
 
 
 def result_document(result: Result) -> dict[str, object]:
@@ -116,8 +116,9 @@ def schedule_document(schedule: Schedule) -> dict[str, object]:
 
 
 def question_document(question: PlanQuestion) -> dict[str, object]:
-    """What was asked; the target is a key of the plan."""
-    return {
+    """What was asked; the target is a key of the plan. `cluster` is present only if the plan is on a part of
+    it."""
+    document: dict[str, object] = {
         "objective": question.objective,
         "space": question.space,
         "fixed": dict(question.fixed),
@@ -127,7 +128,11 @@ def question_document(question: PlanQuestion) -> dict[str, object]:
         "mixed_stage_rows": question.mixed_stage_rows,
         "epsilon": question.epsilon,
         "events": question.events,
+        **({"tolerance": question.tolerance} if question.tolerance else {}),
     }
+    if question.cluster is not None:
+        document["cluster"] = cluster_record(question.cluster)
+    return document
 
 
 def plan_document(plan: Plan) -> dict[str, object]:
@@ -146,6 +151,10 @@ def plan_document(plan: Plan) -> dict[str, object]:
     }
     if plan.certificate is not None:
         document["certificate"] = certificate_document(plan.certificate)
+    if plan.optimum is not None:
+        document["optimum"] = optimum_document(plan)
+    if plan.targets:
+        document["targets"] = [target_document(one) for one in plan.targets]
     if plan.runners_up:
         document["runners_up"] = [_runner_up_document(runner_up) for runner_up in plan.runners_up]
     if plan.epsilon is not None:
@@ -159,6 +168,28 @@ def plan_document(plan: Plan) -> dict[str, object]:
     document = plain_mapping(document)
     document["hash"] = document_hash(document)
     return document
+
+
+def optimum_document(plan: Plan) -> dict[str, object]:
+    """`optimum`: the fastest strategy of the target, and by how much the recommended one is slower."""
+    strategy = plan.best.fields if plan.optimum is None else plan.optimum.strategy
+    return {
+        "strategy": None if strategy is None else asdict(strategy),
+        "step_time_s": plan.optimum_s,
+        "given_up": plan.given_up,
+    }
+
+
+def target_document(one: TargetBest) -> dict[str, object]:
+    """An entry of `targets`: the best strategy of a target, or the reason why there is none."""
+    if one.reason is not None:
+        return {"target": one.target, "reason": one.reason}
+    return {
+        "target": one.target,
+        "step_time_s": one.step_time_s,
+        "over_any": one.over_any,
+        "strategy": None if one.strategy is None else asdict(one.strategy),
+    }
 
 
 def plan_hash(plan: Plan) -> str:
@@ -204,6 +235,8 @@ def document_hash(document: Mapping[str, object]) -> str:
         body["certificate"] = {key: value for key, value in certificate.items() if key not in EFFORT}
     for key in ("cluster", "job"):
         body[key] = _without_provenance(body.get(key))
+    if "question" in body:
+        body["question"] = _without_provenance(body["question"])
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, overload
 
 from shardwise.cluster import Cluster, Mesh, mesh_of
@@ -23,8 +23,10 @@ from shardwise.plans.record import (
     Certificate,
     Idle,
     MixedFigures,
+    Optimum,
     PlanKind,
     Result,
+    TargetBest,
     TraceChoice,
     Value,
 )
@@ -49,13 +51,15 @@ SPLIT_BACKWARDS = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """What was asked, except for model, cluster and job (which has the memory margin).
+    """What was asked, except for model and job (which has the memory margin).
 
+    `cluster` is the requested cluster, None if it is that of the plan.
     `fixed` restricts fields of the strategy to one value, `axes` to several. `target` is the software that
     the answer was restricted to (None: any). With `use_all` no device may stay idle. `stage_dp` and
     `mixed_stage_rows` are the limits of uneven plans. `epsilon` is the largest factor, less one, by which a
     frontier of an operator graph was allowed to be above the exact one. `events` is the origin of the trace
-    of events that the plan was chosen for.
+    of events that the plan was chosen for. `tolerance` is the largest factor, less one, by which a
+    recommended strategy may be slower than the optimum.
     """
 
     objective: str = "time"
@@ -68,6 +72,12 @@ class PlanQuestion:
     mixed_stage_rows: int = 1
     epsilon: float = 0.0
     events: str | None = None
+    tolerance: float = 0.0
+    cluster: Cluster | None = None
+
+    def of_part(self, part: Cluster, whole: Cluster | None) -> PlanQuestion:
+        """The question about the `whole` cluster (None: unknown) for a plan on a `part` of it."""
+        return replace(self, cluster=None if whole == part else whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +94,15 @@ class Plan:
     """A self-contained answer: what was asked, the layout with its prediction, and the certificate.
 
     `network` is the model, or the operator graph. `cluster` has the used devices only where `idle` names
-    others. `schedule` is the table of actions of a uniform strategy, None where it
-    is too long for a plan file. `certificate` is None where nothing was
-    searched: for an evaluated strategy, and for a point of a frontier. For the latter `epsilon` says how good
-    the frontier is: every layout is matched in step time and device bytes within a factor 1 + `epsilon` by
-    some point of it. `mixed` has the step times that a plan on a mixed cluster is compared with. `for_trace`
-    is set if the plan was chosen for a trace of events. `answer` is the whole answer of the search, with all
-    figures of the runners-up; a plan file does not have it.
+    others; then `question` has the requested cluster. `schedule` is the table of actions of a uniform
+    strategy, None where it is too long for a plan file. `certificate` is None where nothing was searched: for
+    an evaluated strategy, and for a point of a frontier. For the latter `epsilon` says how good the frontier
+    is: every layout is matched in step time and device bytes within a factor 1 + `epsilon` by some point of
+    it. `mixed` has the step times that a plan on a mixed cluster is compared with. `for_trace` is set if the
+    plan was chosen for a trace of events. `answer` is the whole answer of the search, with all figures of the
+    runners-up; a plan file does not have it. `optimum` is the fastest strategy where another one within the
+    tolerance is recommended, and the certificate is that of the optimum. `targets` are the best strategies of
+    targets, in the order in which they are recommended.
     """
 
     network: Model | OpGraph
@@ -106,6 +118,19 @@ class Plan:
     mixed: MixedFigures | None = None
     for_trace: TraceChoice | None = None
     answer: Answer | None = field(default=None, compare=False)
+    optimum: Optimum | None = None
+    targets: tuple[TargetBest, ...] = ()
+
+    @property
+    def optimum_s(self) -> float:
+        """Step time in seconds of the fastest strategy of the question; that of `best` unless another one is
+        recommended."""
+        return self.step_time_s if self.optimum is None else self.optimum.step_time_s
+
+    @property
+    def given_up(self) -> float:
+        """Step time over the optimum, less one."""
+        return self.step_time_s / self.optimum_s - 1.0
 
     @property
     def kind(self) -> PlanKind:
@@ -146,6 +171,12 @@ class Plan:
     def target(self) -> str | None:
         """The software that the plan is for; None for any."""
         return self.question.target
+
+    @property
+    def requested_cluster(self) -> Cluster:
+        """The cluster that was asked about: with the nodes that the plan leaves idle, where these are
+        known."""
+        return self.question.cluster or self.cluster
 
     @property
     def objective(self) -> str:
@@ -402,7 +433,7 @@ def plan_of(
         network=model,
         cluster=cluster,
         job=job,
-        question=question or PlanQuestion(objective=answer.objective),
+        question=(question or PlanQuestion(objective=answer.objective)).of_part(cluster, answer.whole),
         best=answer.best,
         schedule=schedule_of(answer.best),
         runners_up=tuple(
@@ -417,4 +448,6 @@ def plan_of(
         idle=answer.idle,
         mixed=answer.mixed,
         answer=answer,
+        optimum=answer.optimum,
+        targets=answer.targets,
     )

@@ -223,11 +223,27 @@ class Result:
         return self.fields is not None
 
     @property
+    def can_be_evaluated(self) -> bool:
+        """Whether fields of a strategy alone determine it, so that `evaluate` can predict it again."""
+        return self.is_uniform
+
+    @property
+    def can_swap_nodes(self) -> bool:
+        """Whether any node of its cluster may have the ranks of any other, since all stages are alike; else
+        stages are assigned to devices."""
+        return self.is_uniform
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether it is a layout of the operators of a graph, which software must be able to compute."""
+        return self.layout.operators is not None
+
+    @property
     def kind(self) -> PlanKind:
         """What the stages have in common."""
         if self.fields is not None:
             return "uniform"
-        return "uneven" if self.layout.operators is None else "graph"
+        return "graph" if self.has_operators else "uneven"
 
     @property
     def microbatches(self) -> tuple[int, ...]:
@@ -359,6 +375,26 @@ class MixedFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Optimum:
+    """The fastest strategy of the target, where another one within the tolerance is recommended."""
+
+    strategy: Strategy
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetBest:
+    """The best plan of a target: its strategy (None if it is uneven), its step time, and the value of its
+    objective over that without a target, less one. Where there is no plan, only `reason` says why."""
+
+    target: str
+    strategy: Strategy | None = None
+    step_time_s: float | None = None
+    over_any: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The best strategy, its runners-up (each differs in a degree, the schedule or recomputation), and the
     certificate.
@@ -367,7 +403,9 @@ class Answer:
     `unexplored_parts` counts parts that were left out and may be better. `idle` are the unused devices.
     `all_devices_step_time_s` is the best step time on all devices (None: nothing fits on all, or no time was
     left to find it). `mixed` has the comparison on a mixed cluster. `is_interrupted`: the user ended the
-    search early. `whole` is the requested cluster, None where it is not known.
+    search early. `whole` is the requested cluster, None where it is not known. `optimum` is the
+    fastest strategy where another one is recommended as `best`; the certificate is that of the optimum.
+    `targets` has the best of each target.
     """
 
     best: Result
@@ -384,6 +422,8 @@ class Answer:
     mixed: MixedFigures | None = None
     is_interrupted: bool = False
     whole: Cluster | None = None
+    optimum: Optimum | None = None
+    targets: tuple[TargetBest, ...] = ()
 
     @property
     def is_proven(self) -> bool:

@@ -30,11 +30,10 @@ from shardwise.questions.planning import SearchArguments, evaluated, planned
 from shardwise.questions.request import DTYPES, OPTIMIZERS, OWN_TARGET, JobArguments, Request, request_of
 from shardwise.questions.spaces import counted_space, counted_uneven, require_candidates, space_choice
 from shardwise.questions.sweeps import Sweep, row_of, swept
-from shardwise.questions.targets import not_run
 from shardwise.questions.trace_plans import planned_for_trace
 
 if TYPE_CHECKING:
-    from shardwise.questions.after_events import Replanned, replanned
+    from shardwise.questions.after_events import Replanned, cluster_after, replanned
     from shardwise.questions.checking import CheckedPlan, checked_plan, checked_record
 
 __all__ = [
@@ -58,6 +57,7 @@ __all__ = [
     "Sweep",
     "checked_plan",
     "checked_record",
+    "cluster_after",
     "counted_space",
     "counted_uneven",
     "evaluated",
@@ -65,7 +65,6 @@ __all__ = [
     "fields",
     "flag",
     "frontier_of",
-    "not_run",
     "optional_text",
     "planned",
     "planned_for_trace",
@@ -83,7 +82,7 @@ __all__ = [
 ]
 
 _LATE = {
-    "after_events": ("Replanned", "replanned"),
+    "after_events": ("Replanned", "cluster_after", "replanned"),
     "checking": ("CheckedPlan", "checked_plan", "checked_record"),
 }
 

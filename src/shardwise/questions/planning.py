@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from shardwise import search
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.plans import OBJECTIVES, Answer, Plan, PlanQuestion, plan_of, schedule_of
+from shardwise.plans import OBJECTIVES, Answer, Plan, PlanQuestion, TargetBest, plan_of, schedule_of
 from shardwise.questions import arguments
 from shardwise.questions.arguments import MIXED_POOL_STAGES, Progress
-from shardwise.questions.request import JobArguments, request_of
+from shardwise.questions.request import OWN_TARGET, JobArguments, Request, request_of
 from shardwise.questions.spaces import require_candidates, space_choice
+from shardwise.questions.target_table import (
+    TargetAnswer,
+    answers_of_targets,
+    recommended_target,
+    table_of,
+    targets_in_order,
+)
 from shardwise.questions.targets import requested_target, require_job
-from shardwise.strategy import Target, complete
+from shardwise.strategy import Strategy, Target, complete, target_of
+from shardwise.ties import is_less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +42,7 @@ class SearchArguments:
     mixed_pool_stages: object = 1
     workers: object = 1
     budget: object = None
+    tolerance: object = 0.01
 
 
 def planned(given: JobArguments, wanted: SearchArguments, *, progress: Progress | None = None) -> Plan:
@@ -40,36 +51,107 @@ def planned(given: JobArguments, wanted: SearchArguments, *, progress: Progress 
     Raises ConfigError for the first argument that cannot be used, Infeasible where nothing fits. An
     interrupted search answers with the incumbent.
     """
-    unbound = search_options(wanted)
-    chosen = space_choice(wanted.space)
-    request = request_of(given)
-    target = requested_target(wanted.target, request)
-    if target is not None:
-        require_job(target, request)
-        request = request.for_target(target)
-    question = search.Question(
-        model=request.model,
-        cluster=request.cluster,
-        job=request.job,
-        space=chosen.base,
-        axes=chosen.axes,
-        **unbound,
-    )
-    if not question.uses_parts:
-        require_candidates(chosen, question.fixed, request)
-    by_pools = question.objective == "time" and search.is_mixed(request.cluster)
-    _check_uneven_options(question, target, by_pools=by_pools)
-    try:
-        answer = _search(question, target, by_pools=by_pools, progress=progress)
-    except Infeasible:
-        require_candidates(chosen, question.fixed, request)
-        raise
+    request, asker = request_of(given), _Asker.of(wanted, progress)
+    if asker.is_table_of_targets(request):
+        chosen = _chosen(request, asker)
+    else:
+        target = requested_target(wanted.target, request)
+        if target is not None:
+            require_job(target, request)
+            request = request.for_target(target)
+        chosen = _Chosen(request, target, *asker.ask(target, request))
+    return _plan_of(chosen, asker)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A question with its answer, and the best of each target where no target was named."""
+
+    request: Request
+    target: Target | None
+    question: search.Question
+    answer: Answer
+    targets: tuple[TargetBest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """The options of the search, to ask the same question for one or several targets."""
+
+    wanted: SearchArguments
+    options: Mapping[str, Any]
+    space: search.SpaceChoice
+    tolerance: float
+    progress: Progress | None
+
+    @classmethod
+    def of(cls, wanted: SearchArguments, progress: Progress | None) -> _Asker:
+        """Raises ConfigError for the first argument that cannot be used."""
+        tolerance = arguments.number("--tolerance", wanted.tolerance, low=0.0, high=1.0)
+        return cls(wanted, search_options(wanted), space_choice(wanted.space), tolerance, progress)
+
+    def is_table_of_targets(self, request: Request) -> bool:
+        """Whether the best target is to be found: none is named, and our own runtime is not the default."""
+        own = target_of(OWN_TARGET)
+        return self.wanted.target is None and not own.knows_devices(request.cluster.classes)
+
+    def ask(self, target: Target | None, request: Request, share: int = 1) -> tuple[search.Question, Answer]:
+        """The question for a target (None: any) and its answer; with `share`, in this part of the budget.
+
+        Raises ConfigError where the arguments contradict each other or the target, Infeasible where nothing
+        fits.
+        """
+        question = search.Question(
+            model=request.model,
+            cluster=request.cluster,
+            job=request.job,
+            space=self.space.base,
+            axes=self.space.axes,
+            **self.options,
+        )
+        if question.budget_s is not None:
+            question = replace(question, budget_s=question.budget_s / share)
+        if not question.uses_parts:
+            require_candidates(self.space, question.fixed, request)
+        by_pools = question.objective == "time" and search.is_mixed(request.cluster)
+        _check_uneven_options(question, target, by_pools=by_pools)
+        try:
+            answer = _search(question, target, by_pools=by_pools, progress=self.progress)
+        except Infeasible:
+            require_candidates(self.space, question.fixed, request)
+            raise
+        return question, replace(answer, whole=request.cluster)
+
+
+def _chosen(request: Request, asker: _Asker) -> _Chosen:
+    """The answer for the recommended target; on a mixed cluster the uneven plan where it is faster by more
+    than the tolerance."""
+    share = len(targets_in_order()) + 2
+    of_any = TargetAnswer(None, request, *asker.ask(None, request, share))
+    ask = partial(asker.ask, share=share)
+    found = [] if of_any.is_interrupted else answers_of_targets(request, of_any, ask)
+    best = recommended_target(found) or of_any
+    if of_any.is_uneven:
+        own = next((one for one in found if one.is_own and one.answer is not None), None)
+        uneven = own if own is not None and own.is_uneven else of_any
+        if is_less(uneven.value * (1.0 + asker.tolerance), best.value) or best is of_any:
+            best = uneven
+    question, answer = best.found
+    return _Chosen(best.request, best.target, question, answer, table_of(found, of_any))
+
+
+def _plan_of(chosen: _Chosen, asker: _Asker) -> Plan:
+    """The plan with the recommended strategy of the chosen target."""
+    question, target = chosen.question, chosen.target
+    tolerance = 0.0 if target is None else asker.tolerance
+    with search.SearchClock(question.budget_s).handling_interrupts() as clock:
+        answer = search.recommended(chosen.answer, question, target, tolerance, clock)
     return plan_of(
-        replace(answer, whole=request.cluster),
-        model=request.model,
-        cluster=answer.cluster or request.cluster,
-        job=request.job,
-        question=plan_question(question, target),
+        replace(answer, targets=chosen.targets),
+        model=chosen.request.model,
+        cluster=answer.cluster or chosen.request.cluster,
+        job=chosen.request.job,
+        question=replace(plan_question(question, target), tolerance=tolerance),
     )
 
 
@@ -131,14 +213,20 @@ def plan_question(question: search.Question, target: Target | None) -> PlanQuest
     )
 
 
-def evaluated(given: JobArguments, strategy: object) -> Plan:
+def evaluated(given: JobArguments, strategy: object, target: object = None) -> Plan:
     """The plan of one given strategy, without a certificate: nothing was searched.
 
+    `target` is the software that must run it (None: any).
+
     Raises ConfigError for the first argument that cannot be used, Infeasible with the reason where the
-    strategy is illegal or does not fit.
+    strategy is illegal, does not fit, or is not run by the target.
     """
     fields = arguments.fields("--strategy", strategy)
     request = request_of(given)
+    software = None if target is None else requested_target(target, request)
+    if software is not None:
+        require_job(software, request)
+        request = request.for_target(software)
     experts = request.model.experts
     chosen = complete(
         fields,
@@ -147,7 +235,21 @@ def evaluated(given: JobArguments, strategy: object) -> Plan:
         experts=None if experts is None else experts.experts,
         global_batch_size=request.job.global_batch_size,
     )
+    if software is not None:
+        _require_run(software.for_job(request.model, request.job), chosen)
     best = search.evaluate(request.model, request.cluster, request.job, chosen)
     return Plan(
-        network=request.model, cluster=request.cluster, job=request.job, best=best, schedule=schedule_of(best)
+        network=request.model,
+        cluster=request.cluster,
+        job=request.job,
+        best=best,
+        question=PlanQuestion(target=None if software is None else software.name),
+        schedule=schedule_of(best),
     )
+
+
+def _require_run(target: Target, strategy: Strategy) -> None:
+    """Infeasible where the target does not run the strategy, with the fields that it does not support."""
+    refused = [str(refusal) for refusal in target.refusals(strategy)]
+    if refused:
+        raise Infeasible(f"target: {target.command} does not run {'; '.join(refused)}", reasons={"target": 1})

@@ -16,7 +16,20 @@ from shardwise.inputs import printable, read_mapping, short_repr
 from shardwise.model import Model, catalogue_names, load_model, model_from_config
 from shardwise.questions.arguments import choice, count, number, optional_text, text
 from shardwise.search import MeshChoice
-from shardwise.strategy import OWN_PROFILE, Calibration, Job, Profile, Target, read_calibration, target_of
+from shardwise.strategy import (
+    NEWEST_MEGATRON_LM,
+    OWN_PROFILE,
+    PROFILES,
+    Calibration,
+    Job,
+    Profile,
+    Target,
+    newest_target,
+    read_calibration,
+    software_names,
+    software_of,
+    target_of,
+)
 
 OWN_TARGET = "shardwise"
 """The target of our own runtime, `shardwise train`: the default on devices that it knows."""
@@ -39,22 +52,29 @@ class JobArguments:
     expert_imbalance: object = 1.1
     inter_node: object = None
     calibration: object = None
+    software: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Model, cluster and job of a question. `own_profile` is the software profile of our own runtime, which
-    the job has only where that runtime is the target."""
+    """Model, cluster and job of a question.
+
+    `own_profile` is the software profile of our own runtime, which the job has only where that runtime is the
+    target. With `has_software` the software profile of the job was requested by name, or measured.
+    """
 
     model: Model
     cluster: Cluster
     job: Job
     own_profile: Profile
+    has_software: bool = False
 
     def for_target(self, target: Target) -> Request:
-        """The same with the software profile of `target`: our own runtime has its own, other targets that of
-        the job."""
-        profile = self.own_profile if target.name == OWN_TARGET else target.run_by(self.job.profile)
+        """The same with the software profile of `target`, unless software was requested."""
+        if target.name == OWN_TARGET:
+            profile = self.own_profile
+        else:
+            profile = self.job.profile if self.has_software else target.own_profile
         return replace(self, job=replace(self.job, profile=profile))
 
 
@@ -67,6 +87,7 @@ def request_of(given: JobArguments) -> Request:
     batch = count("--global-batch-size", given.global_batch_size)
     margin, imbalance = _margin(given), _imbalance(given)
     dtype, optimizer = _dtype(given), _optimizer(given)
+    software = _software(given)
     model = model_of(given.model)
     cluster, calibration = measured_cluster(given)
     job = search.default_job(
@@ -79,15 +100,29 @@ def request_of(given: JobArguments) -> Request:
         memory_margin=margin,
         expert_imbalance=imbalance,
     )
-    own_profile = job.profile
-    if calibration is not None:
-        own_profile = calibration.profile_of(job.dtype, has_experts=model.experts is not None) or job.profile
-        job = replace(job, profile=measured_software(own_profile, cluster) or job.profile)
     own = target_of(OWN_TARGET)
+    own_profile, requested = software or PROFILES[own.profile], software
+    if calibration is not None and software is None:
+        measured = calibration.profile_of(job.dtype, has_experts=model.experts is not None)
+        own_profile, requested = measured or own_profile, measured_software(measured, cluster)
     own_profile = own.run_by(own_profile)
-    if own.knows_devices(cluster.classes):
-        job = replace(job, profile=own_profile)
-    return Request(model=model, cluster=cluster, job=job, own_profile=own_profile)
+    is_own = own.knows_devices(cluster.classes)
+    profile = own_profile if is_own else requested or NEWEST_MEGATRON_LM
+    return Request(
+        model=model,
+        cluster=cluster,
+        job=replace(job, profile=profile),
+        own_profile=own_profile,
+        has_software=requested is not None,
+    )
+
+
+def _software(given: JobArguments) -> Profile | None:
+    name = optional_text("--software", given.software)
+    if name is None:
+        return None
+    known = software_names()
+    return software_of(choice("--software", name if name in known else newest_target(name), known))
 
 
 def _margin(given: JobArguments) -> float:
@@ -233,9 +268,9 @@ def graph_request_of(given: JobArguments, meshes: str) -> GraphRequest:
     graph = _scaled(whole, batch, seq_len)
     cluster, calibration = measured_cluster(given)
     training = Training(dtype=dtype or search.best_dtype(cluster), optimizer=optimizer)
-    software = (
-        None if calibration is None else measured_software(calibration.profile_without_data_overlap, cluster)
-    )
+    software = _software(given)
+    if software is None and calibration is not None:
+        software = measured_software(calibration.profile_without_data_overlap, cluster)
     if software is not None:
         training = replace(training, profile=software)
     return GraphRequest(

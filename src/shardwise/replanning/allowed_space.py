@@ -37,8 +37,8 @@ class AllowedSpace:
 
     `target` is the software that runs the plans, for the model and job (None: any). With `use_all` no usable
     node may be idle, except for nodes with notice. `is_of_files` allows only what a plan file can represent:
-    equal shares of pipelines, and no re-routing; so does a target. `is_uniform` excludes uneven plans. The
-    running plan may always be kept.
+    equal shares of pipelines, and no re-routing; so does a target. `dropped` are fields that the question
+    restricts, and that do not count on other nodes. The running plan may always be kept.
     """
 
     space: str = "default"
@@ -48,7 +48,7 @@ class AllowedSpace:
     stage_dp: int = 1
     target: Target | None = None
     is_of_files: bool = False
-    is_uniform: bool = False
+    dropped: frozenset[str] = frozenset()
 
     def on_any_nodes(self) -> AllowedSpace:
         """The same without values of fields that follow from the number of replicas."""
@@ -56,7 +56,7 @@ class AllowedSpace:
             self,
             fixed={name: value for name, value in self.fixed.items() if name not in OF_REPLICAS},
             axes={name: values for name, values in self.axes.items() if name not in OF_REPLICAS},
-            is_uniform=not self.has_uneven,
+            dropped=self.dropped | OF_REPLICAS & {*self.fixed, *self.axes},
         )
 
     def with_offload_of(self, running: Strategy) -> AllowedSpace:
@@ -68,8 +68,9 @@ class AllowedSpace:
 
     @property
     def has_uneven(self) -> bool:
-        """Whether uneven plans are allowed: only without restrictions of fields, which they do not have."""
-        return not self.is_uniform and self.space == "default" and not self.fixed and not self.axes
+        """Whether uneven plans are allowed: only if the question restricts no field of a strategy, which they
+        do not have."""
+        return self.space == "default" and not (self.fixed or self.axes or self.dropped)
 
     def has_uneven_in(self, dtype: str) -> bool:
         """Whether uneven plans are allowed, and run by the target in this dtype."""
@@ -87,7 +88,7 @@ class AllowedSpace:
 
     def allows(self, one: Arrangement, situation: Situation) -> bool:
         """Whether a change to an arrangement of an allowed strategy is allowed."""
-        if (self.is_of_files or self.target is not None) and not one.has_equal_shares:
+        if (self.is_of_files or self.target is not None) and not one.can_be_saved:
             return False
         return self.uses_enough(one.nodes, situation)
 

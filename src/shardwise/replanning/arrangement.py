@@ -48,7 +48,7 @@ class Arrangement:
         return tuple(name for name in self.slots if name != NO_NODE)
 
     @property
-    def has_equal_shares(self) -> bool:
+    def can_be_saved(self) -> bool:
         """Whether a plan file can represent it as a strategy: no re-routing, equal shares of pipelines."""
         return not self.is_rerouted and len(set(self.microbatches)) == 1
 

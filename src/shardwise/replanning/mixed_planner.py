@@ -8,7 +8,7 @@ have no side effects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -89,7 +89,10 @@ class MixedPlanner:
     def __init__(self, uniform: Planner, uneven: UnevenStepTimes, plans: UnevenPlanSource | None) -> None:
         """If `plans` is None, no uneven plan is searched."""
         self.uniform, self.uneven, self._plans = uniform, uneven, plans
-        self._sides: Mapping[type, _Side] = {Arrangement: uniform, UnevenArrangement: uneven}
+
+    def _side(self, one: AnyArrangement) -> _Side:
+        """Who predicts and changes the arrangement."""
+        return self.uneven if isinstance(one, UnevenArrangement) else self.uniform
 
     @property
     def prices(self) -> Prices:
@@ -103,7 +106,7 @@ class MixedPlanner:
 
     def step_s(self, one: AnyArrangement, situation: Situation) -> float | None:
         """Seconds per step; None if a node is gone or the arrangement does not fit any more."""
-        return self._sides[type(one)].step_s(one, situation)
+        return self._side(one).step_s(one, situation)
 
     def started(self, one: AnyArrangement, situation: Situation) -> Transition:
         """The transition that starts it from a checkpoint."""
@@ -112,16 +115,16 @@ class MixedPlanner:
     def swapped(self, one: AnyArrangement, first: str, second: str) -> AnyArrangement | None:
         """The arrangement with two of its nodes swapped; None for an uneven plan if they are of different
         pools."""
-        return self._sides[type(one)].swapped(one, first, second)
+        return self._side(one).swapped(one, first, second)
 
     def without_idle_nodes(self, one: AnyArrangement) -> AnyArrangement:
         """The arrangement on only those nodes that it uses."""
-        return self._sides[type(one)].without_idle_nodes(one)
+        return self._side(one).without_idle_nodes(one)
 
     def answer_on(self, one: AnyArrangement, cluster: Cluster, space: str) -> Answer:
         """The arrangement alone as the answer to a question in `space`, estimated on its nodes (`cluster`)
         without events."""
-        return self._sides[type(one)].answer_on(one, cluster, space)
+        return self._side(one).answer_on(one, cluster, space)
 
     def keep(
         self, running: AnyArrangement, situation: Situation, *, horizon_s: float
@@ -144,7 +147,7 @@ class MixedPlanner:
         """The best decision over the horizon, as in `Planner.replan`. Raises Infeasible if nothing can
         run."""
         before = None if running is None else self.without_idle_nodes(running)
-        start = None if before is None else self._sides[type(before)].as_uniform(before)
+        start = None if before is None else self._side(before).as_uniform(before)
         uniform: Decision[Arrangement] | None = None
         try:
             uniform = self.uniform.replan(
@@ -192,7 +195,7 @@ class MixedPlanner:
         has_all: bool,
     ) -> Iterator[_Option]:
         """Keep, and the allowed patches, as far as the uniform planner does not consider them."""
-        side = self._sides[type(running)]
+        side = self._side(running)
         for decision, one in side.in_place(running, situation, has_all=has_all):
             step_s = side.step_s(one, situation)
             if step_s is None:
@@ -204,7 +207,7 @@ class MixedPlanner:
 
     def _uses_enough(self, one: AnyArrangement, situation: Situation) -> bool:
         allowed = self.uniform.allowed_space
-        is_whole = not allowed.use_all or self._sides[type(one)].fills_nodes(one)
+        is_whole = not allowed.use_all or self._side(one).fills_nodes(one)
         return is_whole and allowed.uses_enough(one.nodes, situation)
 
     def _migrations(
@@ -232,9 +235,9 @@ class MixedPlanner:
     ) -> Transition:
         if before == after and left.issuperset(after.nodes):
             return NO_TRANSITION
-        held = None if before is None else self._sides[type(before)].holdings(before)
+        held = None if before is None else self._side(before).holdings(before)
         return self.uniform.transitions.between_holdings(
-            held, self._sides[type(after)].holdings(after), situation, left, saved, is_patch=is_patch
+            held, self._side(after).holdings(after), situation, left, saved, is_patch=is_patch
         )
 
 

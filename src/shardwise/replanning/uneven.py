@@ -89,6 +89,11 @@ class UnevenArrangement:
         return self.result.microbatches
 
     @property
+    def can_be_saved(self) -> bool:
+        """True: a plan file represents every uneven plan."""
+        return True
+
+    @property
     def is_rerouted(self) -> bool:
         """False: micro-batches of lost nodes are not re-routed."""
         return False

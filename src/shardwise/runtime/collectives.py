@@ -1,6 +1,5 @@
-"""Collectives of the runtime, with their gradients, and a recorder of the collectives of a step.
+"""Collectives of the runtime, with their gradients.
 
-- `record_collectives` counts all collectives of this thread with their bytes, as the cost model counts them.
 - `SharedTokens`, `Boundary`: tensor-parallel ranks that hold equal tensors split them and gather them again.
 - `reduce_over` (all-reduce, reduce-scatter) and `all_gathered` (all-gather) are differentiable.
 - `all_gather_json` gathers a value of each rank as JSON: received data is never unpickled.
@@ -9,79 +8,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor
-
-from shardwise.runtime.private import COLLECTIVE_OPERATORS, DispatchMode
-
-# Recording of collectives
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class CollectiveRecord:
-    """One kind of collective of one size.
-
-    `nbytes` are those of the full tensor, as the cost model counts them: the reduced tensor (all_reduce), the
-    gathered one (all_gather), the one before scattering (reduce_scatter), what this rank sends in total
-    (all_to_all), or to one other rank (send, recv).
-    """
-
-    kind: str
-    nbytes: int
-
-
-class CollectiveRecorder(DispatchMode):
-    """Counts the collectives that this thread starts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[CollectiveRecord] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor dispatches its local operators here again
-        output = func(*args, **(kwargs or {}))
-        if func in _MEASURED:
-            kind, nbytes = _MEASURED[func]
-            self.counts[CollectiveRecord(kind, nbytes(args, output))] += 1
-        return output
-
-
-def record_collectives() -> CollectiveRecorder:
-    """A context whose `counts` has the collectives inside."""
-    return CollectiveRecorder()
-
-
-def _bytes(of: Any) -> int:
-    """Bytes of a tensor, or of all tensors in nested lists."""
-    if isinstance(of, Tensor):
-        return of.numel() * of.element_size()
-    return sum(map(_bytes, of))
-
-
-def _first(args: Any, output: Any) -> int:
-    return _bytes(args[0])
-
-
-def _second(args: Any, output: Any) -> int:
-    return _bytes(args[1])
-
-
-def _output(args: Any, output: Any) -> int:
-    return _bytes(output)
-
-
-_SIZED: dict[str, Callable[[Any, Any], int]] = {"first": _first, "second": _second, "output": _output}
-_MEASURED = {operator: (kind, _SIZED[whole]) for operator, kind, whole in COLLECTIVE_OPERATORS}
-
 
 # Collectives with gradients
 

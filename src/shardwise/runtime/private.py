@@ -50,7 +50,6 @@ class ProfiledEvent(NamedTuple):
 
 __all__ = [
     "ALL_TO_ALL",
-    "COLLECTIVE_OPERATORS",
     "ChunkLoadPlanner",
     "ChunkSavePlanner",
     "DispatchMode",
@@ -85,29 +84,6 @@ PeerSlice = tuple[int, tuple[slice, ...]]
 
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
 """All-to-all as an operator that returns its result, so that selective recomputation can save it."""
-
-
-# Collectives
-
-_c10d, _functional = torch.ops.c10d, torch.ops._c10d_functional
-COLLECTIVE_OPERATORS = (
-    # Of these, the first operand is the output buffer, and the second the input.
-    (_c10d._allgather_base_.default, "all_gather", "first"),
-    (_c10d.allgather_.default, "all_gather", "first"),
-    (_c10d._reduce_scatter_base_.default, "reduce_scatter", "second"),
-    (_c10d.reduce_scatter_.default, "reduce_scatter", "second"),
-    (_c10d.alltoall_base_.default, "all_to_all", "second"),
-    (_c10d.allreduce_.default, "all_reduce", "first"),
-    (_c10d.broadcast_.default, "broadcast", "first"),
-    (_c10d.send.default, "send", "first"),
-    (_c10d.recv_.default, "recv", "first"),
-    # These return their output.
-    (_functional.all_gather_into_tensor.default, "all_gather", "output"),
-    (_functional.reduce_scatter_tensor.default, "reduce_scatter", "first"),
-    (_functional.all_to_all_single.default, "all_to_all", "first"),
-    (_functional.all_reduce.default, "all_reduce", "first"),
-)
-"""Collective operators with their kind, and which operand (or the output) is the full tensor."""
 
 
 def all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:

@@ -9,7 +9,7 @@ from shardwise.search.answer import (
 from shardwise.search.bnb.incumbent import Fastest
 from shardwise.search.bnb.ledger import LedgerEntry
 from shardwise.search.bnb.solver import BranchAndBound
-from shardwise.search.clock import WorkLimit
+from shardwise.search.clock import SearchClock, WorkLimit
 from shardwise.search.cluster_parts import is_mixed
 from shardwise.search.curve_parts import MOST_UNITED, MeshChoice, PartChoice
 from shardwise.search.curves import (
@@ -59,6 +59,7 @@ from shardwise.search.plan_timeline import (
     predicted_again,
 )
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
+from shardwise.search.recommended import recommended
 from shardwise.search.result import band_of
 from shardwise.search.space import SpaceChoice, read_space
 from shardwise.search.step_times import (
@@ -72,7 +73,7 @@ from shardwise.search.step_times import (
     worst_durations,
 )
 from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
-from shardwise.search.targets import parts_within, plan_for, restricted_to
+from shardwise.search.targets import objective_value, parts_within, plan_for, restricted_to
 
 __all__ = [
     "MODES",
@@ -102,6 +103,7 @@ __all__ = [
     "RecordCostModel",
     "Reference",
     "ResultDifference",
+    "SearchClock",
     "SpaceChoice",
     "StagedCurve",
     "StagedCurves",
@@ -124,6 +126,7 @@ __all__ = [
     "explained",
     "graph_result",
     "is_mixed",
+    "objective_value",
     "overview_of",
     "parts_within",
     "pipeline_figures",
@@ -140,6 +143,7 @@ __all__ = [
     "predicted_result",
     "ranks_of_nodes",
     "read_space",
+    "recommended",
     "relayout",
     "restricted_to",
     "shortest_text",

@@ -31,7 +31,7 @@ class Question:
     uneven plan up to `stage_dp` replicas of a stage, a power of two, share the rows of a micro-batch; a
     mixed-pool stage splits micro-batches of up to `mixed_stage_rows` rows. `fixed_by` names the option that
     fixes a field if it is not `--fix`. Candidates that exceed one of `limits` (of a target, for the model)
-    are rejected.
+    are rejected. With `has_even_stages` the first and the last stage have as many layers as an even split.
     """
 
     model: Model
@@ -51,6 +51,7 @@ class Question:
     mixed_stage_rows: int = 1
     fixed_by: Mapping[str, str] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
+    has_even_stages: bool = False
 
     def problem(self) -> Problem:
         """The input of the cost model. Raises ConfigError if the fields are inconsistent."""
@@ -109,6 +110,7 @@ class Question:
             fixed=self.fixed,
             axes=self.axes,
             limits=self.limits,
+            has_even_stages=self.has_even_stages,
         )
 
 

@@ -120,7 +120,8 @@ class Space:
 
     `fixed` restricts fields to one value and may use the aliases of sharding degrees; `axes` restricts fields
     to several values. Choices that exceed one of `limits` (of a target, for the model) are listed as shapes
-    and counted as candidates, but not listed as grids or sharding options: the search rejects them.
+    and counted as candidates, but not listed as grids or sharding options: the search rejects them. With
+    `has_even_stages` stages are split evenly.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Space:
     fixed: Mapping[str, Any]
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
+    has_even_stages: bool = False
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -306,7 +308,7 @@ class Space:
 
     def _split_options(self, stages: int) -> dict[str, Column]:
         e1, e2 = (int(end) for end in even_ends(self.layers, stages))
-        if stages == 1 or self.is_core:
+        if stages == 1 or self.is_core or self.has_even_stages:
             firsts, lasts = np.array([e1]), np.array([e2])
         elif stages == 2:
             firsts = np.array(sorted(range(self.layers + 1), key=lambda first: (abs(first - e1), first)))

@@ -48,7 +48,7 @@ def restricted_to(target: Target, question: Question) -> Question:
                 allowed=f"{', '.join(map(str, target.axes[name]))}, or --target any",
             )  # fmt: skip
     named = {*question.fixed, *question.axes}
-    requested = _restricted(question, target.axes_for(question.cluster.classes, named))
+    requested = restricted_with(question, target.axes_for(question.cluster.classes, named))
     if requested is None:
         raise _target_infeasible(target)
     return replace(requested, limits=_with_levels(target))
@@ -70,7 +70,7 @@ def parts_within(target: Target, question: Question, strategy: Strategy) -> Iter
     if limit is None:
         return
     for axes in limit.allowed_subspaces(_degrees(question)):
-        part = _restricted(question, axes)
+        part = restricted_with(question, axes)
         if part is not None and (part.uses_parts or any(part.candidates().degrees())):
             yield part
 
@@ -94,14 +94,14 @@ def _within_limits(target: Target, question: Question, planner: Callable[[Questi
             found = _within_limits(target, part, planner)
         except Infeasible:
             continue  # other subspaces may have an answer
-        if best is None or _objective_value(question, found) < _objective_value(question, best):
+        if best is None or objective_value(question, found) < objective_value(question, best):
             best = found
     if best is None:
         raise _target_infeasible(target)
     return best
 
 
-def _restricted(question: Question, axes: Mapping[str, tuple[Value, ...]]) -> Question | None:
+def restricted_with(question: Question, axes: Mapping[str, tuple[Value, ...]]) -> Question | None:
     """The question with fields restricted to these values too; None if a field has no value left."""
     remaining = dict(question.axes)
     for name, values in axes.items():
@@ -112,7 +112,7 @@ def _restricted(question: Question, axes: Mapping[str, tuple[Value, ...]]) -> Qu
     return replace(question, axes=remaining)
 
 
-def _objective_value(question: Question, answer: Answer) -> tuple[float, float]:
+def objective_value(question: Question, answer: Answer) -> tuple[float, float]:
     """The objective value, and the step time that breaks ties."""
     cluster, best = answer.cluster or question.cluster, answer.best
     if question.objective == "memory":

@@ -5,6 +5,7 @@ from shardwise.strategy.profile import (
     CALIBRATION_SCHEMA,
     CALIBRATION_VERSION,
     MEGATRON_2024,
+    NEWEST_MEGATRON_LM,
     OWN_PROFILE,
     PROFILES,
     Calibration,
@@ -52,7 +53,16 @@ from shardwise.strategy.strategy import (
     stage_starts,
     stages_of_rank,
 )
-from shardwise.strategy.target import ANY, Limit, Target, newest_target, target_names, target_of
+from shardwise.strategy.target import (
+    ANY,
+    Limit,
+    Target,
+    newest_target,
+    software_names,
+    software_of,
+    target_names,
+    target_of,
+)
 from shardwise.strategy.text import (
     ALIASES,
     brief_text,
@@ -77,6 +87,7 @@ __all__ = [
     "IS_V",
     "MEGATRON_2024",
     "MEMORY",
+    "NEWEST_MEGATRON_LM",
     "OFFLOADS",
     "ORDERS",
     "OWN_PROFILE",
@@ -117,6 +128,8 @@ __all__ = [
     "rank_grid",
     "read_calibration",
     "shards_of",
+    "software_names",
+    "software_of",
     "stage_starts",
     "stages_of_rank",
     "strategy_text",

@@ -200,7 +200,9 @@ PROFILES: Mapping[str, Profile] = {name: profile_of(name, profile_numbers()) for
 """The shipped software profiles by name."""
 
 MEGATRON_2024 = PROFILES["megatron-2024"]
-"""The default profile of a plan."""
+
+NEWEST_MEGATRON_LM = PROFILES["megatron-lm-0.19"]
+"""The profile of a question that names neither a target nor software."""
 
 
 CALIBRATION_SCHEMA = "shardwise.calibration"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.model import Model, has_plain_causal_attention
-from shardwise.strategy.profile import Job, Profile
+from shardwise.strategy.profile import NEWEST_MEGATRON_LM, PROFILES, Job, Profile
 from shardwise.strategy.strategy import FIELD_VALUES, Strategy, StrategyTable, code_of
 
 Value = int | str | bool
@@ -228,7 +228,8 @@ class Target:
     - `command`: the command that runs a plan.
     - `uneven_dtypes`: dtypes of uneven plans that it runs (empty: none); `runs_mixed_pool_stages`: also with
       stages on two pools.
-    - `software`: fields of a Profile that the target fixes, whatever software the plan's numbers come from.
+    - `profile`: the name of its software profile. `software`: fields of a Profile that the target fixes,
+      whatever software the plan's numbers come from.
     """
 
     name: str
@@ -240,6 +241,7 @@ class Target:
     families: tuple[str, ...]
     axes: Axes = field(hash=False)
     limits: tuple[Limit, ...]
+    profile: str
     software: Mapping[str, bool] = field(hash=False)
     accelerators: tuple[str, ...] = ()
     uneven_dtypes: tuple[str, ...] = ()
@@ -290,6 +292,11 @@ class Target:
         vendors = f"devices of {' and '.join(self.accelerators)}" if self.accelerators else ""
         return ", or ".join(filter(None, (", ".join(self.devices), vendors)))
 
+    @property
+    def own_profile(self) -> Profile:
+        """The software profile of the target."""
+        return self.run_by(PROFILES[self.profile])
+
     def run_by(self, profile: Profile) -> Profile:
         """`profile` with the fields that the target fixes."""
         facts: dict[str, Any] = dict(self.software)
@@ -327,6 +334,16 @@ def _version(name: str) -> tuple[int, ...]:
     return tuple(int(number) for number in name.rpartition("-")[2].split(".") if number.isdigit())
 
 
+def software_names() -> tuple[str, ...]:
+    """Names of software profiles and of the targets that bring one."""
+    return tuple(dict.fromkeys((*PROFILES, *target_names())))
+
+
+def software_of(name: str) -> Profile:
+    """The software profile of this name, one of `software_names`."""
+    return PROFILES[name] if name in PROFILES else target_of(name).own_profile
+
+
 @cache
 def target_of(name: str) -> Target:
     """The target of this name, one of `target_names`."""
@@ -353,6 +370,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
             )
             for limit in record["limits"]
         ),
+        profile=record.get("profile", NEWEST_MEGATRON_LM.name),
         software=record["software"],
         accelerators=tuple(record.get("accelerators", ())),
         uneven_dtypes=tuple(record.get("uneven", {}).get("dtypes", ())),
@@ -387,7 +405,8 @@ def _sized(value: Value, sizes: Mapping[str, int]) -> Value:
 
 
 def sizes_of(model: Model, job: Job) -> Mapping[str, int]:
-    """The sizes of a model and a job that conditions and axes may name."""
+    """The sizes of a model and a job that conditions and axes may name; `tied` is 1 where the embedding and
+    the output share their weight, else 0."""
     experts = 1 if model.experts is None else model.experts.experts
     return {
         "layers": model.layers,
@@ -396,6 +415,7 @@ def sizes_of(model: Model, job: Job) -> Mapping[str, int]:
         "vocab": model.vocab,
         "hidden": model.hidden,
         "experts": experts,
+        "tied": int(model.tied_embeddings),
         "seq_len": job.seq_len,
         "global_batch_size": job.global_batch_size,
     }

@@ -14,6 +14,9 @@ from shardwise.targets.megatron_lm import megatron_lm_files
 from shardwise.targets.megatron_lm_model import TARGET, check_model
 from shardwise.targets.megatron_lm_read_back import read_files_back
 from shardwise.targets.read_back import ReadBack
+from shardwise.targets.torchtitan import torchtitan_files
+from shardwise.targets.torchtitan_model import TORCHTITAN, check_titan_model
+from shardwise.targets.torchtitan_read_back import read_titan_files_back
 
 Files = Mapping[str, str]
 """The texts of files, by name."""
@@ -46,6 +49,12 @@ EXPORTERS: Mapping[str, Exporter] = {
         check_model=check_model,
         read_back=read_files_back,
         reader="Megatron-LM's own parser",
+    ),
+    TORCHTITAN: Exporter(
+        files=torchtitan_files,
+        check_model=check_titan_model,
+        read_back=read_titan_files_back,
+        reader="TorchTitan itself",
     ),
     fsdp2.TARGET: Exporter(
         files=fsdp2.fsdp2_files,

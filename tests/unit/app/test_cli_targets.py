@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from shardwise.plans import Plan, read_plan, write_plan
-from shardwise.strategy import MEGATRON_2024, newest_target, target_of
+from shardwise.strategy import NEWEST_MEGATRON_LM, newest_target, target_of
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
@@ -53,7 +53,7 @@ def test_a_plan_is_one_that_the_target_runs_and_its_file_names_it(
     assert "shardwise train" not in ran.err  # not the requested profile
     plan = read_plan(str(path))
     assert plan.target == MEGATRON
-    assert plan.job.profile == MEGATRON_2024  # not the profile of our own runtime
+    assert plan.job.profile == NEWEST_MEGATRON_LM  # not the profile of our own runtime
     target = target_of(MEGATRON).for_job(plan.model, plan.job)
     assert list(target.refusals(plan.best.strategy)) == []
     assert plan.proof.rejected["target"] > 0

@@ -148,7 +148,7 @@ def options(**given: str) -> FrontierOptions:
     return FrontierOptions(
         mode="", memory_limit=None, devices=None, stages=None, microbatches=None, meshes="tiers",
         objectives="", epsilon="", space="", fix="", workers="",
-        save=given.get("save"), plot=given.get("plot"), uses_all=False, is_json="is_json" in given,
+        save=given.get("save"), plot=given.get("plot"), use_all=False, is_json="is_json" in given,
     )  # fmt: skip
 
 

@@ -232,7 +232,11 @@ def test_fields_of_replicas_stay_in_the_question_where_they_hold() -> None:
     assert question_after(running.question, strategy) == running.question
     fewer = question_after(running.question, with_dp(strategy, 2))
     assert dict(fewer.fixed) == {"tp": 1} and dict(fewer.axes) == {}
-    assert allowed_space_of(running).fixed == {"tp": 1} and allowed_space_of(running).is_uniform
+    allowed = allowed_space_of(running)
+    assert allowed.fixed == {"tp": 1} and allowed.dropped == {"dp", "optim_shard"}
+    only_dropped = allowed_space_of(without(running, fixed={"dp": 4}, axes={}))
+    assert not only_dropped.fixed and not only_dropped.has_uneven
+    assert allowed_space_of(without(running, fixed={}, axes={})).has_uneven
 
 
 def test_restrictions_are_named() -> None:

@@ -27,7 +27,7 @@ from shardwise.plans import (
     usd_per_billion_tokens,
     usd_per_step,
 )
-from shardwise.strategy import Job
+from shardwise.strategy import ANY, Job
 from shardwise.units import format_count, format_seconds
 
 NOT_AS_GIVEN = "the input is approximated"
@@ -48,8 +48,7 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
     yield ()
     yield from _objective(answer, cluster, of_devices)
     yield from _verdicts(answer)
-    for line in words.wrapped(_restrictions(certificate), " · ", WIDTH - LABEL):
-        yield row("", (line, ""))
+    yield from words.wrapped_rows("", _restrictions(certificate))
     counts = f"{rejected:,} rejected · " if rejected else ""
     counts += f"{certificate.cut_by_bound:,} pruned by the bound · "
     unexplored = f" · {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
@@ -138,9 +137,10 @@ def _verdict(answer: Answer, *, is_proven: bool) -> Line:
     if certificate.space == UNEVEN_SPACE:
         space = "of uneven plans (docs/concepts/mixed-clusters.md)"
     if is_proven:
-        return row(
-            "proof", ("optimal", "good"), (f" among {certificate.enumerated:,} candidates {space}", "")
-        )
+        optimum = answer.optimum
+        at = "" if optimum is None else f" at {words.seconds(optimum.step_time_s)}"
+        text = f"{at} among {certificate.enumerated:,} candidates {space}"
+        return row("proof", ("optimal", "good"), (text, ""))
     if certificate.priced_as:
         return row("proof", (f"not proven: {NOT_AS_GIVEN}", "warn"))
     reasons = []
@@ -228,15 +228,19 @@ def answer_card(
     model: Model,
     cluster: Cluster,
     job: Job,
+    tolerance: float = 0.0,
     of_devices: int | None = None,
     target: str | None = None,
     goodput: Goodput | None = None,
     next_commands: Sequence[str] = (),
 ) -> list[Line]:
     """The card of `plan` on `cluster`, the part that the plan uses of `of_devices` devices; `target` is the
-    requested target, `goodput` that of the best result where it is shown."""
+    target of the plan, `tolerance` that of the question, `goodput` that of the best result where it is
+    shown."""
     return [
-        *result_card(answer.best, model=model, cluster=cluster, job=job, target=target),
+        *question_lines(model, cluster, job),
+        *_targets(answer, target),
+        *result_lines(answer.best, model, cluster, job, target=target, given_up=_given_up(answer, tolerance)),
         *_comparison(answer),
         *_goodput(goodput, cluster),
         *_runners_up(answer, model.layers),
@@ -265,13 +269,61 @@ def result_card(
     """One strategy with its step time and memory; `target` is the requested target."""
     return [
         *question_lines(model, cluster, job),
+        *result_lines(result, model, cluster, job, target=target),
+    ]
+
+
+def result_lines(
+    result: Result,
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    *,
+    target: str | None = None,
+    given_up: Iterable[Line] = (),
+) -> list[Line]:
+    """The same without the question; `given_up` compares it with the optimum."""
+    return [
         *([] if target is None else [row("target", (target, "value"))]),
         *layout_lines(result, model, cluster, job),
         (),
+        *given_up,
         *figures(result, cluster, job),
         (),
         *breakdown_lines(result),
     ]
+
+
+def _targets(answer: Answer, target: str | None) -> Iterator[Line]:
+    """The best plan of each target, and how far each is from the best of any."""
+    if not answer.targets:
+        return
+    yield ((f" {'targets':<27}{'step time':>12}{'to any':>9}  the fastest strategy of each", "label"),)
+    for one in answer.targets:
+        is_chosen = one.target == (target or ANY)
+        name = f" {'→' if is_chosen else ' '} {one.target:<24}"
+        if one.step_time_s is None:
+            yield ((name, ""), (f"{'-':>12}{'':>9}  {words.shortened(one.reason or '', WIDTH - 50)}", "dim"))
+            continue
+        over = "" if one.over_any is None else f"{one.over_any * 100:+.1f} %"
+        division = "uneven" if one.strategy is None else words.degrees_text(one.strategy)
+        fixed = f"{words.seconds(one.step_time_s):>12}{over:>9}  "
+        if one.strategy is not None:
+            division += f" · {words.sharding_text(one.strategy)}"
+        style = "value" if is_chosen else ""
+        yield ((name, style), (fixed, style), (words.shortened(division, WIDTH - 50), style or "dim"))
+    yield ()
+
+
+def _given_up(answer: Answer, tolerance: float) -> Iterator[Line]:
+    """What the recommended strategy gives up to the optimum."""
+    optimum = answer.optimum
+    if optimum is None:
+        return
+    slower = words.percent(answer.best.step_time_s / optimum.step_time_s - 1.0, 2)
+    text = f"{slower} slower than the optimum, {words.seconds(optimum.step_time_s)}"
+    why = f"   simpler, within --tolerance {tolerance:g}"
+    yield row("recommended", (text, "value"), (why, "dim"))
 
 
 def question_lines(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:

@@ -52,15 +52,19 @@ from shardwise.app.cli.options import (  # fmt: skip
     SaveFolder,
     Seed,
     SeqLen,
+    SoftwareName,
     Space,
     StageCount,
     StageDp,
     StepTraceFile,
     TargetName,
     TokenData,
+    Tolerance,
     UseAll,
     Weights,
     Workers,
+    argument,
+    option,
 )
 from shardwise.app.cli.output import Output
 from shardwise.app.cli.replan_commands import add_change_commands
@@ -71,30 +75,17 @@ from shardwise.app.cli.replan_commands import add_change_commands
 def launch(
     context: typer.Context,
     plan: PlanFile,
-    launcher: Annotated[
-        str,
-        typer.Option(
-            "--with", metavar="NAME", help="Launcher: torchrun, slurm, ray or k8s.", show_default=False
-        ),
-    ],
+    launcher: Annotated[str, option("--with", "NAME", "Launcher: torchrun, slurm, ray or k8s.")],
     is_printed: Annotated[
         bool, typer.Option("--print", help="Print the command or file without starting it.")
     ] = False,
     head: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name or address of the first of several hosts, for torchrun.",
-            show_default=False,
-        ),
+        str | None, option("--head", "NAME", "Name or address of the first of several hosts, for torchrun.")
     ] = None,
     port: Annotated[str, typer.Option(metavar="N", help="Free port of the first host.")] = "29500",
     host: Annotated[str, typer.Option(metavar="K", help="Index of this host, from 0, for torchrun.")] = "0",
     image: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Container image with shardwise[torch], for k8s.", show_default=False
-        ),
+        str | None, option("--image", "NAME", "Container image with shardwise[torch], for k8s.")
     ] = None,
 ) -> Output:
     """Start a plan on a cluster, or print the command. Options of train follow --."""
@@ -121,17 +112,9 @@ def launch(
 def export(
     plan: PlanFile,
     to: Annotated[
-        str,
-        typer.Option(
-            metavar="TARGET",
-            help="Target: megatron-lm-0.19; a name without a version means the newest.",
-            show_default=False,
-        ),
+        str, option("--to", "TARGET", "Target: megatron-lm-0.19; a name without a version means the newest.")
     ],
-    out: Annotated[
-        str,
-        typer.Option(metavar="DIR", help="Folder for the files; created if missing.", show_default=False),
-    ],
+    out: Annotated[str, option("--out", "DIR", "Folder for the files; created if missing.")],
     is_validated: Annotated[
         bool,
         typer.Option(
@@ -149,20 +132,10 @@ def export(
 def compare(
     plan: PlanFile,
     measured: Annotated[
-        str,
-        typer.Argument(
-            metavar="OTHER",
-            help="Another plan file, or a trace in JSON, from `train --trace FILE`.",
-            show_default=False,
-        ),
+        str, argument("OTHER", "Another plan file, or a trace in JSON, from `train --trace FILE`.")
     ],
     trace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the predicted and the measured timeline into one trace.",
-            show_default=False,
-        ),
+        str | None, option("--trace", "FILE", "Write the predicted and the measured timeline into one trace.")
     ] = None,
     is_json: IsJson = False,
 ) -> Output:
@@ -173,33 +146,31 @@ def compare(
 
 
 def calibrate(
-    out: Annotated[str, typer.Option(metavar="FILE", help="Calibration file to write.", show_default=False)],
+    out: Annotated[str, option("--out", "FILE", "Calibration file to write.")],
     devices: Annotated[
         str, typer.Option(metavar="KIND", help="Devices to measure: cpu, or cuda (kernels only).")
     ] = "cpu",
     cluster: Annotated[
         str | None,
-        typer.Option(
-            metavar="C",
-            help="Cluster of processes to measure (default: one cpu device per core), cluster on which"
+        option(
+            "--cluster",
+            "C",
+            "Cluster of processes to measure (default: one cpu device per core), cluster on which"
             " nccl-tests ran, or the CUDA device as 1x1xDEVICE.",
-            show_default=False,
         ),
     ] = None,
     links: Annotated[bool, typer.Option("--links", help="Measure the links between processes too.")] = False,
     sources: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--from",
-            metavar="FILE",
-            help="Read results from a file; may be repeated: a calibration to extend, output of nccl-tests, a"
+            "FILE",
+            "Read results from a file; may be repeated: a calibration to extend, output of nccl-tests, a"
             " log of train and its plan.",
-            show_default=False,
         ),
     ] = None,
     threads: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Threads per process. Default: as in train.", show_default=False),
+        str | None, option("--threads", "N", "Threads per process. Default: as in train.")
     ] = None,
 ) -> Output:
     """Measure devices, links and software of this machine."""
@@ -219,22 +190,17 @@ def calibrate(
 
 def emulate(
     context: typer.Context,
-    cluster: Annotated[
-        str, typer.Argument(metavar="CLUSTER", help="Cluster of cpu devices.", show_default=False)
-    ],
+    cluster: Annotated[str, argument("CLUSTER", "Cluster of cpu devices.")],
     cpu_share: Annotated[
         str | None,
-        typer.Option(
-            metavar="X",
-            help="Share of a core per device of speed 1. Default: 80 % of all cores, split evenly.",
-            show_default=False,
+        option(
+            "--cpu-share",
+            "X",
+            "Share of a core per device of speed 1. Default: 80 % of all cores, split evenly.",
         ),
     ] = None,
     events: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TRACE", help="Trace of events that change links and devices.", show_default=False
-        ),
+        str | None, option("--events", "TRACE", "Trace of events that change links and devices.")
     ] = None,
 ) -> Output:
     """Run a command on every device of an emulated cluster.
@@ -276,6 +242,7 @@ def frontier(
     epsilon: Epsilon = "0.001",
     inter_node: InterNode = None,
     calibration: CalibrationFile = None,
+    software: SoftwareName = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
     space: Space = "default",
@@ -291,36 +258,10 @@ def frontier(
     """Compute the Pareto frontier of step time and memory for MODEL."""
     from shardwise.app.cli import request
     from shardwise.app.cli.frontier import command as frontiers
+    from shardwise.inputs import record_of
 
-    options = request.JobOptions(
-        model=model,
-        cluster=cluster,
-        inter_node=inter_node,
-        calibration=calibration,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-    )
-    frontier_options = frontiers.FrontierOptions(
-        mode=mode,
-        memory_limit=memory_limit,
-        devices=devices,
-        stages=stages,
-        microbatches=microbatches,
-        meshes=meshes,
-        objectives=objectives,
-        epsilon=epsilon,
-        space=space,
-        fix=fix,
-        workers=workers,
-        save=save,
-        plot=plot,
-        uses_all=use_all,
-        is_json=is_json,
-    )
+    options = record_of(request.JobOptions, locals())
+    frontier_options = record_of(frontiers.FrontierOptions, locals())
     return frontiers.frontier(options, frontier_options)
 
 
@@ -380,6 +321,8 @@ def plan(
     space: Space = "default",
     fix: Fixed = "",
     target: TargetName = None,
+    tolerance: Tolerance = "0.01",
+    software: SoftwareName = None,
     memory_margin: Margin = "0.05",
     expert_imbalance: Imbalance = "1.1",
     top: Annotated[str, typer.Option(metavar="K", help="Number of runners-up.")] = "3",
@@ -391,9 +334,7 @@ def plan(
     mixed_stage_rows: MixedStageRows = "1",
     mixed_stage_rows_alias: MixedStageRowsAlias = None,
     budget: Budget = None,
-    save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the plan file.", show_default=False)
-    ] = None,
+    save: Annotated[str | None, option("--save", "FILE", "Write the plan file.")] = None,
     mtbf: Mtbf = None,
     checkpoint_interval: CheckpointInterval = None,
     checkpoint_stall: CheckpointStall = None,
@@ -405,20 +346,10 @@ def plan(
 ) -> Output:
     """Find the best strategy for MODEL on a cluster, and prove it."""
     from shardwise.app.cli import planning, request, trace_planning
+    from shardwise.inputs import record_of
     from shardwise.plans import OBJECTIVES
 
-    options = request.JobOptions(
-        model=model,
-        cluster=cluster,
-        inter_node=inter_node,
-        calibration=calibration,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-    )
+    options = record_of(request.JobOptions, locals())
     choices = request.PlanOptions(
         objective=request.choice("--objective", objective, OBJECTIVES),
         frontier=frontier,
@@ -426,6 +357,7 @@ def plan(
         space=space,
         fix=fix,
         target=target,
+        tolerance=request.fraction("--tolerance", tolerance, default=0.01, low=0.0, high=1.0),
         top=request.count("--top", top, low=0, high=1000),
         exhaustive=exhaustive,
         workers=request.workers(workers),
@@ -448,40 +380,27 @@ def evaluate(
     seq_len: SeqLen,
     global_batch_size: BatchSize,
     strategy: Annotated[
-        str,
-        typer.Option(
-            metavar="K=V,...",
-            help="Strategy: tp=8,pp=4,zero_stage=1,micro_batch_size=1.",
-            show_default=False,
-        ),
+        str, option("--strategy", "K=V,...", "Strategy: tp=8,pp=4,zero_stage=1,micro_batch_size=1.")
     ],
+    target: Annotated[
+        str | None, option("--target", "NAME", "Require that this target runs the strategy. Default: any.")
+    ] = None,
     inter_node: InterNode = None,
     calibration: CalibrationFile = None,
+    software: SoftwareName = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
     memory_margin: Margin = "0.05",
     expert_imbalance: Imbalance = "1.1",
-    save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the plan file.", show_default=False)
-    ] = None,
+    save: Annotated[str | None, option("--save", "FILE", "Write the plan file.")] = None,
     is_json: IsJson = False,
 ) -> Output:
     """Estimate step time and memory of one strategy for MODEL."""
     from shardwise.app.cli import planning, request
+    from shardwise.inputs import record_of
 
-    options = request.JobOptions(
-        model=model,
-        cluster=cluster,
-        inter_node=inter_node,
-        calibration=calibration,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
-        memory_margin=memory_margin,
-        expert_imbalance=expert_imbalance,
-    )
-    return planning.evaluated(options, strategy=strategy, save=save, is_json=is_json)
+    options = record_of(request.JobOptions, locals())
+    return planning.evaluated(options, strategy=strategy, target=target, save=save, is_json=is_json)
 
 
 app.command()(frontier)
@@ -493,13 +412,7 @@ def space(
     cluster: ClusterText,
     global_batch_size: BatchSize,
     seq_len: Annotated[
-        str | None,
-        typer.Option(
-            "--seq-len",
-            metavar="N",
-            help="Tokens per sequence; the count does not depend on it.",
-            show_default=False,
-        ),
+        str | None, option("--seq-len", "N", "Tokens per sequence; the count does not depend on it.")
     ] = None,
     inter_node: InterNode = None,
     space: Space = "default",
@@ -530,8 +443,7 @@ def space(
 def simulate(
     plan: PlanFile,
     trace: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write a trace for https://ui.perfetto.dev.", show_default=False),
+        str | None, option("--trace", "FILE", "Write a trace for https://ui.perfetto.dev.")
     ] = None,
     is_json: IsJson = False,
 ) -> Output:
@@ -569,18 +481,18 @@ def explain(
     plan: PlanFile,
     why_not: Annotated[
         str | None,
-        typer.Option(
-            metavar="K=V,...",
-            help="Find the best strategy with these values and show the difference term by term.",
-            show_default=False,
+        option(
+            "--why-not",
+            "K=V,...",
+            "Find the best strategy with these values and show the difference term by term.",
         ),
     ] = None,
     what_if: Annotated[
         str | None,
-        typer.Option(
-            metavar="K=V,...",
-            help="Plan again with a changed cluster or job: inter_node_bandwidth=2x, nodes=16.",
-            show_default=False,
+        option(
+            "--what-if",
+            "K=V,...",
+            "Plan again with a changed cluster or job: inter_node_bandwidth=2x, nodes=16.",
         ),
     ] = None,
     workers: Workers = "1",
@@ -607,10 +519,7 @@ def train(
     steps: Annotated[str, typer.Option(metavar="N", help="Optimizer steps.")] = "20",
     lr: Annotated[str, typer.Option(metavar="X", help="Learning rate.")] = "0.001",
     seed: Seed = None,
-    log: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write one line of JSON per step.", show_default=False),
-    ] = None,
+    log: Annotated[str | None, option("--log", "FILE", "Write one line of JSON per step.")] = None,
     trace: StepTraceFile = None,
     checkpoint: Checkpoint = None,
     checkpoint_every: Annotated[str, typer.Option(metavar="N", help="Steps between checkpoints.")] = "100",
@@ -628,40 +537,20 @@ def train(
     """
     from shardwise.app.cli import launched, request, training
     from shardwise.app.cli.training_run import TrainArguments
+    from shardwise.inputs import record_of
 
     with launched.report_on_rank_0():
         numbers = request.train_numbers(
             steps=steps, lr=lr, seed=seed, checkpoint_every=checkpoint_every, restarts=restarts
         )
-    return training.trained(
-        TrainArguments(
-            path=plan,
-            data=data,
-            steps=numbers.steps,
-            lr=numbers.lr,
-            seed=numbers.seed,
-            log=log,
-            trace=trace,
-            checkpoint=checkpoint,
-            checkpoint_every=numbers.checkpoint_every,
-            resume=resume,
-            restarts=numbers.restarts,
-            weights=weights,
-            export=export,
-            adaptive=adaptive,
-        )
-    )
+    return training.trained(record_of(TrainArguments, {**locals(), **numbers, "path": plan}))
 
 
 @app.command()
 def validate(
     rows: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[ROWS]",
-            help="CSV of measured runs (docs/reference/formats.md). Default: the published runs.",
-            show_default=False,
-        ),
+        argument("[ROWS]", "CSV of measured runs (docs/reference/formats.md). Default: the published runs."),
     ] = None,
     by: Annotated[
         str, typer.Option(metavar="NAME", help="Group rows by source, gpu, family or row.")
@@ -725,18 +614,14 @@ def graphs(is_json: IsJson = False) -> Output:
 def capture(
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE.py:function",
-            help="Function that returns (module, inputs), called with meta as the default device; its file "
+        argument(
+            "FILE.py:function",
+            "Function that returns (module, inputs), called with meta as the default device; its file "
             "is executed.",
-            show_default=False,
         ),
     ],
     out: Annotated[str, typer.Option(metavar="GRAPH", help="Graph file to write.")],
-    batch: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Samples per optimizer step.", show_default=False),
-    ] = None,
+    batch: Annotated[str | None, option("--batch", "N", "Samples per optimizer step.")] = None,
 ) -> Output:
     """Capture a PyTorch module as an operator graph. Runs your code."""
     from shardwise.app.cli import capturing, request

@@ -16,8 +16,10 @@ from shardwise.plans import (
     Result,
     StrategyFrontier,
     certificate_document,
+    optimum_document,
     plan_hash,
     result_document,
+    target_document,
     usd_per_billion_tokens,
 )
 from shardwise.questions import Request
@@ -44,6 +46,8 @@ def plan_answer(
         **question_document(plan.model, plan.cluster, plan.job),
         "objective": plan.objective,
         "target": plan.target or ANY,
+        "targets": [target_document(one) for one in plan.targets],
+        "optimum": optimum_document(plan),
         "best": _result_with_cost(answer.best, plan.cluster, plan.job, answer),
         "runners_up": [
             _result_with_cost(result, plan.cluster, plan.job, answer) for result in answer.runners_up

@@ -110,7 +110,7 @@ def _check_runs(plan: Plan, *, is_adaptive: bool) -> None:
     """ConfigError where `train` would refuse the plan or `--adaptive`. Needs no PyTorch, except to check the
     operators of a graph."""
     launch.check_runnable(plan)
-    if plan.kind == "graph" and find_spec("torch") is not None:
+    if plan.best.has_operators and find_spec("torch") is not None:
         from shardwise.runtime import check_computable
 
         check_computable(plan.graph)

@@ -2,74 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+
+def option(name: str, metavar: str, help_text: str) -> Any:
+    """An option whose help shows no default: it has none, or the text names it."""
+    return typer.Option(name, metavar=metavar, help=help_text, show_default=False)
+
+
+def argument(metavar: str, help_text: str) -> Any:
+    """An argument whose help shows no default."""
+    return typer.Argument(metavar=metavar, help=help_text, show_default=False)
+
+
 ModelText = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Model: a Hugging Face config.json (file or folder), a cached ORG/NAME of the Hugging "
+    argument(
+        "MODEL",
+        "Model: a Hugging Face config.json (file or folder), a cached ORG/NAME of the Hugging "
         "Face Hub, a YAML of dimensions, or a catalogue name.",
-        show_default=False,
     ),
 ]
 ModelOrGraphText = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Transformer: a config.json (file or folder), a cached ORG/NAME of the Hugging Face Hub, "
+    argument(
+        "MODEL",
+        "Transformer: a config.json (file or folder), a cached ORG/NAME of the Hugging Face Hub, "
         "a YAML of dimensions, or a catalogue name. "
         "Operator graph: a YAML or JSON of operators, or graph:NAME (see `shardwise graphs`).",
+    ),
+]
+PlanClusterText = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="C",
+        help="Cluster of a plan, as of `plan`. Default: the one that the plan was made for, with its idle "
+        "nodes.",
         show_default=False,
     ),
 ]
 ClusterText = Annotated[
     str,
-    typer.Option(
+    option(
         "--cluster",
-        metavar="C",
-        help="Cluster: a shorthand such as 8x8xH100-SXM (nodes x devices per node x device) or 4xRTX4090, a "
+        "C",
+        "Cluster: a shorthand such as 8x8xH100-SXM (nodes x devices per node x device) or 4xRTX4090, a "
         "shipped cluster such as two-classes, or a cluster YAML.",
-        show_default=False,
     ),
 ]
-SeqLen = Annotated[
-    str, typer.Option("--seq-len", metavar="N", help="Tokens per sequence.", show_default=False)
-]
-BatchSize = Annotated[
-    str,
-    typer.Option(
-        "--global-batch-size", metavar="N", help="Sequences per optimizer step.", show_default=False
-    ),
-]
+SeqLen = Annotated[str, option("--seq-len", "N", "Tokens per sequence.")]
+BatchSize = Annotated[str, option("--global-batch-size", "N", "Sequences per optimizer step.")]
 InterNode = Annotated[
     str | None,
-    typer.Option(
-        "--inter-node",
-        metavar="RATE",
-        help="Bandwidth of each network card: 200Gb/s; 4x200Gb/s for four cards per node.",
-        show_default=False,
+    option(
+        "--inter-node", "RATE", "Bandwidth of each network card: 200Gb/s; 4x200Gb/s for four cards per node."
     ),
 ]
 CalibrationFile = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--calibration",
-        metavar="FILE",
-        help="Calibration file of measured devices and software, from `shardwise calibrate`.",
-        show_default=False,
+        "FILE",
+        "Calibration file of measured devices and software, from `shardwise calibrate`.",
     ),
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(
-        "--dtype",
-        metavar="D",
-        help="Training precision. Default: the best 16-bit type that all devices support.",
-        show_default=False,
-    ),
+    option("--dtype", "D", "Training precision. Default: the best 16-bit type that all devices support."),
 ]
 OptimizerName = Annotated[
     str, typer.Option("--optimizer", metavar="O", help="Optimizer: adamw, adafactor, sgd or muon.")
@@ -95,64 +97,58 @@ Space = Annotated[
 ]
 Fixed = Annotated[
     str,
-    typer.Option(
-        "--fix", metavar="K=V,...", help="Fix fields of the strategy: tp=8,zero_stage=1.",
-        show_default=False,
-    ),
+    option("--fix", "K=V,...", "Fix fields of the strategy: tp=8,zero_stage=1.")
 ]  # fmt: skip
 TargetName = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--target",
-        metavar="NAME",
-        help="Restrict plans to those that a target runs: megatron-lm-0.19, shardwise (`shardwise train`), "
-        "or any. Default: shardwise on clusters of cpu devices, else any.",
-        show_default=False,
+        "NAME",
+        "Software that runs the plan: megatron-lm-0.19, torchtitan-0.3, fsdp2, deepspeed-0.19, "
+        "megatron-fsdp-0.19, transformers-5, shardwise (`shardwise train`), or any. Default: the first "
+        "within 3 % of the fastest; shardwise on clusters of cpu devices.",
+    ),
+]
+SoftwareName = Annotated[
+    str | None,
+    option(
+        "--software",
+        "NAME",
+        "Price as this software instead of the target's own: a target, or a profile such as megatron-2024.",
+    ),
+]
+Tolerance = Annotated[
+    str,
+    typer.Option(
+        "--tolerance",
+        metavar="X",
+        help="How much slower than the optimum the recommended strategy may be, where it is simpler.",
     ),
 ]
 Mtbf = Annotated[
-    str | None,
-    typer.Option(
-        "--mtbf",
-        metavar="T",
-        help="Mean time between failures of a device, for goodput. Default: 50677h.",
-        show_default=False,
-    ),
+    str | None, option("--mtbf", "T", "Mean time between failures of a device, for goodput. Default: 50677h.")
 ]
 CheckpointInterval = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--checkpoint-interval",
-        metavar="T",
-        help="Training time between checkpoints, for goodput: 30min. Default: the optimum.",
-        show_default=False,
+        "T",
+        "Training time between checkpoints, for goodput: 30min. Default: the optimum.",
     ),
 ]
 CheckpointStall = Annotated[
     str | None,
-    typer.Option(
-        "--checkpoint-stall",
-        metavar="T",
-        help="Time that a checkpoint blocks training, for goodput. Default: 6.3s.",
-        show_default=False,
-    ),
+    option("--checkpoint-stall", "T", "Time that a checkpoint blocks training, for goodput. Default: 6.3s."),
 ]
 Restart = Annotated[
-    str | None,
-    typer.Option(
-        "--restart",
-        metavar="T",
-        help="Time from a failure to the next step, for goodput. Default: 10min.",
-        show_default=False,
-    ),
+    str | None, option("--restart", "T", "Time from a failure to the next step, for goodput. Default: 10min.")
 ]
 Jitter = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--jitter",
-        metavar="X",
-        help="Standard deviation of a node's step time over its mean, for goodput. Default: 0.007.",
-        show_default=False,
+        "X",
+        "Standard deviation of a node's step time over its mean, for goodput. Default: 0.007.",
     ),
 ]
 UseAll = Annotated[bool, typer.Option("--use-all", help="Use all devices, even where fewer are faster.")]
@@ -183,24 +179,15 @@ MixedStageRowsAlias = Annotated[str | None, typer.Option("--braid", metavar="N",
 
 Budget = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--budget",
-        metavar="T",
-        help="Time limit of the search, such as 10s; the answer is then the incumbent with its gap.",
-        show_default=False,
+        "T",
+        "Time limit of the search, such as 10s; the answer is then the incumbent with its gap.",
     ),
 ]
-PlanFile = Annotated[
-    str, typer.Argument(metavar="PLAN", help="Plan file, from `plan --save FILE`.", show_default=False)
-]
+PlanFile = Annotated[str, argument("PLAN", "Plan file, from `plan --save FILE`.")]
 OptionalSeqLen = Annotated[
-    str | None,
-    typer.Option(
-        "--seq-len",
-        metavar="N",
-        help="Tokens per sequence. Default: the maximum of the model, else 4096.",
-        show_default=False,
-    ),
+    str | None, option("--seq-len", "N", "Tokens per sequence. Default: the maximum of the model, else 4096.")
 ]
 Mode = Annotated[
     str,
@@ -212,22 +199,10 @@ Mode = Annotated[
     ),
 ]
 MemoryLimit = Annotated[
-    str | None,
-    typer.Option(
-        "--memory-limit",
-        metavar="SIZE",
-        help="Most memory per device of the chosen point: 40GiB.",
-        show_default=False,
-    ),
+    str | None, option("--memory-limit", "SIZE", "Most memory per device of the chosen point: 40GiB.")
 ]
 DeviceCounts = Annotated[
-    str | None,
-    typer.Option(
-        "--devices",
-        metavar="N,...",
-        help="Device counts to search: 1,2,4. Default: those of the mode.",
-        show_default=False,
-    ),
+    str | None, option("--devices", "N,...", "Device counts to search: 1,2,4. Default: those of the mode.")
 ]
 Objectives = Annotated[
     str,
@@ -241,17 +216,11 @@ Epsilon = Annotated[
         "--epsilon", metavar="X", help="Relative distance that points may have from the exact frontier."
     ),
 ]
-StageCount = Annotated[
-    str | None,
-    typer.Option("--stages", metavar="N", help="Number of pipeline stages.", show_default=False),
-]
+StageCount = Annotated[str | None, option("--stages", "N", "Number of pipeline stages.")]
 MicrobatchCounts = Annotated[
     str | None,
-    typer.Option(
-        "--microbatches",
-        metavar="LIST",
-        help="Numbers of micro-batches of an operator graph in stages, such as 8,16.",
-        show_default=False,
+    option(
+        "--microbatches", "LIST", "Numbers of micro-batches of an operator graph in stages, such as 8,16."
     ),
 ]
 Meshes = Annotated[
@@ -262,62 +231,32 @@ Meshes = Annotated[
         help="Device meshes of an operator graph: tiers (one axis per tier), all, or a list such as 8,2x4.",
     ),
 ]
-SaveFolder = Annotated[
-    str | None,
-    typer.Option(
-        "--save", metavar="DIR", help="Write a plan file per point into this folder.", show_default=False
-    ),
-]
+SaveFolder = Annotated[str | None, option("--save", "DIR", "Write a plan file per point into this folder.")]
 PlotFile = Annotated[
-    str | None,
-    typer.Option(
-        "--plot",
-        metavar="FILE",
-        help="Plot the frontier as .png, .svg, or .html with details on hover.",
-        show_default=False,
-    ),
+    str | None, option("--plot", "FILE", "Plot the frontier as .png, .svg, or .html with details on hover.")
 ]
 
 Checkpoint = Annotated[
     str | None,
-    typer.Option(
-        "--checkpoint",
-        metavar="DIR",
-        help="Folder of checkpoints, saved every --checkpoint-every steps and at the end.",
-        show_default=False,
+    option(
+        "--checkpoint", "DIR", "Folder of checkpoints, saved every --checkpoint-every steps and at the end."
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint, under this plan.")]
 Seed = Annotated[
     str | None,
-    typer.Option(
-        "--seed",
-        metavar="N",
-        help="Random seed of parameters and samples. Default: 0, or the checkpoint's.",
-        show_default=False,
-    ),
+    option("--seed", "N", "Random seed of parameters and samples. Default: 0, or the checkpoint's."),
 ]
 Adaptive = Annotated[
     bool,
     typer.Option("--adaptive", help="Monitor steps and links, and change the plan where that is faster."),
 ]
 Weights = Annotated[
-    str | None,
-    typer.Option(
-        "--weights",
-        metavar="DIR",
-        help="Load initial weights from safetensors with Hugging Face's names.",
-        show_default=False,
-    ),
+    str | None, option("--weights", "DIR", "Load initial weights from safetensors with Hugging Face's names.")
 ]
 Export = Annotated[
     str | None,
-    typer.Option(
-        "--export",
-        metavar="DIR",
-        help="Write the weights as safetensors with Hugging Face's names at the end.",
-        show_default=False,
-    ),
+    option("--export", "DIR", "Write the weights as safetensors with Hugging Face's names at the end."),
 ]
 TokenData = Annotated[
     str,
@@ -330,28 +269,18 @@ TokenData = Annotated[
 ]
 StepTraceFile = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--trace",
-        metavar="FILE",
-        help="Write a trace of the last step: JSON, or Perfetto's format where FILE ends in .pftrace.",
-        show_default=False,
+        "FILE",
+        "Write a trace of the last step: JSON, or Perfetto's format where FILE ends in .pftrace.",
     ),
 ]
 PlannedEvents = Annotated[
     str | None,
-    typer.Option(
-        "--events",
-        metavar="TRACE",
-        help="Plan for these events: a trace file, or text such as 'lost n3; slow n5 0.5'.",
-        show_default=False,
+    option(
+        "--events", "TRACE", "Plan for these events: a trace file, or text such as 'lost n3; slow n5 0.5'."
     ),
 ]
 PlanPolicy = Annotated[
-    str | None,
-    typer.Option(
-        "--policy",
-        metavar="NAME",
-        help="Policy with --events: now, expected (the default) or worst.",
-        show_default=False,
-    ),
+    str | None, option("--policy", "NAME", "Policy with --events: now, expected (the default) or worst.")
 ]

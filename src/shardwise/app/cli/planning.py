@@ -12,14 +12,14 @@ from shardwise.app.cli.output import INTERRUPTED, Output, progress
 from shardwise.app.cli.request import JobOptions, PlanOptions, check_output_path, job_arguments, load_request
 from shardwise.cluster import Cluster
 from shardwise.errors import InternalError
-from shardwise.plans import GOODPUT_FROM_DEVICES, Answer, Goodput, Plan, Reliability, goodput_of
+from shardwise.launch import not_run
+from shardwise.plans import GOODPUT_FROM_DEVICES, Goodput, Plan, Reliability, goodput_of
 from shardwise.questions import (
     MIXED_POOL_STAGES,
     OWN_TARGET,
     counted_space,
     counted_uneven,
     fields,
-    not_run,
     require_candidates,
     space_choice,
 )
@@ -66,6 +66,7 @@ def planned(
             space=plan_options.space,
             fix=plan_options.fix,
             target=plan_options.target,
+            tolerance=plan_options.tolerance,
             use_all=plan_options.use_all,
             top=plan_options.top,
             frontier=plan_options.frontier,
@@ -106,7 +107,7 @@ def _plan_output(
         raise InternalError("a plan without the answer of its search")
     goodput = _goodput_if_shown(plan, reliability)
     notes, code = _exit_status(answer.is_interrupted)
-    unsupported = not_run(plan.best, plan)
+    unsupported = not_run(plan)
     notes += train_warnings(unsupported, plan.cluster, save) if plan.target in (None, OWN_TARGET) else []
     if plan.objective != "time" and search.is_mixed(answer.whole):
         notes.append(
@@ -125,8 +126,9 @@ def _plan_output(
         job=plan.job,
         of_devices=answer.whole.devices,
         target=plan.target,
+        tolerance=plan.question.tolerance,
         goodput=goodput,
-        next_commands=_after_plan(plan, answer, options, plan_options, save=save),
+        next_commands=_after_plan(plan, options, plan_options, save=save),
     )
     return Output(lines=lines, notes=notes, code=code)
 
@@ -137,12 +139,14 @@ def _goodput_if_shown(plan: Plan, reliability: Reliability | None) -> Goodput | 
     return goodput_of(plan.best, plan.cluster, reliability or Reliability())
 
 
-def evaluated(options: JobOptions, *, strategy: str, save: str | None = None, is_json: bool) -> Output:
+def evaluated(
+    options: JobOptions, *, strategy: str, target: str | None, save: str | None = None, is_json: bool
+) -> Output:
     """The answer of `evaluate`; writes the plan file where `save` names one. Infeasible with reasons for a
     strategy that is illegal or does not fit."""
     if save is not None:
         check_output_path("--save", save, inputs=(options.model, options.cluster))
-    plan = api.evaluate(**job_arguments(options), strategy=strategy)
+    plan = api.evaluate(**job_arguments(options), strategy=strategy, target=target)
     notes = [] if save is None else [f"wrote {save} ({api.save(plan, save)})"]
     if is_json:
         return Output(document=documents.evaluation(plan), notes=notes)
@@ -176,7 +180,7 @@ def counted(options: JobOptions, *, space: str, fix: str, limits: Mapping[str, i
 
 
 def _after_plan(
-    plan: Plan, answer: Answer, options: JobOptions, plan_options: PlanOptions, *, save: str | None
+    plan: Plan, options: JobOptions, plan_options: PlanOptions, *, save: str | None
 ) -> tuple[str, ...]:
     """Follow-up commands of a plan, ready to copy."""
     question = question_arguments(options)
@@ -204,13 +208,12 @@ def _after_plan(
     commands.append(f"shardwise simulate {file} --trace plan.pftrace")
     if plan.target in EXPORTERS:
         commands.append(f"shardwise export {file} --to {plan.target} --out run")
-    elif not_run(plan.best, plan) == ():
+    elif not_run(plan) == ():
         is_here = target_of(OWN_TARGET).knows_devices(plan.cluster.classes)
         commands.append(
             f"shardwise train {file}" if is_here else f"shardwise launch {file} --with slurm --print"
         )
-    is_whole_cluster = answer.cluster is None or answer.cluster is answer.whole
-    if is_whole_cluster and plan.best.is_uniform:
+    if plan.question.cluster is None and plan.best.can_be_evaluated:
         text = search.shortest_text(plan.model, plan.cluster, plan.job, plan.strategy)
         commands.append(" ".join(("shardwise evaluate", *question, "--strategy", shlex.quote(text))))
     return tuple(commands)

@@ -14,7 +14,10 @@ from shardwise.app.cli.options import (
     Margin,
     OptimizerName,
     OptionalSeqLen,
+    PlanClusterText,
     PlanFile,
+    argument,
+    option,
 )
 from shardwise.app.cli.output import Output
 
@@ -22,23 +25,13 @@ events_app = typer.Typer(
     help="Generate or convert traces of cluster events. Format: docs/reference/formats.md.",
     rich_markup_mode=None,
 )
-OutFile = Annotated[
-    str | None,
-    typer.Option(
-        "--out", metavar="FILE", help="File to write the trace to. Default: stdout.", show_default=False
-    ),
-]
+OutFile = Annotated[str | None, option("--out", "FILE", "File to write the trace to. Default: stdout.")]
 
 
 @events_app.command("generate")
 def events_generate(
     kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="KIND",
-            help="Kind of events: diurnal, bursty, flapping, preemption or slowdown.",
-            show_default=False,
-        ),
+        str, argument("KIND", "Kind of events: diurnal, bursty, flapping, preemption or slowdown.")
     ],
     cluster: ClusterText,
     length: Annotated[
@@ -62,12 +55,7 @@ def events_generate(
 @events_app.command("convert")
 def events_convert(
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="CSV",
-            help="CSV of available devices or nodes over time, or of links between regions.",
-            show_default=False,
-        ),
+        str, argument("CSV", "CSV of available devices or nodes over time, or of links between regions.")
     ],
     per_node: Annotated[
         str, typer.Option("--per-node", metavar="N", help="Devices per node, if the CSV counts devices.")
@@ -105,15 +93,15 @@ LostInterval = Annotated[
 
 def replan(
     plan: PlanFile,
-    cluster: ClusterText,
     events: Annotated[
         str,
-        typer.Option(
-            metavar="F|TEXT",
-            help="Trace of events, or text such as 'lost n3; slow n5 0.5; link n0>s1g0 5GB/s'.",
-            show_default=False,
+        option(
+            "--events",
+            "F|TEXT",
+            "Trace of events, or text such as 'lost n3; slow n5 0.5; link n0>s1g0 5GB/s'.",
         ),
     ],
+    cluster: PlanClusterText = None,
     horizon: Annotated[
         str, typer.Option(metavar="T", help="Time that training continues under these conditions.")
     ] = "6h",
@@ -122,11 +110,10 @@ def replan(
     checkpoint_interval: LostInterval = "10min",
     save: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--save",
-            metavar="FILE",
-            help="Write the decision as a plan file, and decide among plans with equal shares only.",
-            show_default=False,
+            "FILE",
+            "Write the decision as a plan file, and decide among plans with equal shares only.",
         ),
     ] = None,
     inter_node: InterNode = None,
@@ -155,25 +142,15 @@ def replan(
 
 
 def replay(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|PLAN", help="Model, or plan file that runs at the start.", show_default=False
-        ),
-    ],
-    cluster: ClusterText,
-    events: Annotated[
-        str, typer.Option(metavar="TRACE", help="Trace of events, or text.", show_default=False)
-    ],
+    subject: Annotated[str, argument("MODEL|PLAN", "Model, or plan file that runs at the start.")],
+    events: Annotated[str, option("--events", "TRACE", "Trace of events, or text.")],
+    cluster: PlanClusterText = None,
     policy: Annotated[
         str,
         typer.Option(metavar="NAMES", help="Policies: static, robust, expected, adaptive, oracle, or all."),
     ] = "all",
     length: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T", help="Length of the replay. Default: to the last event.", show_default=False
-        ),
+        str | None, option("--length", "T", "Length of the replay. Default: to the last event.")
     ] = None,
     seq_len: OptionalSeqLen = None,
     global_batch_size: Annotated[
@@ -189,18 +166,14 @@ def replay(
     restart: MigrationRestart = "60s",
     checkpoint_interval: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--checkpoint-interval",
-            metavar="T",
-            help="Training time between checkpoints. Default: the optimum on this trace.",
-            show_default=False,
+            "T",
+            "Training time between checkpoints. Default: the optimum on this trace.",
         ),
     ] = None,
     plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot", metavar="FILE", help="Plot tokens over time as .png, .svg or .html.", show_default=False
-        ),
+        str | None, option("--plot", "FILE", "Plot tokens over time as .png, .svg or .html.")
     ] = None,
     inter_node: InterNode = None,
     is_json: IsJson = False,
@@ -210,7 +183,7 @@ def replay(
 
     options = request.JobOptions(
         model=subject,
-        cluster=cluster,
+        cluster=cluster or "",
         inter_node=inter_node,
         seq_len=seq_len,
         global_batch_size=global_batch_size,

@@ -39,6 +39,7 @@ class JobOptions:
     memory_margin: str | None = None
     expert_imbalance: str | None = None
     calibration: str | None = None
+    software: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class PlanOptions:
     space: str
     fix: str
     target: str | None = None
+    tolerance: float = 0.01
     top: int
     exhaustive: bool
     workers: int
@@ -74,6 +76,7 @@ def job_arguments(options: JobOptions) -> dict[str, Any]:
         "cluster": options.cluster,
         "inter_node": options.inter_node,
         "calibration": options.calibration,
+        "software": options.software,
     }
 
 
@@ -82,28 +85,17 @@ def load_request(options: JobOptions) -> Request:
     return request_of(JobArguments(**job_arguments(options)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainNumbers:
-    """The numeric options of `train`."""
-
-    steps: int
-    lr: float
-    seed: int | None
-    checkpoint_every: int
-    restarts: int
-
-
 def train_numbers(
     *, steps: str, lr: str, seed: str | None, checkpoint_every: str, restarts: str
-) -> TrainNumbers:
+) -> dict[str, int | float | None]:
     """The numeric options of `train`, parsed; ConfigError for the first that is out of range."""
-    return TrainNumbers(
-        steps=count("--steps", steps),
-        lr=fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
-        seed=None if seed is None else count("--seed", seed, low=0),
-        checkpoint_every=count("--checkpoint-every", checkpoint_every),
-        restarts=count("--restarts", restarts, low=0),
-    )
+    return {
+        "steps": count("--steps", steps),
+        "lr": fraction("--lr", lr, default=0.0, low=0.0, high=10.0),
+        "seed": None if seed is None else count("--seed", seed, low=0),
+        "checkpoint_every": count("--checkpoint-every", checkpoint_every),
+        "restarts": count("--restarts", restarts, low=0),
+    }
 
 
 def count(option: str, text: str, *, low: int = 1, high: int = MAX_COUNT) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.card import priced_as_lines
@@ -12,8 +12,9 @@ from shardwise.app.cli.planning import question_arguments, train_warnings
 from shardwise.app.cli.replanning import described, unreachable_lines
 from shardwise.app.cli.request import JobOptions, PlanOptions, check_output_path, job_arguments
 from shardwise.errors import ConfigError
+from shardwise.launch import not_run
 from shardwise.plans import PROVEN_GAP, Reliability, TraceChoice, write_plan
-from shardwise.questions import JobArguments, Request, SearchArguments, not_run, planned_for_trace
+from shardwise.questions import JobArguments, Request, SearchArguments, planned_for_trace
 from shardwise.replanning import TracePick, TracePicks, on_nodes
 from shardwise.units import format_seconds
 
@@ -61,19 +62,18 @@ def planned(
     made = planned_for_trace(job, wanted, events=events, policy=policy)
     plan, picks, given, request, found = made.plan, made.picks, made.given, made.request, made.choice
     written = None if save is None else write_plan(save, plan)
-    on = replace(request, cluster=plan.cluster)
-    unsupported = not_run(plan.best, on)
+    unsupported = not_run(plan)
     document = documents.plan_answer(plan, made.answer, not_run=unsupported)
     # The gap is that of the trace, not that of this plan alone.
     is_proven = found.gap is not None and found.gap <= PROVEN_GAP
     document |= {"is_proven": is_proven, "uneven_gap": None}
     lines = card.result_card(plan.best, model=plan.model, cluster=plan.cluster, job=plan.job)
     notes = [*given.notes, *unreachable_lines("unreachable for some time", picks.unreachable)]
-    notes += train_warnings(unsupported, on.cluster, save)
+    notes += train_warnings(unsupported, plan.cluster, save)
     notes += [] if save is None else [f"wrote {save} ({written})"]
     if is_json:
         return Output(document={**document, "for_trace": _document(picks, found)}, notes=notes)
-    priced_as = (*on.cluster.priced_as, *given.priced_as)
+    priced_as = (*plan.cluster.priced_as, *given.priced_as)
     return Output(lines=[*lines, *_card(picks, found, request, options, save, priced_as)], notes=notes)
 
 

@@ -33,6 +33,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from shardwise.search.hetero.stage_costs import SiteCosts, StageOptions, hops_s, node_slots_of
+from shardwise.ties import ROUNDING
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -42,9 +43,6 @@ Order = tuple[int, ...]
 
 INFINITE_S = 1e30
 """Finite seconds that stand for infinity, so that no arithmetic on them gives NaN."""
-
-ROUNDING = 1e-9
-"""Relative slack of a time limit, so that no layout is excluded by rounding."""
 
 MAX_TABLE_ENTRIES = 200_000
 """Entries of a table that are computed in one batch: they fit the processor's cache."""

@@ -110,7 +110,7 @@ class FrontierOptions:
     workers: str
     save: str | None
     plot: str | None
-    uses_all: bool
+    use_all: bool
     is_json: bool
 
 
@@ -131,7 +131,7 @@ def frontier(options: JobOptions, frontier_options: FrontierOptions) -> Output:
         "space": frontier_options.space,
         "fix": frontier_options.fix,
         "workers": workers(frontier_options.workers),
-        "use_all": frontier_options.uses_all,
+        "use_all": frontier_options.use_all,
     }
     inputs = inputs_of(options, frontier_options.space)
     if frontier_options.save is not None:
@@ -172,7 +172,7 @@ def _next_commands(options: JobOptions, frontier_options: FrontierOptions) -> tu
     for name, value, default in given:
         if value is not None and value != default:
             words += [name, shlex.quote(value)]
-    words += ["--use-all"] if frontier_options.uses_all else []
+    words += ["--use-all"] if frontier_options.use_all else []
     more = ((frontier_options.plot, "--plot frontier.html"), (frontier_options.save, "--save frontier"))
     return tuple(" ".join((*words, option)) for value, option in more if value is None)
 

@@ -1,0 +1,289 @@
+"""Export of a uniform plan to TorchTitan 0.3: a Python module with its `Trainer.Config`, and the schedule as
+CSV where PyTorch has no schedule of this name.
+
+A field that TorchTitan cannot say raises ConfigError with its name. So does a value that TorchTitan accepts
+but cannot train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from string import Template
+
+from shardwise.cluster import Cluster
+from shardwise.plans import Plan
+from shardwise.schedule import SPLIT_NAMES, generate, legal_mask
+from shardwise.strategy import SCHEDULES, Strategy, layer_counts, target_of
+from shardwise.targets.torchtitan_code import model_code, model_imports
+from shardwise.targets.torchtitan_model import TORCHTITAN, TitanModel, titan_model
+from shardwise.targets.writing import check_plan, head_lines, refusal
+
+MODULE, CONFIG = "torchtitan_0_3", "plan"
+"""The module that is written, and its function that gives the configuration."""
+
+FILE, CSV = f"{MODULE}.py", "schedule.csv"
+
+SINGLE, MULTI = "PipelineScheduleSingle", "PipelineScheduleMulti"
+
+SCHEDULE_CLASSES = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved_1f1b": "Interleaved1F1B",
+    "zb_v": "ZBVZeroBubble",
+    "dualpipe_v": "DualPipeV",
+}
+"""Our schedules and the names of PyTorch's. The others go into `schedule.csv`."""
+
+_PORT = 29500
+
+
+def torchtitan_files(plan: Plan) -> dict[str, str]:
+    """The texts of the files, by name. Raises ConfigError, with the key of the plan file, for a value that
+    cannot be exported."""
+    model = titan_model(plan.model, seq_len=plan.job.seq_len)
+    check_titan_strategy(plan, model)
+    files = {FILE: _module(plan, model)}
+    if plan.best.strategy.schedule not in SCHEDULE_CLASSES:
+        files[CSV] = schedule_csv(plan.best.strategy, microbatches_of(plan))
+    return files
+
+
+def check_titan_strategy(plan: Plan, model: TitanModel) -> None:
+    """Raise ConfigError for the first field of the strategy or the job that cannot be exported: the
+    capability file excludes it, or TorchTitan does not accept it with the other fields."""
+    strategy = plan.best.strategy
+    target = check_plan(plan, TORCHTITAN)
+    for field, allowed in (*_stage_refusals(plan, model), *_rank_refusals(strategy, model)):
+        raise refusal(target, f"best.strategy.{field}", getattr(strategy, field), allowed)
+
+
+Refused = tuple[str, str]
+"""A field of the strategy, and the values that can be exported."""
+
+
+def _stage_refusals(plan: Plan, model: TitanModel) -> Iterator[Refused]:
+    """Refusals about stages, micro-batches and recomputation."""
+    strategy = plan.best.strategy
+    if plan.job.global_batch_size % (strategy.dp * strategy.micro_batch_size):
+        yield "micro_batch_size", "a divisor of the batch of a replica"
+        return
+    code = SCHEDULES.index(strategy.schedule)
+    if not legal_mask(code, strategy.pp, microbatches_of(plan), strategy.vpp):
+        yield "schedule", "schedules that take these pp, vpp and micro-batches"
+        return
+    first, last = strategy.first_stage_layers, strategy.last_stage_layers
+    counts = stage_parts(strategy, model.layers)
+    if sum(counts) != model.layers or min(counts) < 0 or (counts[0], counts[-1]) != (first, last):
+        yield "first_stage_layers", f"stages that together have the {model.layers} layers, once each"
+    elif len(counts) > 2 and min(counts[1:-1]) < 1:
+        yield "first_stage_layers", f"layers on every stage between the first, {first}, and the last, {last}"
+    if (strategy.recompute == "full") != (strategy.recompute_layers > 0):
+        yield "recompute_layers", "above 0 only with full recomputation"
+
+
+def _rank_refusals(strategy: Strategy, model: TitanModel) -> Iterator[Refused]:
+    """Refusals about groups of ranks."""
+    ranks = strategy.optim_shard * strategy.cp * strategy.tp
+    if strategy.dp * strategy.cp % strategy.optim_shard:
+        yield "optim_shard", f"a divisor of dp * cp, {strategy.dp * strategy.cp}"
+    if model.experts is None:
+        if strategy.ep * strategy.etp > 1:
+            yield "ep", "1 without experts (and etp 1)"
+    elif ranks % strategy.ep or model.experts.num_experts % strategy.ep:
+        yield "ep", "a divisor of the experts, and of tp * the ranks that share parameters or gradients"
+    if strategy.sequence_parallel and strategy.tp == 1:
+        yield "sequence_parallel", "false with tp 1"
+
+
+def stage_parts(strategy: Strategy, layers: int) -> tuple[int, ...]:
+    """Decoder layers of the stages, in model order."""
+    ends = strategy.first_stage_layers, strategy.last_stage_layers
+    return layer_counts(layers, strategy.pp * strategy.vpp, *ends)
+
+
+def microbatches_of(plan: Plan) -> int:
+    """Micro-batches of a replica in a step."""
+    strategy = plan.best.strategy
+    return plan.job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
+
+
+def schedule_csv(strategy: Strategy, microbatches: int) -> str:
+    """The schedule as PyTorch's pipelining reads it: one row of actions per pipeline rank."""
+    table = generate(strategy.schedule, pp=strategy.pp, microbatches=microbatches, vpp=strategy.vpp)
+    return "".join(",".join(map(str, row)) + "\n" for row in table.ranks)
+
+
+def recomputes_all(strategy: Strategy, layers: int) -> bool:
+    """Whether full recomputation is of all layers of every stage."""
+    return strategy.recompute_layers >= max(stage_parts(strategy, layers))
+
+
+_FIRST_LAYERS = '''
+class FirstLayersAC(FullAC):
+    """Full recomputation of the first layers of each model part."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FullAC.Config):
+        layers: int = 0
+
+    def apply(self, model: nn.Module) -> None:
+        layers = model.get_submodule("layers")
+        for name, block in list(layers.named_children())[: self.config.layers]:
+            layers.register_module(name, self._wrap_block(block, base_fqn=f"layers.{name}"))
+
+'''
+
+_PARTS = """
+def parts() -> list[list[str]]:
+    \"\"\"The modules of each pipeline stage.\"\"\"
+    starts = $starts
+    ends = [*starts[1:], $layers]
+    stages = [[f"layers.{index}" for index in range(*bounds)] for bounds in zip(starts, ends)]
+    return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "lm_head"]]
+
+"""
+
+_CONFIG = """
+def plan() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_spec(),
+        loss=CrossEntropyLoss.Config(global_vocab_size=$vocab),
+        optimizer=default_adamw(lr=3e-4),
+        training=TrainingConfig(
+            local_batch_size=$local_batch,
+            global_batch_size=$batch,
+            seq_len=$seq_len,
+            dtype="float32",
+            mixed_precision_param="$dtype",
+            mixed_precision_reduce="float32",
+            disable_cuda_graphs=True,
+            # steps=100000,
+        ),
+        parallelism=ParallelismConfig(
+            data_parallel_replicate_degree=$replicate,
+            data_parallel_shard_degree=$shard,
+            fsdp_reshard_after_forward="$reshard",
+            tensor_parallel_degree=$tp,
+            enable_sequence_parallel=$sequence_parallel,
+            context_parallel_degree=$cp,
+            expert_parallel_degree=$ep,
+            pipeline_parallel_degree=$pp,
+$pipeline            spmd_backend="partial_dtensor",
+        ),
+        activation_checkpoint=$recompute,
+        compile=CompileConfig(enable=$compile),
+        # The plan does not have these settings. The values are placeholders: set your own, and remove the #.
+        # hf_assets_path="assets/hf/MODEL",
+        # dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
+        # lr_scheduler=LRSchedulersContainer.Config(warmup_steps=2000),
+        # checkpoint=CheckpointManager.Config(enable=True, interval=500),
+    )
+"""
+
+_PIPELINE = """\
+            pipeline_parallel_schedule="$schedule",
+            pipeline_parallel_schedule_csv=$csv,
+            pipeline_parallel_microbatch_size=$microbatch,
+            module_fqns_per_model_part=parts(),
+"""
+
+
+def _module(plan: Plan, model: TitanModel) -> str:
+    """The text of the Python module."""
+    strategy = plan.best.strategy
+    head = [f"# {line}".rstrip() for line in head_lines(plan, target_of(TORCHTITAN))]
+    start = [f"# {line}" for line in _start(plan.cluster)]
+    is_partial = strategy.recompute == "full" and not recomputes_all(strategy, model.layers)
+    texts = [
+        "\n".join((*head, "#", *start, "", *_imports(model, is_partial), "", "")),
+        model_code(model, plan.model.family),
+        _FIRST_LAYERS if is_partial else "",
+        _parts(strategy, model.layers) if strategy.pp > 1 else "",
+        _config(plan, model, is_partial),
+    ]
+    return "\n".join(filter(None, texts))
+
+
+def _imports(model: TitanModel, is_partial: bool) -> Iterator[str]:
+    if is_partial:
+        yield "from dataclasses import dataclass"
+    yield "from functools import partial"
+    yield "from pathlib import Path"
+    yield ""
+    yield "from torch import nn"
+    yield "from torchtitan.components.loss import CrossEntropyLoss"
+    yield "from torchtitan.components.optimizer import default_adamw"
+    yield "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig"
+    yield "from torchtitan.distributed.activation_checkpoint import FullAC"
+    yield from model_imports(model)
+    yield "from torchtitan.trainer import Trainer"
+
+
+def _parts(strategy: Strategy, layers: int) -> str:
+    counts = stage_parts(strategy, layers)
+    starts = [sum(counts[:stage]) for stage in range(len(counts))]
+    return Template(_PARTS).substitute(starts=starts, layers=layers)
+
+
+def _config(plan: Plan, model: TitanModel, is_partial: bool) -> str:
+    strategy, job = plan.best.strategy, plan.job
+    is_piped = strategy.pp > 1
+    recompute = "FullAC.Config()" if strategy.recompute == "full" else "None"
+    if is_partial:
+        recompute = f"FirstLayersAC.Config(layers={strategy.recompute_layers})"
+    return Template(_CONFIG).substitute(
+        vocab=model.vocab_size,
+        # Without a pipeline, gradients of micro-batches accumulate over several passes.
+        local_batch=job.global_batch_size // strategy.dp if is_piped else strategy.micro_batch_size,
+        batch=job.global_batch_size,
+        seq_len=job.seq_len,
+        dtype=DTYPES[job.dtype],
+        replicate=strategy.dp // strategy.optim_shard,
+        shard=strategy.optim_shard,
+        reshard="always" if strategy.param_shard > 1 else "never",
+        tp=strategy.tp,
+        sequence_parallel=strategy.sequence_parallel,
+        cp=strategy.cp,
+        ep=strategy.ep,
+        pp=strategy.pp,
+        pipeline=_pipeline(strategy) if is_piped else "",
+        recompute=recompute,
+        compile=is_compiled(plan),
+    )
+
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+"""Our dtypes and TorchTitan's names."""
+
+
+def is_compiled(plan: Plan) -> bool:
+    """Whether the prediction assumes compiled layers. Compiled layers cannot split their backward pass."""
+    return plan.job.profile.pointwise_passes < 1 and plan.best.strategy.schedule not in SPLIT_NAMES
+
+
+def _pipeline(strategy: Strategy) -> str:
+    name = SCHEDULE_CLASSES.get(strategy.schedule)
+    return Template(_PIPELINE).substitute(
+        schedule=name or SINGLE,
+        csv='""' if name else f'str(Path(__file__).with_name("{CSV}"))',
+        microbatch=strategy.micro_batch_size,
+    )
+
+
+def _start(cluster: Cluster) -> Iterator[str]:
+    """The torchrun command that starts the plan, for every node in the order of the plan."""
+    counts = [node.devices for node in cluster.nodes]
+    program = f"-m torchtitan.train --module {MODULE} --config {CONFIG}"
+    yield "With this file's folder on PYTHONPATH:"
+    if len(counts) == 1:
+        yield f"torchrun --standalone --nproc-per-node {counts[0]} {program}"
+        return
+    yield f"On each of the {len(counts)} nodes, NODE_RANK from 0 in the order of the plan's cluster:"
+    each = str(counts[0])
+    if len(set(counts)) > 1:
+        yield f"DEVICES is the number of devices of the node: {', '.join(map(str, counts))}."
+        each = '"$DEVICES"'
+    yield (
+        f'torchrun --nnodes {len(counts)} --nproc-per-node {each} --node-rank "$NODE_RANK"'
+        f' --master-addr "$MASTER_ADDR" --master-port {_PORT} {program}'
+    )
