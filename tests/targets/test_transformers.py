@@ -96,6 +96,7 @@ def test_broken_sizes_and_models_are_noticed(plans: list[Plan]) -> None:
             (f"'num_hidden_layers': {plan.model.layers}", f"'num_hidden_layers': {plan.model.layers + 1}"),
             (f"'vocab_size': {plan.model.vocab}", f"'vocab_size': {plan.model.vocab + 64}"),
             ("sequence_length = ", "sequence_length = 1 + "),
+            ('attn_implementation = "sdpa"', 'attn_implementation = "eager"'),
         ):
             if old in files[CONFIG]:
                 cases.append((plan, old, {**files, CONFIG: files[CONFIG].replace(old, new)}))

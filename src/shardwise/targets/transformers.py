@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping
 from pprint import pformat
 from typing import Any
 
-from shardwise.cost import has_fused_attention
 from shardwise.model import parameters
 from shardwise.plans import Plan, plan_hash
 from shardwise.targets.child_process import Reader
-from shardwise.targets.hugging_face import check_replicas, micro_batches, processes_per_node
+from shardwise.targets.hugging_face import attention, check_replicas, micro_batches, processes_per_node
 from shardwise.targets.read_back import ReadBack, compared, rejected
 from shardwise.targets.writing import WRITTEN_BY, head_lines, refusal
 from shardwise.units import format_seconds
@@ -51,6 +50,7 @@ def transformers_files(plan: Plan) -> dict[str, str]:
         f"from transformers import DistributedConfig\n\ndistributed_config = DistributedConfig(\n{sizes})\n\n"
         "# AutoConfig.for_model(**model_config)\n"
         f"model_config = {pformat(dict(plan.model.config), width=100, sort_dicts=False)}\n\n"
+        f'attn_implementation = "{attention(plan)}"\n\n'
         f"sequence_length = {plan.job.seq_len}\n"
     )
     settings = json.dumps({"run_name": _run_name(plan), **_arguments(plan)}, indent=2)
@@ -59,10 +59,9 @@ def transformers_files(plan: Plan) -> dict[str, str]:
 
 def _start(plan: Plan, per_node: int) -> Iterator[str]:
     """How a script uses the files, and how the run is started."""
-    kernel = "sdpa" if has_fused_attention(plan.cluster, plan.job.profile) else "eager"
     yield "In the training script:"
     yield "    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32,"
-    yield f'        attn_implementation="{kernel}", distributed_config=distributed_config)'
+    yield "        attn_implementation=attn_implementation, distributed_config=distributed_config)"
     yield f'    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file("{ARGUMENTS}")'
     yield "Data, learning rate and number of steps are not part of a plan."
     nodes = len(plan.cluster.nodes)
@@ -154,6 +153,8 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         else 0,
         "exchange of tokens": "all_to_all" if strategy.ep > 1 else None,
         "gradients stay sharded": True,
+        "attention": attention(plan),
+        "the model has this attention": True,
     }
 
 
@@ -185,5 +186,7 @@ def _of_answer(plan: Plan, answer: Mapping[str, Any]) -> dict[str, object]:
         "tensor-parallel layers": answer["tensor_parallel_layers"],
         "expert-parallel layers": answer["expert_parallel_layers"],
         "exchange of tokens": sizes["ep_implementation"] if sizes["ep_size"] > 1 else None,
+        "attention": answer["attention"],
+        "the model has this attention": answer["supports_attention"],
         "gradients stay sharded": steps == 1 or answer["synchronizes_each_micro_batch"],
     }

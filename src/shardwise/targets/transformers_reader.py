@@ -7,6 +7,7 @@ text of trainer_args.json"}`. Each line of standard output answers one request w
 - `sequence_length`, and `parameters` of the model that Transformers builds on the meta device.
 - `sharded_layers`, `tensor_parallel_layers`, `expert_parallel_layers`: decoder layers in the plans that
   Transformers makes for the model and the sizes.
+- `attention`, and `supports_attention`: whether the model has this implementation.
 - `synchronizes_each_micro_batch`: whether gradients are reduced after each micro-batch.
 """
 
@@ -63,11 +64,20 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         "arguments": dict(plain_items(vars(arguments))),
         "sequence_length": module["sequence_length"],
         "parameters": sum(weight.numel() for weight in model.parameters()),
+        "attention": module["attn_implementation"],
+        "supports_attention": _supports(model, module["attn_implementation"]),
         "sharded_layers": _matching(_LAYER, of_shards),
         "tensor_parallel_layers": _matching(_ATTENTION, of_tensors),
         "expert_parallel_layers": _matching(_EXPERTS, of_experts),
         "synchronizes_each_micro_batch": accumulation.get("sync_each_batch", False),
     }
+
+
+def _supports(model: Any, attention: str) -> bool:
+    """Whether the model has this implementation of attention; all have the eager one."""
+    if attention == "eager":
+        return True
+    return bool(model._supports_sdpa if attention == "sdpa" else model._supports_flash_attn)
 
 
 def _matching(pattern: re.Pattern[str], names: Iterable[str]) -> int:

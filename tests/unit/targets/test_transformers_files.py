@@ -48,6 +48,7 @@ def test_the_values_of_a_plan() -> None:
         "distributed_config": {
             "tp_size": 2, "fsdp_size": 4, "dp_replicate_size": 2, "fsdp_mixed_precision": True,
         },
+        "attn_implementation": "sdpa",
         "sequence_length": 1024,
     }  # fmt: skip
     arguments = json.loads(files[ARGUMENTS])
@@ -140,6 +141,8 @@ def answer() -> dict[str, Any]:
             "optim": "ADAMW_TORCH", "activation_checkpointing": True,
         },
         "sequence_length": 1024,
+        "attention": "sdpa",
+        "supports_attention": True,
         "parameters": parameters(experts_plan().model),
         "sharded_layers": 8,
         "tensor_parallel_layers": 0,
@@ -150,7 +153,7 @@ def answer() -> dict[str, Any]:
 
 def test_an_equal_reading_has_no_difference() -> None:
     found = read_back(experts_plan(), answer())
-    assert found.differences == () and found.values == 21
+    assert found.differences == () and found.values == 23
 
 
 @pytest.mark.parametrize(
@@ -174,6 +177,8 @@ def test_an_equal_reading_has_no_difference() -> None:
         ("arguments", {"activation_checkpointing": False}, "strategy.recompute_layers"),
         (None, {"sequence_length": 2048}, "job.seq_len"),
         (None, {"parameters": 1}, "parameters"),
+        (None, {"attention": "eager"}, "attention"),
+        (None, {"supports_attention": False}, "the model has this attention"),
         (None, {"sharded_layers": 0}, "sharded layers"),
         (None, {"tensor_parallel_layers": 8}, "tensor-parallel layers"),
         (None, {"expert_parallel_layers": 0}, "expert-parallel layers"),
