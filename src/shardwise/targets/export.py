@@ -9,7 +9,7 @@ from typing import Protocol
 from shardwise.model import Model
 from shardwise.plans import Plan
 from shardwise.strategy import newest_target
-from shardwise.targets import deepspeed, fsdp2, hugging_face
+from shardwise.targets import deepspeed, fsdp2, hugging_face, megatron_fsdp, transformers
 from shardwise.targets.megatron_lm import megatron_lm_files
 from shardwise.targets.megatron_lm_model import TARGET, check_model
 from shardwise.targets.megatron_lm_read_back import read_files_back
@@ -67,6 +67,18 @@ EXPORTERS: Mapping[str, Exporter] = {
         check_model=hugging_face.check_model,
         read_back=deepspeed.read_files_back,
         reader="DeepSpeed's own configuration",
+    ),
+    megatron_fsdp.TARGET: Exporter(
+        files=megatron_fsdp.megatron_fsdp_files,
+        check_model=check_model,
+        read_back=megatron_fsdp.read_files_back,
+        reader="Megatron-LM's own parser",
+    ),
+    transformers.TARGET: Exporter(
+        files=transformers.transformers_files,
+        check_model=hugging_face.check_model,
+        read_back=transformers.read_files_back,
+        reader="Transformers' own classes",
     ),
 }
 

@@ -8,7 +8,7 @@ line, and as a bash array.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from shardwise.cluster import Cluster
@@ -59,43 +59,51 @@ OWN_ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
 def megatron_lm_flags(plan: Plan) -> tuple[Flag, ...]:
     """The flags of `plan`: model, batch, precision, optimizer and parallelism. Raises ConfigError, with
     the key of the plan file, for a field that has no flag."""
+    return flags_with_states(plan, TARGET, _state_flags(plan.best.strategy, plan.job))
+
+
+def flags_with_states(plan: Plan, target: str, states: Iterable[Flag]) -> tuple[Flag, ...]:
+    """The flags of `plan` for a target of Megatron-LM, whose flags for sharded states are `states`. Raises
+    ConfigError as `megatron_lm_flags`."""
     strategy = plan.best.strategy
     model = megatron_model(plan.model, seq_len=plan.job.seq_len)
-    check_strategy(plan, model)
+    check_strategy(plan, model, target)
     return (
         *model_flags(model),
         *_job_flags(plan),
-        *_strategy_flags(strategy, plan),
+        *_division_flags(strategy, plan),
+        *states,
+        *_recompute_flags(strategy),
     )
 
 
-def _strategy_flags(strategy: Strategy, plan: Plan) -> Iterator[Flag]:
-    """The flags of the strategy, without the micro-batch size."""
+def _division_flags(strategy: Strategy, plan: Plan) -> Iterator[Flag]:
+    """The flags that divide the model over ranks."""
     yield from _degree_flags(strategy, has_experts=plan.model.experts is not None)
     yield from _pipeline_flags(strategy, plan.model.layers)
-    yield from _state_flags(strategy, plan.job)
-    yield from _recompute_flags(strategy)
 
 
 def strategy_settings(plan: Plan) -> dict[str, str]:
-    """The flags of the plan's strategy with their values, also where it cannot be exported. What is said by
-    several flags of recomputation is a value of the first."""
-    micro = "--micro-batch-size", str(plan.best.strategy.micro_batch_size)
-    found: dict[str, str] = {}
-    for flag, *values in (micro, *_strategy_flags(plan.best.strategy, plan)):
-        first = "--recompute-granularity"
-        if flag.startswith("--recompute-") and flag != first:
-            found[first] += " ".join(("", flag, *values))
-        else:
-            found[flag] = " ".join(values)
-    return found
+    """The flags of the plan's strategy with their values, also where it cannot be exported."""
+    return settings_with_states(plan, _state_flags(plan.best.strategy, plan.job))
 
 
-def check_strategy(plan: Plan, model: MegatronModel) -> None:
-    """Raise ConfigError for the first field of the strategy or the job that cannot be exported: the
-    capability file excludes it, or Megatron-LM does not accept it with the other fields."""
+def settings_with_states(plan: Plan, states: Iterable[Flag]) -> dict[str, str]:
+    """The same with these flags for sharded states. Further flags of recomputation are values of the
+    first."""
     strategy = plan.best.strategy
-    target = check_plan(plan, TARGET)
+    micro = "--micro-batch-size", str(strategy.micro_batch_size)
+    first, *others = _recompute_flags(strategy) if strategy.recompute != "none" else ((),)
+    recompute = (*first, *(word for flag in others for word in flag))
+    flags = (micro, *_division_flags(strategy, plan), *states, recompute)
+    return {flag[0]: " ".join(flag[1:]) for flag in flags if flag}
+
+
+def check_strategy(plan: Plan, model: MegatronModel, name: str) -> None:
+    """Raise ConfigError for the first field of the strategy or the job that cannot be exported to the target
+    of this name: the capability file excludes it, or Megatron-LM does not accept it with the other fields."""
+    strategy = plan.best.strategy
+    target = check_plan(plan, name)
     for field, allowed in (*_stage_refusals(plan), *_rank_refusals(strategy, model)):
         raise refusal(target, f"best.strategy.{field}", getattr(strategy, field), allowed)
 
@@ -233,14 +241,23 @@ ARGS = "megatron-lm.args"
 
 ARRAY = "megatron_lm_args"
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""The environment variable whose value Megatron-LM checks."""
+
 _PORT = 29500
 
 
 def megatron_lm_files(plan: Plan) -> dict[str, str]:
     """The texts of the files, by name. Raises ConfigError, with the key of the plan file, for a value that
     cannot be exported."""
-    flags = megatron_lm_flags(plan)
-    head = [f"# {line}".rstrip() for line in head_lines(plan, target_of(TARGET))]
+    setup = ("# Required before Blackwell with tensor or context parallelism.", f"export {CONNECTIONS}=1")
+    return files_of_flags(plan, TARGET, megatron_lm_flags(plan), setup)
+
+
+def files_of_flags(plan: Plan, target: str, flags: Sequence[Flag], setup: Sequence[str]) -> dict[str, str]:
+    """The texts of the files with these flags for a target of Megatron-LM, by name; `setup` are the first
+    lines of the script."""
+    head = [f"# {line}".rstrip() for line in head_lines(plan, target_of(target))]
     unknown = [f"# {' '.join(map(shlex.quote, flag))}" for flag in _unknown(plan)]
     own = [" ".join(map(shlex.quote, flag)) for flag in flags]
     start = [f"# {line}" for line in _start(plan.cluster)]
@@ -249,8 +266,7 @@ def megatron_lm_files(plan: Plan) -> dict[str, str]:
         "#!/usr/bin/env bash",
         *head,
         "",
-        "# Required before Blackwell with tensor or context parallelism.",
-        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+        *setup,
         "",
         f"{ARRAY}=(",
         *(f"  {line}" for line in own),

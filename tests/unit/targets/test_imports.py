@@ -21,6 +21,7 @@ from shardwise.targets import EXPORTERS, IMPORTERS, ImportedRun, Supplied, impor
 from shardwise.targets.imports.megatron_lm_text import flag_values, layout_counts, log_values
 from shardwise.targets.megatron_lm import effective_order, megatron_lm_flags
 
+MEGATRON_FSDP = "megatron-fsdp-0.19"
 MEGATRON_LM, TORCHTITAN, DEEPSPEED, FSDP2 = "megatron-lm-0.19", "torchtitan-0.3", "deepspeed-0.19", "fsdp2"
 
 
@@ -47,11 +48,14 @@ def differing(found: Strategy, plan: Plan) -> dict[str, tuple[object, object]]:
     return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
 
 
-@pytest.mark.parametrize("name", ["megatron-lm.args", "megatron-lm.sh"])
-def test_flags_of_an_export_read_back(name: str) -> None:
-    for plan in random_plans(40, seed=7):
-        text = EXPORTERS[MEGATRON_LM].files(plan)[name]
-        run = read(MEGATRON_LM, text, plan.cluster.devices)
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [(MEGATRON_LM, "megatron-lm.args"), (MEGATRON_LM, "megatron-lm.sh"), (MEGATRON_FSDP, "megatron-lm.args")],
+)
+def test_flags_of_an_export_read_back(target: str, name: str) -> None:
+    for plan in random_plans(40, seed=7, target=target):
+        text = EXPORTERS[target].files(plan)[name]
+        run = read(target, text, plan.cluster.devices)
         assert differing(strategy_of(run, plan.cluster.devices), plan) == {}
         job = plan.job
         assert (run.seq_len, run.global_batch_size, run.dtype, run.optimizer) == (

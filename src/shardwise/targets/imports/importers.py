@@ -9,11 +9,16 @@ from typing import Protocol
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable, read_text
 from shardwise.plans import Plan
-from shardwise.targets import deepspeed, fsdp2
+from shardwise.targets import deepspeed, fsdp2, megatron_fsdp
 from shardwise.targets.imports.accelerate_import import is_accelerate, read_accelerate
 from shardwise.targets.imports.deepspeed_import import is_deepspeed, read_deepspeed
 from shardwise.targets.imports.imported import ImportedRun, Supplied
-from shardwise.targets.imports.megatron_lm_import import is_megatron_lm, read_megatron_lm
+from shardwise.targets.imports.megatron_lm_import import (
+    is_megatron_fsdp,
+    is_megatron_lm,
+    read_megatron_fsdp,
+    read_megatron_lm,
+)
 from shardwise.targets.imports.torchtitan_import import is_torchtitan, read_torchtitan
 from shardwise.targets.megatron_lm import strategy_settings
 from shardwise.targets.megatron_lm_model import TARGET as MEGATRON_LM
@@ -42,6 +47,12 @@ class Importer:
 
 
 IMPORTERS: Mapping[str, Importer] = {
+    megatron_fsdp.TARGET: Importer(
+        files="the same with --use-megatron-fsdp",
+        is_own=is_megatron_fsdp,
+        read=read_megatron_fsdp,
+        settings=megatron_fsdp.fsdp_settings,
+    ),
     MEGATRON_LM: Importer(
         files="the arguments block of a Megatron-LM log, or its flags",
         is_own=is_megatron_lm,

@@ -7,7 +7,7 @@ Megatron-LM's defaults (`megatron/training/arguments.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.errors import ConfigError
@@ -33,6 +33,7 @@ from shardwise.targets.imports.megatron_lm_text import (
     layout_counts,
     log_values,
 )
+from shardwise.targets.megatron_fsdp import TARGET as FSDP
 from shardwise.targets.megatron_lm import CP_COMM_TYPES, MAPPED_ORDER, OPTIMIZERS, OWN_ORDER
 from shardwise.targets.megatron_lm_model import TARGET
 
@@ -64,8 +65,20 @@ _VOCAB_MULTIPLE = 128
 
 
 def is_megatron_lm(text: str) -> bool:
-    """Whether the text has arguments or flags of Megatron-LM."""
-    return is_log(text) or is_flags(text)
+    """Whether the text has arguments or flags of Megatron-LM without Megatron-FSDP."""
+    return (is_log(text) or is_flags(text)) and not is_megatron_fsdp(text)
+
+
+def is_megatron_fsdp(text: str) -> bool:
+    """Whether the text has arguments or flags of Megatron-LM with Megatron-FSDP."""
+    return is_flags(text, "use-megatron-fsdp") or (
+        is_log(text) and log_values(text).get("use_megatron_fsdp") is True
+    )
+
+
+def read_megatron_fsdp(text: str, *, devices: int, supplied: Supplied) -> ImportedRun:
+    """The same as `read_megatron_lm`, for the target with Megatron-FSDP."""
+    return replace(read_megatron_lm(text, devices=devices, supplied=supplied), target=FSDP)
 
 
 def read_megatron_lm(text: str, *, devices: int, supplied: Supplied) -> ImportedRun:
@@ -210,20 +223,24 @@ class _Reading:
 
     def _states(self, fields: dict[str, Any]) -> Iterator[ReviewFinding]:
         read, copies = self.arguments, fields["dp"] * fields["cp"]
-        is_fsdp = any(map(read.is_on, ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")))
-        stages = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-        if is_fsdp:
-            name = read.text("data_parallel_sharding_strategy", "optim_grads_params")
-            fields["zero_stage"] = 3 if read.is_on("use_torch_fsdp2") else stages.get(name, 3)
+        instances = read.count("num_distributed_optimizer_instances")
+        if copies % instances:
+            raise ConfigError(
+                "does not divide dp * cp", key="--num-distributed-optimizer-instances",
+                found=str(instances), allowed=f"divisors of {copies}",
+            )  # fmt: skip
+        shard = copies // instances
+        if read.is_on("use_megatron_fsdp"):
+            sharded = read.text("data_parallel_sharding_strategy", "optim_grads_params")
+            whole = copies if read.text("outer_dp_sharding_strategy") == "optim" else shard
+            fields["param_shard"] = shard if sharded == "optim_grads_params" else 1
+            fields["grad_shard"] = shard if sharded.startswith("optim_grads") else 1
+            fields["optim_shard"] = whole if sharded.startswith("optim") else 1
+        elif read.is_on("use_torch_fsdp2"):
+            fields["zero_stage"] = 3
         elif read.is_on("use_distributed_optimizer"):
-            instances = read.count("num_distributed_optimizer_instances")
-            if copies % instances:
-                raise ConfigError(
-                    "does not divide dp * cp", key="--num-distributed-optimizer-instances",
-                    found=str(instances), allowed=f"divisors of {copies}",
-                )  # fmt: skip
-            fields["optim_shard"] = copies // instances
-        elif read.integer("num_distributed_optimizer_instances", 1) != 1:
+            fields["optim_shard"] = shard
+        elif instances > 1:
             yield ignored("--num-distributed-optimizer-instances", "needs --use-distributed-optimizer")
 
     def _recompute(self, fields: dict[str, Any]) -> Iterator[ReviewFinding]:
@@ -413,7 +430,7 @@ def _optimizer(read: FileSection) -> str:
 def _profile(read: FileSection) -> dict[str, Any]:
     """Fields of the software profile that the flags change."""
     changed: dict[str, Any] = {}
-    if not read.is_on("overlap_grad_reduce"):
+    if not _overlaps(read):
         changed |= {"data_overlap": 0.0, "state_overlap": 0.0}
     if read.is_on("grad_reduce_in_bf16"):
         changed["reduce_in_fp32"] = False
@@ -422,8 +439,13 @@ def _profile(read: FileSection) -> dict[str, Any]:
     return changed
 
 
+def _overlaps(read: FileSection) -> bool:
+    """Whether gradients are reduced during the backward pass; Megatron-FSDP turns it on."""
+    return read.is_on("overlap_grad_reduce") or read.is_on("use_megatron_fsdp")
+
+
 def _overlap_findings(read: FileSection, fields: Mapping[str, Any]) -> Iterator[ReviewFinding]:
-    if fields["dp"] * fields["cp"] > 1 and not read.is_on("overlap_grad_reduce"):
+    if fields["dp"] * fields["cp"] > 1 and not _overlaps(read):
         yield ReviewFinding(
             code="no_overlap", severity="warning", field="--overlap-grad-reduce",
             text="missing: gradients are reduced after the backward pass, not during it",

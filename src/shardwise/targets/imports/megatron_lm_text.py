@@ -27,12 +27,11 @@ def is_log(text: str) -> bool:
     return _LOG_BLOCK.search(text) is not None
 
 
-def is_flags(text: str) -> bool:
-    """Whether the text has flags of Megatron-LM."""
-    return (
-        re.search(r"(?m)^(?!\s*#).*--(micro-batch-size|num-layers|tensor-model-parallel-size)\b", text)
-        is not None
-    )
+def is_flags(text: str, *names: str) -> bool:
+    """Whether the text has one of these flags of Megatron-LM (default: flags that every run has), outside of
+    comments."""
+    known = "|".join(names or ("micro-batch-size", "num-layers", "tensor-model-parallel-size"))
+    return re.search(rf"(?m)^[^#\n]*--({known})\b", text) is not None
 
 
 def log_values(text: str) -> dict[str, Any]:
