@@ -89,12 +89,15 @@ def strategy_settings(plan: Plan) -> dict[str, str]:
 
 
 def settings_with_states(plan: Plan, states: Iterable[Flag]) -> dict[str, str]:
-    """The same with these flags for sharded states. Further flags of recomputation are values of the
-    first."""
+    """The same with these flags for sharded states. Further flags of recomputation are values of the first;
+    where all layers are recomputed, they do not depend on the stages."""
     strategy = plan.best.strategy
     micro = "--micro-batch-size", str(strategy.micro_batch_size)
-    first, *others = _recompute_flags(strategy) if strategy.recompute != "none" else ((),)
-    recompute = (*first, *(word for flag in others for word in flag))
+    recompute = tuple(word for flag in _recompute_flags(strategy) for word in flag)
+    if strategy.recompute == "full" and strategy.recompute_layers >= max(
+        stage_layers(strategy, plan.model.layers)
+    ):
+        recompute = (*recompute[:2], "--recompute-method", "uniform", "--recompute-num-layers", "1")
     flags = (micro, *_division_flags(strategy, plan), *states, recompute)
     return {flag[0]: " ".join(flag[1:]) for flag in flags if flag}
 
