@@ -97,12 +97,14 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     "ignored_key": (
         DENSE, f"{DENSE} --sequence-parallel", "--sequence-parallel", "without tensor parallelism",
     ),
+    "refused": (EXPERTS, without(EXPERTS, "--sequence-parallel"), "--sequence-parallel", "without it"),
     "no_overlap": (
         DENSE, without(DENSE, "--overlap-grad-reduce"), "--overlap-grad-reduce", "after the backward pass",
     ),
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", PLANTED)
 def test_a_planted_fault_is_found(tmp_path: Path, code: str) -> None:
     clean, planted, field, text = PLANTED[code]
@@ -153,6 +155,11 @@ OTHER_SOFTWARE: dict[str, tuple[dict[str, Any], str, Any, str, str]] = {
         ACCELERATE, "parallelism_config/parallelism_config_dp_shard_size", 8, "unused_processes",
         "parallelism_config",
     ),
+    "accelerate replicas": (
+        ACCELERATE, "parallelism_config",
+        {"parallelism_config_dp_replicate_size": 8, "parallelism_config_tp_size": 2}, "refused",
+        "parallelism_config.parallelism_config_dp_replicate_size",
+    ),
     "titan layer": (
         TITAN, "parallelism/module_fqns_per_model_part", [["layers.0"], ["layers.1"], ["layers.2"], ["norm"]],
         "layers_lost", "parallelism.module_fqns_per_model_part",
@@ -171,6 +178,7 @@ OTHER_SOFTWARE: dict[str, tuple[dict[str, Any], str, Any, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER_SOFTWARE)
 def test_a_fault_in_files_of_other_software_is_found(tmp_path: Path, name: str) -> None:
     values, path, value, code, field = OTHER_SOFTWARE[name]

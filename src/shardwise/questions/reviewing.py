@@ -14,6 +14,7 @@ from shardwise import search
 from shardwise.cluster import Cluster
 from shardwise.cost import Problem, bind
 from shardwise.errors import ConfigError, Infeasible
+from shardwise.inputs import printable
 from shardwise.model import Model
 from shardwise.notebook import bars, line, panel, table
 from shardwise.plans import Plan, Result
@@ -200,7 +201,10 @@ def reviewed(file: object, given: ReviewArguments, *, progress: Progress | None 
     run = imported_run(os.fspath(path), devices=cluster.devices, supplied=supplied)
     own = _job_arguments(given, run.model, run)
     request = request_of(own).for_target(target_of(run.target))
-    return _Reviewing(run, request, own, given, measured_s, progress).review()
+    try:
+        return _Reviewing(run, request, own, given, measured_s, progress).review()
+    except ConfigError as error:
+        raise error.within(file=printable(path)) from None
 
 
 def _near(batch: int, rows: int) -> list[int]:

@@ -34,6 +34,7 @@ def test_the_card(run: Run, tmp_path: Path) -> None:
     assert "                 without --recompute-granularity\n" in ran.out
 
 
+@pytest.mark.slow
 def test_the_answer_has_its_schema(run: Run, tmp_path: Path) -> None:
     """A configuration that fits, one with a measured step, one too large, and one that is illegal."""
     file = written(tmp_path, f"{DENSE} {TP_2}")

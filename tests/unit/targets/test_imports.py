@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -250,6 +252,7 @@ ACCELERATE = "compute_environment: LOCAL_MACHINE\n"
         (f"{MEGATRON} --num-layers 8 --hidden-size $H", "hidden_size", "its value"),
         (f"{MEGATRON} {SIZES} --tensor-model-parallel-size 3", "--tensor-model-parallel-size", "8 devices"),
         (f"{MEGATRON} {SIZES} --optimizer lion", "--optimizer", "adam"),
+        (f"{MEGATRON} {SIZES} --nnodes 2 --nproc-per-node 8", "--nnodes * --nproc-per-node", "16 devices"),
         (f"{MEGATRON} --multi-latent-attention", "--multi-latent-attention", "--model M"),
         ('{"train_batch_size": 8}', "--model", "--model M"),
         ("hello", None, "Megatron-LM"),
@@ -274,3 +277,47 @@ def test_two_values_for_the_same_are_refused() -> None:
     with pytest.raises(ConfigError, match="--seq-len"):
         read(MEGATRON_LM, text, 8, seq_len=2048)
     assert read(MEGATRON_LM, text, 8, seq_len=1024).seq_len == 1024
+
+
+def broken(random: Random, text: str) -> str:
+    """The text with a few words deleted, repeated, replaced or cut."""
+    mark = random.choice((" ", "\n"))
+    parts = text.split(mark)
+    for _ in range(random.randint(1, 4)):
+        place = random.randrange(len(parts))
+        cut = random.randint(0, len(parts[place]))
+        parts[place : place + 1] = random.choice(
+            ([], [parts[place]] * 2, [random.choice(ODD)], [parts[place][:cut] + random.choice(ODD)])
+        )
+        parts = parts or [""]
+    return mark.join(parts)
+
+
+ODD = (
+    "null", "true", "-1", "[]", "{}", '"x"', "1e9", "99999999999", "[[1]]", "'", "$X", "(((", "t*5", "--",
+    "=", "3abc", "auto", ": :", "Et|L",
+)  # fmt: skip
+
+
+def test_broken_files_are_errors_of_users() -> None:
+    """Of 1,200 broken files each one is read, or refused with a ConfigError."""
+    plan = small_plan(LLAMA, "tp=2,pp=2,zero_stage=1,recompute=full")
+    replicas = small_plan(LLAMA, "dp=8,zero_stage=3")
+    texts = [
+        EXPORTERS[MEGATRON_LM].files(plan)["megatron-lm.args"],
+        EXPORTERS[TORCHTITAN].files(small_plan(LLAMA, "pp=2,zero_stage=2"))["torchtitan_0_3.py"],
+        EXPORTERS[DEEPSPEED].files(replicas)["deepspeed.json"],
+        EXPORTERS[FSDP2].files(replicas)["accelerate.yaml"],
+        "[training]\nlocal_batch_size = 8\n[parallelism]\npipeline_parallel_degree = 2\n",
+    ]
+    random, outcomes = Random(3), Counter[str]()
+    for number in range(1200):
+        text = broken(random, texts[number % len(texts)])
+        for importer in [one for one in IMPORTERS.values() if one.is_own(text)][:1]:
+            supplied = Supplied(model=plan.model, seq_len=1024, global_batch_size=32)
+            try:
+                importer.read(text, devices=8, supplied=supplied)
+                outcomes["read"] += 1
+            except ConfigError:
+                outcomes["refused"] += 1
+    assert outcomes["read"] > 200 and outcomes["refused"] > 200

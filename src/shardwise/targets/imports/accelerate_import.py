@@ -162,7 +162,13 @@ def _findings(
         if name not in SIZES:
             yield ignored(sizes.key(name), "Accelerate ignores this key; the ranks are data-parallel instead")
     axes = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    product = prod(sizes.count(f"parallelism_config_{axis}_size") for axis in axes)
+    each = {axis: sizes.count(f"parallelism_config_{axis}_size") for axis in axes}
+    if each["dp_replicate"] > 1 and each["dp_shard"] == 1 and max(each["tp"], each["cp"]) > 1:
+        yield ReviewFinding(
+            code="refused", severity="error", field=sizes.key("parallelism_config_dp_replicate_size"),
+            text="Accelerate refuses replicas with tp or cp without parallelism_config_dp_shard_size above 1",
+        )  # fmt: skip
+    product = prod(each.values())
     devices = read.integer("num_processes")
     if sizes.values and devices is not None and product != devices:
         yield ReviewFinding(

@@ -86,7 +86,10 @@ def read_megatron_lm(text: str, *, devices: int, supplied: Supplied) -> Imported
     for a value that cannot be used."""
     found, repeated = (log_values(text), []) if is_log(text) else flag_values(text)
     arguments = FileSection(found)
+    nodes, each = arguments.integer("nnodes"), arguments.integer("nproc_per_node")
     require_devices("world_size", arguments.integer("world_size"), devices)
+    if nodes is not None and each is not None:
+        require_devices("--nnodes * --nproc-per-node", nodes * each, devices)
     model = supplied.model or model_of(arguments)
     reading = _Reading(arguments, model, devices)
     fields, findings = reading.strategy()
@@ -218,6 +221,11 @@ class _Reading:
             if ep > 1:
                 yield ignored(NAMES["ep"], "the model has no experts")
             return
+        if fields["tp"] > 1 and not read.is_on("sequence_parallel"):
+            yield ReviewFinding(
+                code="refused", severity="error", field=NAMES["sequence_parallel"],
+                text="missing: Megatron-LM does not train experts with tensor parallelism without it",
+            )  # fmt: skip
         fields["ep"] = ep
         fields["etp"] = read.count("expert_tensor_parallel_size", fields["tp"])
 

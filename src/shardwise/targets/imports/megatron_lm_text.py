@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -99,7 +100,8 @@ def _value(text: str) -> Any:
     if "$" in text:
         return text
     try:
-        value = ast.literal_eval(text)
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
+            value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
     return value if isinstance(value, int | float | list | type(None)) else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,8 @@ def _values(text: str) -> Mapping[str, object]:
 def _python_values(text: str) -> Mapping[str, object]:
     """The values of an exported module, from its syntax alone."""
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
+            tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ConfigError("is not valid Python", allowed="a module that `shardwise export` wrote") from None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
