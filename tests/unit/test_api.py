@@ -19,6 +19,7 @@ from shardwise import api
 from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster
 from shardwise.model import catalogue_entry, load_model, parameters
+from shardwise.plans import plan_hash
 
 JOB: dict[str, Any] = {"cluster": "1x4xA100-80G", "seq_len": 2048, "global_batch_size": 16}
 MODEL = "llama-3.1-8b"
@@ -575,3 +576,17 @@ def test_a_wrong_argument_of_an_export_is_named(tmp_path: Path, arguments: dict[
         sw.export(plan, **{"to": "megatron-lm", "out": tmp_path / "run", **arguments})
     assert refused.value.key == key
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_for_other_software_is_priced_again(tmp_path: Path) -> None:
+    strategy = "dp=4,zero_stage=3,recompute=full"
+    plan = sw.evaluate(MODEL, strategy=strategy, **JOB)
+    own = sw.evaluate(MODEL, strategy=strategy, target="torchtitan", **JOB)
+    assert own.step_time_s != pytest.approx(plan.step_time_s, rel=1e-3)
+    (path, *_) = sw.export(plan, to="torchtitan", out=tmp_path / "run").paths
+    text = Path(path).read_text()
+    assert plan_hash(plan) in text and plan_hash(own) not in text
+    assert f"Predicted step time: {own.step_time_s:.6g} s (band" in text
+    assert f"As in the plan, for any: {plan.step_time_s:.6g} s (profile megatron-lm-0.19)." in text
+    (alone, *_) = sw.export(own, to="torchtitan", out=tmp_path / "own").paths
+    assert "As in the plan" not in Path(alone).read_text()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shardwise import search
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import Plan, check_output_path, write_file
+from shardwise.plans import Plan, check_output_path, plan_hash, write_file
 from shardwise.questions.arguments import choice, flag, text
-from shardwise.targets import EXPORTERS, WRITTEN_BY, ReadBack, export_of
+from shardwise.strategy import ANY, target_of
+from shardwise.targets import EXPORTERS, WRITTEN_BY, Files, ReadBack, export_of, step_time_line
 
 _HEAD_BYTES = 4096
 
@@ -41,20 +43,42 @@ def exported(
 
     With `validate` the target's own code reads the files first; where it reads other values, nothing is
     written. Files of `inputs` are never replaced. Raises ConfigError for a plan that the target cannot
-    express, for a folder that cannot be written, and where the target's code is not installed.
+    express, for a folder that cannot be written, and where the target's code is not installed; Infeasible
+    for a plan for other software that does not fit as this target runs it.
     """
     named, folder = text("--to", to), text("--out", out)
     target = export_of(named) or choice("--to", named, tuple(EXPORTERS))
     exporter = EXPORTERS[target]
     plan.require_kind("uniform")
-    files = exporter.files(plan)
+    priced = _priced_for(plan, target)
+    files = _with_both_predictions(exporter.files(priced), plan, priced)
     _check_folder(folder, files, inputs)
-    found = exporter.read_back(plan, files) if flag("--validate", validate) else None
+    found = exporter.read_back(priced, files) if flag("--validate", validate) else None
     paths: tuple[str, ...] = ()
     if found is None or not found.differences:
         _write(folder, files)
         paths = tuple(os.path.join(folder, name) for name in files)
     return ExportedPlan(target=target, paths=paths, read_back=found, reader=exporter.reader)
+
+
+def _priced_for(plan: Plan, name: str) -> Plan:
+    """The plan with the prediction and the software profile of this target; the plan itself where it is for
+    it. Raises Infeasible where it does not fit as this software runs it."""
+    profile = target_of(name).own_profile
+    if plan.target == name or plan.job.profile == profile:
+        return plan
+    job = replace(plan.job, profile=profile)
+    return replace(plan, job=job, best=search.evaluate(plan.model, plan.cluster, job, plan.strategy))
+
+
+def _with_both_predictions(files: Files, plan: Plan, priced: Plan) -> dict[str, str]:
+    """Files of `priced` with the hash of `plan`, and its prediction next to their own."""
+    if priced is plan:
+        return dict(files)
+    own, other = step_time_line(priced), plan.best.step_time_s
+    both = f"{own} As in the plan, for {plan.target or ANY}: {other:.6g} s (profile {plan.job.profile.name})."
+    hashes = plan_hash(priced), plan_hash(plan)
+    return {name: text.replace(own, both).replace(*hashes) for name, text in files.items()}
 
 
 def _check_folder(out: str, files: Mapping[str, str], inputs: Sequence[str]) -> None:
