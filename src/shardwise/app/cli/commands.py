@@ -129,7 +129,7 @@ def export(
         ),
     ] = False,
 ) -> Output:
-    """Write a plan as flags of a target, such as Megatron-LM."""
+    """Write a plan as flags or configuration of a target, such as Megatron-LM."""
     from shardwise.app.cli import exporting
 
     return exporting.exported_plan(plan, to=to, out=out, is_validated=is_validated)
