@@ -91,8 +91,8 @@ def test_transformers_shards_as_many_parameters(plans: list[Plan]) -> None:
 # 3 * 4096 * 14336 are 218,103,808, over 8 ranks 27,262,976; two norms of 4096 over the 4 of fsdp 2,048;
 # embedding and head 128,256 * 4096 over 8 each 65,667,072; the last norm 1,024. Mixtral 8x7B, fsdp 8, ep 2 (4
 # replicas, of whose 4 experts each rank has one): q, o, k, v 41,943,040 over 8, the router 8 * 4096 over 8,
-# two norms over 8, and an expert 3 * 4096 * 14336 whole: 181,408,768 a layer; embedding and head 32,000 * 4096
-# over 8 each.
+# two norms over 8, and an expert 3 * 4096 * 14336 whole: 181,408,768 a layer; embedding and head
+# 32,000 * 4096 over 8 each.
 BY_HAND = {
     "llama-3.1-8b": (
         "tp=2,dp=4,zero_stage=3,sequence_parallel=false", 32 * (27_262_976 + 2_048) + 2 * 65_667_072 + 1_024,
