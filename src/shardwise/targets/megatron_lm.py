@@ -11,12 +11,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from shardwise.cluster import Cluster
+from shardwise.cluster import architecture_of
 from shardwise.cost import has_fused_attention
+from shardwise.launch import Program, Verbatim, start_lines
 from shardwise.plans import Plan
 from shardwise.strategy import Job, Strategy, layer_counts, target_of
 from shardwise.targets.megatron_lm_model import TARGET, MegatronModel, megatron_model, model_flags
-from shardwise.targets.writing import check_plan, head_lines, refusal
+from shardwise.targets.writing import check_plan, head_lines, path_in, refusal
 
 _LONGEST_PLAIN = 3
 """Up to this many layers of a stage are written out; more are `t*N`."""
@@ -210,9 +211,11 @@ def _recompute_flags(strategy: Strategy) -> Iterator[Flag]:
 ARGS = "megatron-lm.args"
 """The file with one flag and its values a line."""
 
-ARRAY = "megatron_lm_args"
+SCRIPT, ARRAY = "megatron-lm.sh", "megatron_lm_args"
+"""The file with a bash array, and the name of the array."""
 
-_PORT = 29500
+PRETRAINING = "pretrain_gpt.py"
+"""Megatron-LM's program, in its repository."""
 
 
 def megatron_lm_files(plan: Plan) -> dict[str, str]:
@@ -222,15 +225,13 @@ def megatron_lm_files(plan: Plan) -> dict[str, str]:
     head = [f"# {line}".rstrip() for line in head_lines(plan, target_of(TARGET))]
     unknown = [f"# {' '.join(map(shlex.quote, flag))}" for flag in _unknown(plan)]
     own = [" ".join(map(shlex.quote, flag)) for flag in flags]
-    start = [f"# {line}" for line in _start(plan.cluster)]
+    start = [f"# {line}" for line in start_lines(plan, Program(words=_words(PRETRAINING)))]
     lines = [*head, "#", *_UNKNOWN_NOTE, *unknown, "", *own]
     script = [
         "#!/usr/bin/env bash",
         *head,
         "",
-        "# Required before Blackwell with tensor or context parallelism.",
-        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
-        "",
+        *_environment(plan),
         f"{ARRAY}=(",
         *(f"  {line}" for line in own),
         ")",
@@ -242,7 +243,16 @@ def megatron_lm_files(plan: Plan) -> dict[str, str]:
         "",
         *start,
     ]
-    return {ARGS: "\n".join(lines) + "\n", "megatron-lm.sh": "\n".join(script) + "\n"}
+    return {ARGS: "\n".join(lines) + "\n", SCRIPT: "\n".join(script) + "\n"}
+
+
+def _environment(plan: Plan) -> Iterator[str]:
+    """Variables that Megatron-LM needs. Devices that the catalogue does not have may be older ones."""
+    architectures = {architecture_of(device) for device in plan.cluster.classes.values()}
+    if not architectures <= {"blackwell", "blackwell-ultra"}:
+        yield "# Required before Blackwell with tensor or context parallelism."
+        yield "export CUDA_DEVICE_MAX_CONNECTIONS=1"
+        yield ""
 
 
 _UNKNOWN_NOTE = [
@@ -266,19 +276,10 @@ def _unknown(plan: Plan) -> Iterator[Flag]:
         yield "--moe-aux-loss-coeff", str(0.01 if found is None else found)
 
 
-def _start(cluster: Cluster) -> Iterator[str]:
-    """The torchrun command that starts the plan, for every node in the order of the plan."""
-    counts = [node.devices for node in cluster.nodes]
-    program = f'pretrain_gpt.py "${{{ARRAY}[@]}}"'
-    if len(counts) == 1:
-        yield f"torchrun --standalone --nproc-per-node {counts[0]} {program}"
-        return
-    yield f"On each of the {len(counts)} nodes, NODE_RANK from 0 in the order of the plan's cluster:"
-    each = str(counts[0])
-    if len(set(counts)) > 1:
-        yield f"DEVICES is the number of devices of the node: {', '.join(map(str, counts))}."
-        each = '"$DEVICES"'
-    yield (
-        f'torchrun --nnodes {len(counts)} --nproc-per-node {each} --node-rank "$NODE_RANK"'
-        f' --master-addr "$MASTER_ADDR" --master-port {_PORT} {program}'
-    )
+def program(plan: Plan, folder: str, script: str) -> Program:
+    """How Megatron-LM starts with the flags in `folder`."""
+    return Program(words=_words(script), setup=(f". {shlex.quote(path_in(folder, SCRIPT))}",))
+
+
+def _words(script: str) -> tuple[str, ...]:
+    return "--", script, Verbatim(f'"${{{ARRAY}[@]}}"')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator
 
 from shardwise.errors import ConfigError
@@ -64,3 +65,9 @@ def check_plan(plan: Plan, name: str) -> Target:
             target, "cluster", f"{plan.cluster.devices} devices", f"{devices}, as tp * cp * dp * pp"
         )
     return target
+
+
+def path_in(folder: str, name: str) -> str:
+    """The path of a file in `folder`, with a slash, so that no program looks for it elsewhere."""
+    path = posixpath.join(folder, name)
+    return path if path.startswith(("/", "./", "../")) else f"./{path}"

@@ -1,0 +1,56 @@
+"""Programs that stand in for launchers: they record how they were called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a launcher: its name with its arguments, and its environment."""
+
+    words: list[str]
+    environment: dict[str, str]
+
+
+def install(folder: Path, name: str, body: str) -> None:
+    """Put a Python program with this name into `folder`."""
+    path = folder / name
+    path.write_text(f"#!{sys.executable}\n{body}")
+    path.chmod(0o755)
+
+
+_RECORDER = """\
+import json, os, sys
+with open(os.environ["RECORD"], "a") as file:
+    words = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+    file.write(json.dumps({"words": words, "environment": dict(os.environ)}) + "\\n")
+"""
+
+SRUN = """\
+import os, subprocess, sys
+words = [word for word in sys.argv[1:] if not word.startswith("--")]
+for host in range(2):
+    subprocess.run(words, env={**os.environ, "SLURM_NODEID": str(host)}, check=True)
+"""
+"""Replaces srun: runs the same command on each of two hosts."""
+
+
+def recorded(folder: Path, command: list[str], **environment: str) -> list[Call]:
+    """The calls of torchrun and accelerate by `command`, run with the stand-ins in `folder` first on the
+    path.
+    """
+    for name in ("torchrun", "accelerate"):
+        install(folder, name, _RECORDER)
+    record = folder / "record"
+    record.unlink(missing_ok=True)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        command, env={**os.environ, "PATH": path, "RECORD": str(record), **environment}, check=True
+    )
+    return [Call(**json.loads(line)) for line in record.read_text().splitlines()]
