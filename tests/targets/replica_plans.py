@@ -19,7 +19,14 @@ from shardwise.model import Model
 from shardwise.plans import Plan
 from shardwise.strategy import Job, Strategy, complete
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "mixtral", "qwen3_moe")
+_IN_ALL = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "fsdp2": (*_IN_ALL, "gpt2"),
+    "deepspeed-0.19": (*_IN_ALL, "gpt2"),
+    "transformers-5": _IN_ALL,  # it would not shard the layers of gpt2, whose modules have other names
+}
+"""Families of each target."""
 
 NODES = (1, 2, 4)
 DEVICES_PER_NODE = 8
@@ -40,7 +47,7 @@ def questions(target: str, *, seed: int) -> Iterator[Question]:
     alternate."""
     random = Random(seed)
     while True:
-        for family in FAMILIES:
+        for family in FAMILIES[target]:
             model = random_model(random, family)
             found = None
             while found is None:
@@ -54,7 +61,7 @@ def replica_plans(target: str, number: int, *, seed: int, is_free: bool = False)
     drawn = questions(target, seed=seed)
     while len(plans) < number:
         one = next(drawn)
-        is_next = one.model.family == FAMILIES[len(plans) % len(FAMILIES)]
+        is_next = one.model.family == FAMILIES[target][len(plans) % len(FAMILIES[target])]
         if is_next and (is_free or WITHIN[target](one.strategy, one.model, one.job)):
             cluster = load_cluster(f"{one.devices // DEVICES_PER_NODE}x{DEVICES_PER_NODE}xH100-SXM")
             with suppress(ConfigError, Infeasible):
@@ -88,15 +95,15 @@ def _question(target: str, random: Random, model: Model) -> Question | None:
 
 def _fields(target: str, random: Random, model: Model, devices: int) -> dict[str, Any]:
     """Fields of a strategy, chosen so that they often fit together."""
-    tp = random.choice((1, 1, 2, 4))
+    tp = random.choice((1, 2, 4))
     dp = devices // tp
-    shard = random.choice([degree for degree in (1, 2, 4, 8, dp, dp) if dp % degree == 0])
+    shard = random.choice([degree for degree in (1, 2, 4, 8, dp, dp, dp, dp) if dp % degree == 0])
     half = max(shard // 2, 1)
     all_three = (shard, shard, shard)
     others = ((1, 1, shard), (1, shard, shard), (half, shard, shard), (half, half, shard), (1, half, shard))
     chain = random.choice((*others, *[all_three] * 4))
     fields: dict[str, Any] = {
-        "tp": tp, "dp": dp, "pp": 1, "cp": 1, "sequence_parallel": tp > 1 and random.random() < 0.3,
+        "tp": tp, "dp": dp, "pp": 1, "cp": 1, "sequence_parallel": tp > 1 and random.random() < 0.1,
         "micro_batch_size": random.choice((1, 1, 2)),
         **dict(zip(("param_shard", "grad_shard", "optim_shard"), chain, strict=True)),
         "offload": random.choice(("none", "none", "none", "optimizer")),
@@ -157,13 +164,32 @@ def _is_deepspeed(strategy: Strategy, model: Model, job: Job) -> bool:
     )
 
 
+def _is_transformers(strategy: Strategy, model: Model, job: Job) -> bool:
+    if model.experts is None:
+        has_its_experts = True
+    elif strategy.ep > 1:
+        has_its_experts = strategy.etp == 1 and strategy.ep % strategy.tp == 0
+    else:
+        has_its_experts = strategy.etp == strategy.tp
+    return (
+        _is_of_replicas(strategy, model)
+        and _is_tensor_parallel(strategy, model)
+        and has_its_experts
+        and 1 < strategy.param_shard == strategy.grad_shard == strategy.optim_shard
+        and (model.experts is None or strategy.optim_shard == strategy.dp)
+        and strategy.offload == "none"
+    )
+
+
 WITHIN: Mapping[str, Callable[[Strategy, Model, Job], bool]] = {
     "fsdp2": _is_fsdp2,
     "deepspeed-0.19": _is_deepspeed,
+    "transformers-5": _is_transformers,
 }
 """Whether each target supports the strategy: its limits in plain code."""
 
 DTYPES: Mapping[str, tuple[str, ...]] = {
     "fsdp2": ("bf16", "bf16", "fp32"),
     "deepspeed-0.19": ("bf16", "fp16", "fp32"),
+    "transformers-5": ("bf16", "bf16", "fp32"),
 }

@@ -86,12 +86,13 @@ def _has_even_shards(plan: Plan) -> bool:
     strategy, config = plan.best.strategy, dict[str, Any](plan.model.config)
     shard = strategy.optim_shard
     experts = plan.model.experts
-    is_even = bool(plan.model.vocab % (strategy.tp * shard) == 0 and config.get("head_dim", 64) % shard == 0)
-    is_even = is_even and bool(config["intermediate_size"] % (strategy.tp * shard) == 0)
+    widths = (plan.model.vocab, config["intermediate_size"])
+    is_even = all(width % (strategy.tp * shard) == 0 for width in widths)
+    is_even = is_even and config.get("head_dim", 64) % shard == 0
     if experts is None:
-        return is_even
+        return bool(is_even)
     replicas = strategy.dp * strategy.tp // max(strategy.ep, strategy.etp)
-    return is_even and replicas <= shard and experts.experts % (shard * strategy.tp) == 0
+    return bool(is_even) and replicas <= shard and experts.experts % (shard * strategy.tp) == 0
 
 
 def test_every_rank_holds_its_share_of_the_parameters(plans: list[Plan], answers: list[Answer]) -> None:

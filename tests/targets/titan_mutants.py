@@ -34,8 +34,8 @@ def titan_mutants(module: str) -> Iterator[tuple[str, str]]:
     for name, place in places:
         tree = ast.parse(module)
         _, node = list(_constants(tree))[place]
-        is_place = name in PLACES and isinstance(node.value, int) and node.value > 0
-        node.value = node.value - 1 if is_place and isinstance(node.value, int) else _changed(node.value)
+        place_in_list = node.value if name in PLACES and isinstance(node.value, int) else 0
+        node.value = place_in_list - 1 if place_in_list else _changed(node.value)
         yield name, ast.unparse(tree)
 
 

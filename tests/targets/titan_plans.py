@@ -44,14 +44,14 @@ def _plan(random: Random, model: Model, is_free: bool) -> Plan | None:
     nodes = random.choice(NODES)
     cluster = load_cluster(f"{nodes}x{DEVICES_PER_NODE}xH100-SXM")
     job = Job(
-        seq_len=random.choice((1024, 2048, 1028)),
+        seq_len=random.choice((1024, 2048, 1026)),
         global_batch_size=random.choice((64, 128, 256)),
         dtype=random.choice(("bf16", "bf16", "fp32")),
         optimizer="adamw",
     )
     fields = _fields(random, model, nodes * DEVICES_PER_NODE)
     if is_free:
-        fields |= _other_fields(random)
+        fields |= _other_fields(random, fields)
     experts = model.experts
     try:
         strategy = complete(
@@ -100,21 +100,26 @@ def _fields(random: Random, model: Model, devices: int) -> dict[str, Any]:
     return fields
 
 
-def _other_fields(random: Random) -> dict[str, Any]:
+def _other_fields(random: Random, fields: dict[str, Any]) -> dict[str, Any]:
     """Occasionally values that the target may not support."""
-    others: dict[str, tuple[Any, ...]] = {
-        "cp": (2,),
-        "optim_shard": (2, 4),
-        "grad_shard": (1, 2),
-        "param_shard": (2,),
-        "etp": (1, 2),
-        "ep": (1, 2),
-        "recompute": ("selective",),
-        "offload": ("activations", "optimizer"),
-        "axis_order": ("tp-cp-pp-dp", "dp-tp-cp-pp"),
-        "tp": (8,),
-    }
-    return {name: random.choice(values) for name, values in others.items() if random.random() < 0.12}
+    dp, tp = fields["dp"], fields["tp"]
+    alone = {"param_shard": 1, "grad_shard": 1}
+    others: tuple[dict[str, Any], ...] = (
+        {"cp": 2, "dp": max(dp // 2, 1), "optim_shard": 1, **alone},
+        {"optim_shard": dp, **alone},
+        {"optim_shard": max(dp // 2, 1), "grad_shard": max(dp // 2, 1), "param_shard": 1},
+        {"param_shard": 2, "grad_shard": dp, "optim_shard": dp},
+        {"recompute": "selective", "recompute_layers": 0},
+        {"offload": "optimizer"},
+        {"axis_order": "tp-cp-pp-dp"},
+        {"tp": 8, "dp": max(tp * dp // 8, 1), "optim_shard": 1, "etp": 8, **alone},
+    )
+    if "ep" in fields and random.random() < 0.5:
+        fewer = max(tp * dp // 4, 1)
+        many = {"tp": 4, "dp": fewer, "optim_shard": fewer, "grad_shard": fewer, "param_shard": 1}
+        off = {"sequence_parallel": False, "ep": 2, "etp": 1}
+        return random.choice(({"ep": 2, "etp": tp}, {"ep": 1, "etp": 1}, {**many, **off}))
+    return {} if random.random() < 0.4 else random.choice(others)
 
 
 def is_within_titan(strategy: Strategy, model: Model, job: Job) -> bool:

@@ -187,7 +187,7 @@ def _target_best(fields: Fields) -> TargetBest:
             target=target,
             strategy=_strategy(fields.mapping("strategy")) if fields.has("strategy") else None,
             step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
-            over_any=_number_or_none(fields, "over_any"),
+            over_any=fields.number("over_any", low=-1.0),
         )
     fields.finish()
     return found

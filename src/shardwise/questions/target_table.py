@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import ConfigError, Infeasible, InternalError
-from shardwise.plans import Answer, TargetBest
+from shardwise.plans import UNEVEN_SPACE, Answer, TargetBest
 from shardwise.questions.request import OWN_TARGET, Request
 from shardwise.questions.targets import require_job, require_runs_on
 from shardwise.search import Question, objective_value
@@ -45,7 +45,7 @@ class TargetAnswer:
         return self.name == OWN_TARGET
 
     @property
-    def asked(self) -> tuple[Question, Answer]:
+    def found(self) -> tuple[Question, Answer]:
         """The question and its answer. Raises InternalError where there is none."""
         if self.question is None or self.answer is None:
             raise InternalError(f"no answer for the target {self.name}")
@@ -57,14 +57,14 @@ class TargetAnswer:
         return self.answer is not None and self.answer.is_interrupted
 
     @property
-    def is_uniform(self) -> bool:
-        """Whether the best plan has one strategy."""
-        return self.asked[1].best.fields is not None
+    def is_uneven(self) -> bool:
+        """Whether the best plan is an uneven one."""
+        return self.found[1].certificate.space == UNEVEN_SPACE
 
     @property
     def value(self) -> float:
         """The value of the objective."""
-        return objective_value(*self.asked)[0]
+        return objective_value(*self.found)[0]
 
 
 Ask = Callable[[Target | None, Request], tuple[Question, Answer]]
@@ -84,7 +84,7 @@ def answers_of_targets(request: Request, of_any: TargetAnswer, ask: Ask) -> list
         found.append(_answer_of(target, request, ask))
         if found[-1].is_interrupted:
             return found
-    if not of_any.is_uniform or all(one.answer is None for one in found):
+    if of_any.is_uneven or all(one.answer is None for one in found):
         found.append(_answer_of(target_of(OWN_TARGET), request, ask))
     return found
 

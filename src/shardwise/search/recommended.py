@@ -150,8 +150,14 @@ def _even_stages(question: Question) -> Iterator[Question]:
 
 
 def _with_axes(count: int, question: Question) -> Iterator[Question]:
-    """Parts in which `count` of FEWER may be above 1."""
-    for names in combinations(FEWER, count):
+    """Parts in which `count` of FEWER may be above 1. Parts that are contained in those of fewer axes are
+    left out: only a pipeline has virtual stages, and only models with experts distribute them."""
+    free = [name for name in FEWER if question.axes.get(name) != (1,)]
+    if question.model.experts is None:
+        free = [name for name in free if name != "ep"]
+    for names in combinations(free, count):
+        if "vpp" in names and "pp" not in names:
+            continue
         yield from _with(question, **{name: 1 for name in FEWER if name not in names})
 
 

@@ -29,7 +29,7 @@ def _import() -> None:
     import deepspeed.runtime.config  # noqa: F401 - is it there?
 
 
-class LookedUp(dict[str, Any]):
+class KeyRecorder(dict[str, Any]):
     """A mapping that knows which of its keys were looked up."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -53,8 +53,8 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         get_rank=lambda *_: 0, get_world_size=lambda *_, **__: int(request["world_size"])
     )
     given = json.loads(request["file"])
-    types = LookedUp(given.get("data_types", {}))
-    top = LookedUp({**given, "data_types": types} if "data_types" in given else given)
+    types = KeyRecorder(given.get("data_types", {}))
+    top = KeyRecorder({**given, "data_types": types} if "data_types" in given else given)
     try:
         read = config.DeepSpeedConfig(top)
     except config.DeepSpeedConfigError as error:

@@ -10,7 +10,15 @@ from shardwise.launch import Program
 from shardwise.model import Model
 from shardwise.plans import Plan
 from shardwise.strategy import newest_target
-from shardwise.targets import deepspeed, fsdp2, hugging_face, megatron_lm, torchtitan
+from shardwise.targets import (
+    deepspeed,
+    fsdp2,
+    hugging_face,
+    megatron_fsdp,
+    megatron_lm,
+    torchtitan,
+    transformers,
+)
 from shardwise.targets.megatron_lm_model import TARGET, check_model
 from shardwise.targets.megatron_lm_read_back import read_files_back
 from shardwise.targets.read_back import ReadBack
@@ -48,6 +56,8 @@ class Exporter:
     script_note: str = ""
 
 
+_MEGATRON_SCRIPT = "is in the repository of Megatron-LM: start this there, or name it by --script"
+
 _OWN_SCRIPT = "is a placeholder for your training script: name it by --script"
 
 
@@ -59,7 +69,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         reader="Megatron-LM's own parser",
         program=megatron_lm.program,
         script=megatron_lm.PRETRAINING,
-        script_note="is in the repository of Megatron-LM: start this there, or name it by --script",
+        script_note=_MEGATRON_SCRIPT,
     ),
     TORCHTITAN: Exporter(
         files=torchtitan.torchtitan_files,
@@ -84,6 +94,24 @@ EXPORTERS: Mapping[str, Exporter] = {
         read_back=deepspeed.read_files_back,
         reader="DeepSpeed's own configuration",
         program=deepspeed.program,
+        script=hugging_face.TRAINING,
+        script_note=_OWN_SCRIPT,
+    ),
+    megatron_fsdp.TARGET: Exporter(
+        files=megatron_fsdp.megatron_fsdp_files,
+        check_model=check_model,
+        read_back=megatron_fsdp.read_files_back,
+        reader="Megatron-LM's own parser",
+        program=megatron_lm.program,
+        script=megatron_lm.PRETRAINING,
+        script_note=_MEGATRON_SCRIPT,
+    ),
+    transformers.TARGET: Exporter(
+        files=transformers.transformers_files,
+        check_model=hugging_face.check_model,
+        read_back=transformers.read_files_back,
+        reader="Transformers' own classes",
+        program=transformers.program,
         script=hugging_face.TRAINING,
         script_note=_OWN_SCRIPT,
     ),

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardwise.cost import has_fused_attention
-from shardwise.model import Model, parameters
+from shardwise.model import GroupedQueryAttentionShape, Model, decoder_of, parameters
 from shardwise.plans import Plan
 from shardwise.strategy import Target
 from shardwise.targets.writing import check_plan, refusal
 from shardwise.units import format_count
 
 LAYER_CLASSES: Mapping[str, str] = {
-    "bloom": "BloomBlock",
     "deepseek_v2": "DeepseekV2DecoderLayer",
     "deepseek_v3": "DeepseekV3DecoderLayer",
     "falcon": "FalconDecoderLayer",
@@ -79,13 +78,28 @@ def processes_per_node(plan: Plan, target: Target) -> int:
     return counts[0]
 
 
+def attention(plan: Plan) -> str:
+    """The value of `attn_implementation`: a fused kernel where the prediction assumes one. PyTorch's SDPA has
+    neither soft caps nor sinks."""
+    if not has_fused_attention(plan.cluster, plan.job.profile):
+        return "eager"
+    shapes = [shape.attention for shape in decoder_of(plan.model).layers]
+    queries = [shape for shape in shapes if isinstance(shape, GroupedQueryAttentionShape)]
+    if any(shape.sinks for shape in queries):
+        return SINKS_KERNEL
+    return "flash_attention_2" if any(shape.softcap for shape in queries) else "sdpa"
+
+
+SINKS_KERNEL = "kernels-community/vllm-flash-attn3"
+"""A kernel of the Hugging Face Hub that Transformers lists for gpt-oss, for Hopper devices."""
+
+
 def model_lines(plan: Plan) -> Iterator[str]:
     """The model and its input, which the training script builds."""
     job = plan.job
     size = format_count(parameters(plan.model))
     yield f"- model: {plan.model.name} ({size} parameters), built from model.config of the plan file"
-    kernel = "sdpa" if has_fused_attention(plan.cluster, job.profile) else "eager"
-    yield f'- from_pretrained or from_config: attn_implementation="{kernel}"'
+    yield f'- from_pretrained or from_config: attn_implementation="{attention(plan)}"'
     yield f"- sequence length: {job.seq_len} tokens"
 
 

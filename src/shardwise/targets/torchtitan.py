@@ -7,19 +7,16 @@ but cannot train.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from string import Template
 
-from shardwise.errors import ConfigError
-from shardwise.inputs import printable
 from shardwise.launch import Program, start_lines
 from shardwise.plans import Plan
 from shardwise.schedule import SPLIT_NAMES, generate, legal_mask
 from shardwise.strategy import SCHEDULES, Strategy, layer_counts, target_of
 from shardwise.targets.torchtitan_code import model_code, model_imports
 from shardwise.targets.torchtitan_model import TORCHTITAN, TitanModel, titan_model
-from shardwise.targets.writing import check_plan, head_lines, refusal
+from shardwise.targets.writing import check_plan, head_lines, on_python_path, refusal
 
 MODULE, CONFIG = "torchtitan_0_3", "plan"
 """The module that is written, and its function that gives the configuration."""
@@ -277,13 +274,7 @@ _WORDS = ("-m", "--", "torchtitan.train", "--module", MODULE, "--config", CONFIG
 def program(plan: Plan, folder: str, script: str) -> Program:
     """How TorchTitan starts with the module in `folder`; `script` is ignored. ConfigError where Python cannot
     search the folder."""
-    if ":" in folder:
-        raise ConfigError(
-            "cannot be a folder of PYTHONPATH", key="--files", found=printable(folder),
-            allowed="a folder without a colon",
-        )  # fmt: skip
-    path = f"export PYTHONPATH={shlex.quote(folder)}${{PYTHONPATH:+:$PYTHONPATH}}"
-    return Program(words=_WORDS, setup=(path,))
+    return Program(words=_WORDS, setup=(on_python_path(folder),))
 
 
 def _start(plan: Plan) -> Iterator[str]:

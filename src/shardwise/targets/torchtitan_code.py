@@ -10,7 +10,7 @@ from shardwise.targets.torchtitan_model import TitanModel
 CHECKPOINTS = ("llama", "mistral", "qwen3", "qwen3_moe")
 """Families whose Hugging Face checkpoints the module converts."""
 
-_NAMES = {
+NAMES = {
     "llama3": {
         "model": "Llama3Model", "block": "Llama3TransformerBlock", "parallelize": "parallelize_llama",
         "adapter": "Llama3StateDictAdapter", "rope": "ComplexRoPE",
@@ -107,7 +107,7 @@ block.moe = make_moe_config(
 
 def model_imports(model: TitanModel) -> Iterator[str]:
     """The imports that the code of `model_code` needs."""
-    names, module = _NAMES[model.module], f"torchtitan.models.{model.module}"
+    names, module = NAMES[model.module], f"torchtitan.models.{model.module}"
     helpers = ["get_attention_config", "make_gqa_config"]
     if model.ffn_hidden_dim is not None:
         helpers.append("make_ffn_config")
@@ -128,7 +128,7 @@ def model_imports(model: TitanModel) -> Iterator[str]:
 def model_code(model: TitanModel, family: str) -> str:
     """The code of the function `model_spec`, which gives TorchTitan's specification of the model. The weight
     of a tied embedding is that of the output."""
-    names, experts = _NAMES[model.module], model.experts
+    names, experts = NAMES[model.module], model.experts
     return Template(_PARTS).substitute(
         names,
         std=repr(model.init_std),

@@ -7,7 +7,7 @@ exported text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -24,6 +24,7 @@ from shardwise.targets.torchtitan import (
     microbatches_of,
     stage_parts,
 )
+from shardwise.targets.torchtitan_code import NAMES
 from shardwise.targets.torchtitan_model import Scaling, TitanExperts, TitanModel, titan_model
 
 TITAN_READER = Reader(
@@ -67,6 +68,7 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "job.dtype": job.dtype,
         "job.optimizer": job.optimizer,
         "loss": ("CrossEntropyLoss.Config", model.vocab_size),
+        "attention": ("FlexAttention.Config", f"{NAMES[model.module]['rope']}.Config"),
         "CUDA graphs": False,
         "compiled layers": is_compiled(plan),
         "devices": plan.cluster.devices,
@@ -101,6 +103,7 @@ def _of_answer(plan: Plan, answer: Mapping[str, Any]) -> dict[str, object]:
         "job.dtype": _dtype(stages),
         "job.optimizer": _optimizer(config["optimizer"]),
         "loss": (config["loss"]["class"], config["loss"].get("global_vocab_size")),
+        "attention": _attention(answer["model"]["layers"]),
         "CUDA graphs": not training["disable_cuda_graphs"],
         "compiled layers": config["compile"]["enable"] and "model" in config["compile"]["components"],
         "devices": _devices(answer["degrees"]),
@@ -111,6 +114,13 @@ def _of_answer(plan: Plan, answer: Mapping[str, Any]) -> dict[str, object]:
         "embedding": tuple(part["stage"] for part in stages if "tok_embeddings" in part["modules"]),
         "output": tuple(part["stage"] for part in stages if {"norm", "lm_head"} <= set(part["modules"])),
     }
+
+
+def _attention(layers: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
+    """The classes of attention and of rotary embeddings."""
+    return _same(layer["inner_attention"] for layer in layers), _same(
+        layer["rope"]["class"] for layer in layers
+    )
 
 
 def _devices(degrees: Mapping[str, int]) -> int:
@@ -240,7 +250,11 @@ def _order(planned: Strategy, groups: Mapping[str, Sequence[int]]) -> str:
     """The axes by the distance of their ranks; axes without other ranks as the plan has them."""
     ranks = {"tp": groups["tp"], "cp": groups["cp"], "dp": groups["batch"], "pp": groups["pp"]}
     steps = {axis: group[1] - group[0] for axis, group in ranks.items() if len(group) > 1}
-    found = sorted(steps, key=lambda axis: steps[axis])
+    found, inner = sorted(steps, key=lambda axis: steps[axis]), 1
+    for axis in found:
+        if steps[axis] != inner:
+            return f"{axis} over every {steps[axis]}th rank"
+        inner *= len(ranks[axis])
     same = [axis for axis in planned.axis_order.split("-") if axis in steps]
     return planned.axis_order if same == found else "-".join(found)
 
@@ -258,7 +272,7 @@ def _model(read: Mapping[str, Any]) -> TitanModel:
     """The model that TorchTitan builds. Where layers differ in a value that all layers share, the value is
     the text of all."""
     layers = read["layers"]
-    rope = _same(layer["rope"] for layer in layers)
+    rope = _same_fields(layer["rope"] for layer in layers)
     moes = [layer["moe"] for layer in layers]
     dims = {read["dim"], read["embeddings"][1], read["output"][0]}
     dims |= {layer["attention"]["dim"] for layer in layers}
@@ -305,6 +319,12 @@ def _same(values: Any) -> Any:
     return found[0] if all(value == found[0] for value in found) else str(found)
 
 
+def _same_fields(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The same, field by field."""
+    found = list(values)
+    return {name: _same(each[name] for each in found) for name in found[0]}
+
+
 def _only(values: set[int]) -> Any:
     return next(iter(values)) if len(values) == 1 else str(sorted(values))
 
@@ -326,7 +346,7 @@ _DISPATCHER = "AllToAllTokenDispatcher.Config"
 
 def _titan_experts(moes: Sequence[Mapping[str, Any] | None]) -> TitanExperts:
     routed = [moe for moe in moes if moe]
-    router: Any = _same(moe["router"] for moe in routed)
+    router = _same_fields(moe["router"] for moe in routed)
     is_plain = router["score_func"] == "softmax" and router["route_scale"] == 1
     is_plain &= not router["num_expert_groups"] and not any(
         moe["shared"] or moe["router_bias"] or moe["dispatcher"] != _DISPATCHER for moe in routed

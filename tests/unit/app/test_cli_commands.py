@@ -337,14 +337,16 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
     assert "╭" not in shown.out
 
 
-QUESTION_OPTIONS = "--inter-node --calibration --dtype --optimizer --memory-margin --expert-imbalance"
+QUESTION_OPTIONS = (
+    "--inter-node --calibration --software --dtype --optimizer --memory-margin --expert-imbalance"
+)
 OPTIONS = {
     "plan": "--cluster --seq-len --global-batch-size --objective --frontier --use-all --inter-node "
-    "--calibration --software --dtype --optimizer --space --fix --target --tolerance --memory-margin "
+    "--calibration --dtype --optimizer --space --fix --target --tolerance --software --memory-margin "
     "--expert-imbalance --top "
     "--exhaustive --workers --stage-dp --mixed-pool-stages --budget --save --mtbf --checkpoint-interval "
     "--checkpoint-stall --restart --jitter --events --policy --json",
-    "evaluate": f"--cluster --seq-len --global-batch-size --strategy --target --software {QUESTION_OPTIONS} "
+    "evaluate": f"--cluster --seq-len --global-batch-size --strategy --target {QUESTION_OPTIONS} "
     "--save --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --stages "
     "--microbatches --meshes --objectives --epsilon --inter-node --calibration --software --dtype "

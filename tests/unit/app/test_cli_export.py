@@ -90,6 +90,24 @@ def test_foreign_files_are_not_overwritten(run: Run, plan: str) -> None:
     assert Path("out/megatron-lm.sh").read_text() == "echo mine\n"
 
 
+def test_a_csv_belongs_to_the_module_next_to_it(run: Run, plan: str) -> None:
+    """The CSV cannot say who wrote it: it is replaced with its module, and never without it."""
+    write_plan("z.yaml", small_plan(LLAMA, "pp=2,dp=4,schedule=zb_h1"))
+    to = ("--to", "torchtitan", "--out", "out")
+    os.mkdir("out")
+    Path("out/schedule.csv").write_text("0F0\n")
+    refused = run("export", "z.yaml", *to)
+    assert refused.code == 2 and "out/schedule.csv" in refused.err
+    assert os.listdir("out") == ["schedule.csv"]
+    os.remove("out/schedule.csv")
+    assert run("export", "z.yaml", *to).code == 0
+    first = Path("out/schedule.csv").read_bytes()
+    Path("out/schedule.csv").write_text("0F0\n")
+    assert run("export", "z.yaml", *to).code == 0
+    assert Path("out/schedule.csv").read_bytes() == first
+    assert sorted(os.listdir("out")) == ["schedule.csv", "torchtitan_0_3.py"]
+
+
 def test_a_file_in_place_of_the_folder_is_refused(run: Run, plan: str) -> None:
     Path("out").write_text("")
     ran = run("export", plan, *TO)

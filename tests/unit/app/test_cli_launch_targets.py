@@ -52,7 +52,18 @@ CASES = {
     ),
 }
 
+CASES["megatron-fsdp-0.19"] = replace(CASES["megatron-lm-0.19"], strategy="tp=2,pp=2,dp=4,zero_stage=3")
+CASES["transformers-5"] = Case("tp=1,dp=16,zero_stage=3", ("--", "train.py", "{}/trainer_args.json"))
+
 TARGETS = tuple(CASES)
+
+MEGATRON = ("megatron-lm-0.19", "megatron-fsdp-0.19")
+
+MODULES = {"torchtitan-0.3": "torchtitan_0_3.py", "transformers-5": "distributed_config.py"}
+"""Modules that Python must find."""
+
+UNLIKE_NODES = (*MEGATRON, "torchtitan-0.3")
+"""Targets that run on nodes of unlike sizes."""
 
 
 def case_plan(target: str, cluster: str = "2x8xH100-SXM") -> Plan:
@@ -88,12 +99,12 @@ def started(target: str, host: int, head: str, folder: str, odd: tuple[str, ...]
 
 
 def check_environment(target: str, call: Call, folder: str) -> None:
-    """Megatron-LM needs one connection on Hopper; TorchTitan's module is found by Python."""
-    expected = "1" if target == "megatron-lm-0.19" else None
+    """Megatron-LM needs one connection on Hopper, its FSDP more; modules of plans are found by Python."""
+    expected = {"megatron-lm-0.19": "1", "megatron-fsdp-0.19": None}.get(target, "8")
     assert call.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == expected
-    if target == "torchtitan-0.3":
+    if target in MODULES:
         assert call.environment["PYTHONPATH"].split(":")[0] == folder
-        assert (Path(folder) / "torchtitan_0_3.py").is_file()
+        assert (Path(folder) / MODULES[target]).is_file()
 
 
 def lines_of(text: str) -> list[str]:
@@ -124,7 +135,7 @@ def test_torchrun_or_accelerate_starts_the_exported_files(run: Run, folder: Path
     lines = lines_of(ran.out)
     assert len(lines) == 2
     for host, line in enumerate(lines):
-        (call,) = recorded(folder, ["bash", "-c", line], PYTHONPATH="before")
+        (call,) = recorded(folder, ["bash", "-c", line], PYTHONPATH="before", CUDA_DEVICE_MAX_CONNECTIONS="8")
         assert call.words == started(target, host, head, f"./{FOLDER}")
         check_environment(target, call, FOLDER)
     assert not (folder / "odd").exists()
@@ -149,7 +160,8 @@ def test_slurm_starts_the_exported_files_on_each_node(run: Run, folder: Path, ta
     assert set(re.findall(r"--([a-z-]+)", srun)) <= SRUN_OPTIONS
     install(folder, "srun", SRUN)
     install(folder, "scontrol", 'print("h0\\nh1")')
-    calls = recorded(folder, ["bash", str(script)], SLURM_JOB_NODELIST="h[0-1]")
+    variables = {"SLURM_JOB_NODELIST": "h[0-1]", "CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+    calls = recorded(folder, ["bash", str(script)], **variables)
     for host, call in enumerate(calls):
         assert call.words == started(target, host, "h0", f"./{FOLDER}")
         check_environment(target, call, FOLDER)
@@ -192,7 +204,7 @@ def test_a_job_set_starts_the_files_in_its_pods(run: Run, folder: Path, target: 
         variables = {"JOB_COMPLETION_INDEX": str(host)}
         command = [expanded(word, variables) for word in container["command"]]
         command = [word.replace("/etc/shardwise", f"{folder}/out") for word in command]
-        (call,) = recorded(folder, command, **variables)
+        (call,) = recorded(folder, command, CUDA_DEVICE_MAX_CONNECTIONS="8", **variables)
         assert call.words == started(target, host, head, f"{folder}/out", odd)
         check_environment(target, call, f"{folder}/out")
     assert not (folder / "odd").exists()
@@ -207,7 +219,7 @@ def test_the_manifest_of_the_own_runtime_has_the_fields_of_a_job(run: Run, folde
     jsonschema.Draft202012Validator(JOB).validate(job["spec"])
 
 
-@pytest.mark.parametrize("target", TARGETS[:2])
+@pytest.mark.parametrize("target", UNLIKE_NODES)
 def test_nodes_of_unlike_sizes_get_a_command_each(run: Run, folder: Path, target: str) -> None:
     """12 + 4 devices; no other launcher knows which node is which."""
     plan = replace(case_plan(target), cluster=load_cluster("1x12xH100-SXM+1x4xH100-SXM"))
@@ -222,7 +234,7 @@ def test_nodes_of_unlike_sizes_get_a_command_each(run: Run, folder: Path, target
         assert "hosts of 4, 12 devices" in ran.err
 
 
-@pytest.mark.parametrize("target", TARGETS[2:])
+@pytest.mark.parametrize("target", sorted(set(TARGETS) - set(UNLIKE_NODES)))
 def test_unlike_nodes_are_refused_where_the_target_has_equal_ones(
     run: Run, folder: Path, target: str
 ) -> None:

@@ -140,7 +140,7 @@ def test_a_plan_with_mixed_pool_stages_is_not_replanned(run: Any, saved: str) ->
     [
         ((*QUESTION[:-1], "9"), "1 to 8"),
         (
-            ("plan", "--target=any", "gpt2-xl", "--cluster", "1x4xA10G", *QUESTION[4:]),
+            ("plan", "--target=any", "gpt2-xl", "--cluster", "1x4xA10G", *QUESTION[5:]),
             "applies to uneven plans only",
         ),
         ((*ON_CPU, "--mixed-pool-stages", "4"), "shardwise train runs no mixed-pool stages"),

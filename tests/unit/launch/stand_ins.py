@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,3 +56,30 @@ def recorded(folder: Path, command: list[str], **environment: str) -> list[Call]
         command, env={**os.environ, "PATH": path, "RECORD": str(record), **environment}, check=True
     )
     return [Call(**json.loads(line)) for line in record.read_text().splitlines()]
+
+
+_REPORT = """\
+import json, os, sys
+with open(os.environ["RANK"] + ".rank", "w") as file:
+    json.dump([os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"], *sys.argv[1:]], file)
+"""
+"""Replaces a training script: every rank writes a file with what it was given."""
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def run_nodes(folder: Path, script: str, lines: Sequence[str], **environment: str) -> dict[int, list[str]]:
+    """Run the lines of bash at the same time in `folder`, one for each node, with a stand-in for the training
+    script: local rank, number of ranks and arguments of the script, by rank.
+    """
+    (folder / script).write_text(_REPORT)
+    nodes = [
+        subprocess.Popen(["bash", "-c", line], cwd=folder, env={**os.environ, **environment})
+        for line in lines
+    ]
+    assert [node.wait(timeout=300) for node in nodes] == [0] * len(nodes)
+    return {int(path.stem): json.loads(path.read_text()) for path in sorted(folder.glob("*.rank"))}

@@ -20,7 +20,9 @@ SEVEN = ("n0", "n1", "n2", "n4", "n5", "n6", "n7")
 def on_seven_of_eight() -> Plan:
     """Seven replicas on eight nodes of one device: a batch of 28 is 7 x 4, and 8 does not divide it."""
     fields = {"dp": 7, "tp": 1, "pp": 1, "cp": 1}
-    return sw.plan("opt-350m", cluster="8x1xV100-32G", seq_len=1024, global_batch_size=28, fix=fields)
+    return sw.plan(
+        "opt-350m", cluster="8x1xV100-32G", seq_len=1024, global_batch_size=28, fix=fields, target="any"
+    )
 
 
 def without_the_idle_node(plan: Plan) -> Plan:
@@ -55,7 +57,9 @@ def test_the_decision_as_a_plan_has_the_whole_cluster_too(tmp_path: Path) -> Non
 
 
 def test_a_plan_on_all_nodes_has_no_other_cluster() -> None:
-    plan = sw.plan("opt-350m", cluster="2x1xV100-32G", seq_len=1024, global_batch_size=4, use_all=True)
+    plan = sw.plan(
+        "opt-350m", cluster="2x1xV100-32G", seq_len=1024, global_batch_size=4, use_all=True, target="any"
+    )
     assert plan.question.cluster is None and plan.requested_cluster == plan.cluster
     found = sw.replan(plan, events="slow n1 0.5", savable=True)
     assert found.cluster == plan.cluster

@@ -12,6 +12,7 @@ from tests.unit.targets.small_plans import GPT2, LLAMA, MIXTRAL, PLAIN, small_pl
 
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
+from shardwise.model import load_model
 from shardwise.plans import Plan, plan_hash
 from shardwise.targets import WRITTEN_BY
 from shardwise.targets.fsdp2 import FILE, fsdp2_files, read_back
@@ -70,6 +71,22 @@ def test_the_rest_of_the_plan_is_a_comment() -> None:
     )
     text = fsdp2_files(several)[FILE]
     assert "--machine_rank" in text and 'tp_plan="auto"' in text and "torch.optim.SGD" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "kernel"),
+    [
+        ("gemma-2-9b", "1x8xH100-SXM", "flash_attention_2"),  # soft caps
+        ("gpt-oss-20b", "1x8xH100-SXM", "kernels-community/vllm-flash-attn3"),  # sinks
+        ("gpt2", "1x8xH100-SXM", "sdpa"),
+        ("gpt2", "1x8xV100-32G", "eager"),  # the profile has no fused kernel for it
+    ],
+)
+def test_attention_is_fused_where_the_prediction_assumes_it(model: str, cluster: str, kernel: str) -> None:
+    plan = small_plan(
+        dict(load_model(model).config), "tp=1,ep=1,zero_stage=3,recompute=full", cluster=cluster, dtype="fp32"
+    )
+    assert f'attn_implementation="{kernel}"' in fsdp2_files(plan)[FILE]
 
 
 REFUSED: dict[str, dict[str, Any]] = {

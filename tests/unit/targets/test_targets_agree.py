@@ -1,25 +1,56 @@
-"""Megatron-LM's capability file, which the search uses, the export, and the same limits in plain code agree
-on what is allowed.
+"""For each target with an export: the capability file, which the search uses, the export, and the same limits
+in plain code agree on what is allowed.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 from tests.targets.random_plans import is_within_target, random_plans
+from tests.targets.titan_plans import is_within_titan, random_titan_plans
 
 from shardwise.errors import ConfigError
+from shardwise.model import Model
 from shardwise.plans import Plan
-from shardwise.strategy import Strategy, Target, target_of
-from shardwise.targets.megatron_lm import megatron_lm_flags
+from shardwise.strategy import Job, Strategy, Target, target_of
+from shardwise.targets import EXPORTERS
 
 PLANS = 240
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A target; random plans, also beyond its limits; its limits in plain code; fields that some exceed."""
+
+    name: str
+    drawn: Callable[..., list[Plan]]
+    is_within: Callable[[Strategy, Model, Job], bool]
+    refused: frozenset[str]
+
+    @property
+    def target(self) -> Target:
+        return target_of(self.name)
+
+
+SHARED = frozenset(("axis_order", "grad_shard", "recompute", "offload", "optim_shard"))
+
+TARGETS = (
+    Exported("megatron-lm-0.19", random_plans, is_within_target, SHARED | {"schedule", "param_shard"}),
+    Exported("torchtitan-0.3", random_titan_plans, is_within_titan, SHARED | {"cp", "tp", "pp", "etp"}),
+)
+
+
+@pytest.fixture(scope="module", params=TARGETS, ids=lambda exported: exported.name)
+def exported(request: pytest.FixtureRequest) -> Exported:
+    found: Exported = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def plans() -> list[Plan]:
-    return random_plans(PLANS, seed=7, is_free=True)
+def plans(exported: Exported) -> list[Plan]:
+    return exported.drawn(PLANS, seed=7, is_free=True)
 
 
 def _refused_fields(target: Target, plan: Plan) -> set[str]:
@@ -28,67 +59,60 @@ def _refused_fields(target: Target, plan: Plan) -> set[str]:
     return {refusal.key for refusal in refusals}
 
 
-def _is_exported(plan: Plan) -> bool:
+def _is_exported(name: str, plan: Plan) -> bool:
     try:
-        return bool(megatron_lm_flags(plan))
+        return bool(EXPORTERS[name].files(plan))
     except ConfigError:
         return False
 
 
-def _is_known_order(plan: Plan) -> bool:
-    """Whether the order of ranks is one of Megatron-LM's, by the axes with several ranks. The search writes
+def _is_known_order(target: Target, plan: Plan) -> bool:
+    """Whether the order of ranks is one of the target's, by the axes with several ranks. The search writes
     each such order in one way.
     """
     strategy = plan.best.strategy
-    orders = [
+    found, *known = (
         [axis for axis in order.split("-") if getattr(strategy, axis) > 1]
-        for order in (strategy.axis_order, "tp-cp-dp-pp", "tp-cp-pp-dp")
-    ]
-    return orders[0] in orders[1:]
+        for order in (strategy.axis_order, *map(str, target.axes["axis_order"]))
+    )
+    return found in known
 
 
-def _disagreements(target: Target, plans: list[Plan]) -> list[tuple[set[str], Strategy]]:
+def _disagreements(exported: Exported, plans: list[Plan], target: Target) -> list[tuple[set[str], Strategy]]:
     found = []
     for plan in plans:
         refused = _refused_fields(target, plan)
-        if refused == {"axis_order"} and _is_known_order(plan):
+        if refused == {"axis_order"} and _is_known_order(exported.target, plan):
             continue
-        is_within = is_within_target(plan.best.strategy, plan.model, plan.job)
-        if not bool(refused) == (not is_within) == (not _is_exported(plan)):
+        is_within = exported.is_within(plan.best.strategy, plan.model, plan.job)
+        if not bool(refused) == (not is_within) == (not _is_exported(exported.name, plan)):
             found.append((refused, plan.best.strategy))
     return found
 
 
 @pytest.mark.slow
-def test_exactly_the_strategies_of_the_search_are_exported(plans: list[Plan]) -> None:
-    assert _disagreements(target_of("megatron-lm-0.19"), plans) == []
+def test_exactly_the_strategies_of_the_search_are_exported(exported: Exported, plans: list[Plan]) -> None:
+    assert _disagreements(exported, plans, exported.target) == []
 
 
 @pytest.mark.slow
-def test_the_samples_have_exported_and_refused_strategies(plans: list[Plan]) -> None:
-    exported = sum(map(_is_exported, plans))
-    assert PLANS // 5 < exported < PLANS * 4 // 5
-    target = target_of("megatron-lm-0.19")
-    fields = set().union(*(_refused_fields(target, plan) for plan in plans))
-    assert fields >= {
-        "axis_order",
-        "schedule",
-        "param_shard",
-        "grad_shard",
-        "recompute",
-        "offload",
-        "optim_shard",
-    }
+def test_the_samples_have_exported_and_refused_strategies(exported: Exported, plans: list[Plan]) -> None:
+    accepted = sum(_is_exported(exported.name, plan) for plan in plans)
+    assert PLANS // 5 < accepted < PLANS * 4 // 5
+    fields = set().union(*(_refused_fields(exported.target, plan) for plan in plans))
+    assert fields >= exported.refused
 
 
 @pytest.mark.slow
-def test_a_capability_file_without_a_limit_or_a_field_is_noticed(plans: list[Plan]) -> None:
-    target = target_of("megatron-lm-0.19")
+def test_a_capability_file_without_a_limit_or_a_field_is_noticed(
+    exported: Exported, plans: list[Plan]
+) -> None:
+    target = exported.target
     for limit in target.limits:
         broken = replace(target, limits=tuple(one for one in target.limits if one is not limit))
-        assert _disagreements(broken, plans), limit
+        assert _disagreements(exported, plans, broken), limit
     for name in set(target.axes) - {"param_shard"}:  # where it is above 1, so is grad_shard
         broken = replace(
             target, axes={field: values for field, values in target.axes.items() if field != name}
         )
-        assert _disagreements(broken, plans), name
+        assert _disagreements(exported, plans, broken), name

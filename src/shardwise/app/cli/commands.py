@@ -137,7 +137,13 @@ def launch(
 def export(
     plan: PlanFile,
     to: Annotated[
-        str, option("--to", "TARGET", "Target: megatron-lm-0.19; a name without a version means the newest.")
+        str,
+        option(
+            "--to",
+            "TARGET",
+            "Target: megatron-lm-0.19, torchtitan-0.3, fsdp2, deepspeed-0.19, megatron-fsdp-0.19 or "
+            "transformers-5; a name without a version means the newest.",
+        ),
     ],
     out: Annotated[str, option("--out", "DIR", "Folder for the files; created if missing.")],
     is_validated: Annotated[
@@ -148,7 +154,7 @@ def export(
         ),
     ] = False,
 ) -> Output:
-    """Write a plan as flags of a target, such as Megatron-LM."""
+    """Write a plan as flags or configuration of a target, such as Megatron-LM."""
     from shardwise.app.cli import exporting
 
     return exporting.exported_plan(plan, to=to, out=out, is_validated=is_validated)

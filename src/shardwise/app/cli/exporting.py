@@ -41,13 +41,18 @@ def exported_plan(path: str, *, to: str, out: str, is_validated: bool) -> Output
 
 
 def _check_folder(out: str, files: Mapping[str, str], path: str) -> None:
-    """ConfigError where files cannot be written into the folder, or would replace other files."""
+    """ConfigError where files cannot be written into the folder, or would replace other files. A file whose
+    format has no comments (a CSV) belongs to the file next to it that says who wrote it."""
     if os.path.lexists(out) and not os.path.isdir(out):
         raise ConfigError("is not a folder", key="--out", found=printable(out), allowed="a folder")
-    for name in files if os.path.isdir(out) else ():
+    if not os.path.isdir(out):
+        return
+    marked = [os.path.join(out, name) for name, text in files.items() if WRITTEN_BY in text]
+    is_own_folder = any(os.path.exists(file) and _is_own(file) for file in marked)
+    for name in files:
         file = os.path.join(out, name)
         check_output_path("--out", file, inputs=(path,))
-        if os.path.exists(file) and not _is_own(file):
+        if os.path.exists(file) and not (_is_own(file) if file in marked else is_own_folder):
             raise ConfigError(
                 "was not written by shardwise export and would be overwritten",
                 key="--out", found=printable(file), allowed="another folder",

@@ -458,7 +458,9 @@ class _BranchAndBound:
                 self._report_progress(nodes[0])
                 sizes = [node.subproblem.micro_batch_size for node in nodes]
                 outcomes = (
-                    pool.results_at(sizes, nodes) if round_index >= SERIAL_ROUNDS else self._serially(nodes)
+                    pool.results_at(sizes, nodes)
+                    if round_index >= SERIAL_ROUNDS
+                    else [self._processor.process(node) for node in nodes]
                 )
                 for node, outcome in zip(nodes, outcomes, strict=True):
                     self._apply(outcome)
@@ -467,9 +469,6 @@ class _BranchAndBound:
                             node.subproblem, outcome.fathomed_bound_s, is_searched=outcome.evaluated > 0
                         )
             return self._outcome(pool.cpu_s)
-
-    def _serially(self, nodes: list[OpenNode]) -> list[NodeOutcome]:
-        return [self._processor.process(node) for node in nodes]
 
     def _next_round(self) -> list[OpenNode]:
         """The nodes of the next round, none where the search has ended; nodes that their bound prunes are

@@ -213,7 +213,7 @@ def staged_frontier(
                 lower_bounds.append(_solved(found, Partition.of(quick.stage_frontiers, cuts), epsilon))
                 found.evaluated += 1
                 found.epsilon = max(
-                    epsilon, *(_epsilon_left(found, *lower_bound) for lower_bound in lower_bounds)
+                    epsilon, *(float(_gaps(found, *one).max(initial=0)) for one in lower_bounds)
                 )
         # Partitions pruned with a smaller epsilon than the one known now are compared again.
         unproven = [(quick, cuts) for used, quick, cuts in pruned if used > found.epsilon]
@@ -269,11 +269,6 @@ def _is_matched(found: StagedFrontier, quick: QuickPartitionBounds, cuts: Cuts) 
         if is_matched():
             return True
     return False
-
-
-def _epsilon_left(found: StagedFrontier, seconds: Values, nbytes: Values) -> float:
-    """The least epsilon with which the points match everything above a lower-bound curve."""
-    return float(_gaps(found, seconds, nbytes).max(initial=0.0))
 
 
 def _gaps(found: StagedFrontier, seconds: Values, nbytes: Values) -> Values:
