@@ -8,7 +8,8 @@ from shardwise.app.cli.commands import command
 
 NESTED = {"emulate": [], "launch": ["train", "PLAN"]}
 """Commands whose words after `--` are a command line of `shardwise`, with the words to put before them; an
-empty list means that they begin with `shardwise` themselves. With `launch --target`, they belong to other software.
+empty list means that they begin with `shardwise` themselves. After `launch --target` they are those of other
+software.
 """
 
 

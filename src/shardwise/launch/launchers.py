@@ -243,8 +243,8 @@ def jobset_manifest(launch: Launch, *, files: Mapping[str, str], image: str) -> 
 
 
 def _unexpanded(text: str) -> str:
-    """`text`, of which Kubernetes expands nothing."""
-    return text.replace("$(", "$$(")
+    """`text`, of which Kubernetes expands nothing: it reads $(NAME) as a variable, and $$ as $."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _yaml(*documents: object) -> str:

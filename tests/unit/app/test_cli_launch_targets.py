@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -15,9 +16,10 @@ import yaml
 from tests.runtime.uneven_plans import make_uneven
 from tests.unit.app.conftest import Run
 from tests.unit.launch.published import JOB, JOB_SET, SBATCH_OPTIONS, SRUN_OPTIONS
-from tests.unit.launch.stand_ins import SRUN, Call, install, recorded
+from tests.unit.launch.stand_ins import SRUN, Call, expanded, install, recorded
 from tests.unit.targets.small_plans import LLAMA, small_plan
 
+from shardwise.app.cli.launched import COMMAND_VARIABLE
 from shardwise.cluster import load_cluster
 from shardwise.plans import Plan, write_plan
 
@@ -168,21 +170,11 @@ def test_slurm_starts_the_exported_files_on_each_node(run: Run, folder: Path, ta
     assert len(calls) == 2 and not (folder / "odd").exists()
 
 
-def expanded(text: str, variables: dict[str, str]) -> str:
-    """`text` as Kubernetes passes it to a container: $(NAME) is a variable, and $$ is one $."""
-    found = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
-
-    def value(match: re.Match[str]) -> str:
-        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
-
-    return found.sub(value, text)
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_job_set_starts_the_files_in_its_pods(run: Run, folder: Path, target: str) -> None:
     path = written(case_plan(target))
     assert run("export", path, "--to", target, "--out", "out").code == 0
-    odd = (*ODD, "$(JOB_COMPLETION_INDEX)")
+    odd = (*ODD, "$(JOB_COMPLETION_INDEX)", "$$ $$( $")
     ran = run("launch", path, "--target", target, "--with", "k8s", "--image", "me/it: 1", "--", *odd)
     assert (ran.code, ran.err) == (0, "")
     config, job_set = yaml.safe_load_all(ran.out)
@@ -274,6 +266,26 @@ def test_the_default_target_is_that_of_the_plan(run: Run, folder: Path) -> None:
         assert (ran.code, ran.err) == (0, "") and mark in lines_of(ran.out)[0]
 
 
+def test_a_run_is_resumed_under_the_target_that_was_named(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan's own target is another one, which is not resumed by options of `train`."""
+    plan = small_plan(LLAMA, "tp=2,dp=4", cluster="1x8xH100-SXM")
+    path = written(replace(plan, question=replace(plan.question, target="megatron-lm-0.19")))
+    started: list[dict[str, str]] = []
+
+    def execute(file: str, words: list[str], environment: dict[str, str]) -> None:
+        started.append(environment)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "execvpe", execute)
+    run("launch", path, "--with", "torchrun", "--target", "shardwise")
+    (environment,) = started
+    assert environment[COMMAND_VARIABLE] == (
+        "shardwise launch p.yaml --with torchrun --port 29500 --target shardwise"
+    )
+
+
 def test_a_script_of_the_user_replaces_the_placeholder(run: Run, folder: Path) -> None:
     path = written(case_plan("deepspeed-0.19"))
     options = ("launch", path, "--target", "deepspeed", "--with", "slurm")
@@ -332,6 +344,11 @@ def test_the_connections_of_a_device_before_blackwell(
         ("megatron-lm", ("--with", "ray"), "--with ray: starts plans of the target shardwise only"),
         ("megatron-lm", ("--with", "torchrun"), "--head: is required for a plan with several hosts"),
         ("megatron-lm", ("--with", "k8s"), "--image: is required for k8s"),
+        (
+            "megatron-lm",
+            ("--with", "k8s", "--image", "a", "--files", "x"),
+            "--files: is not an option for k8s",
+        ),
         ("megatron-lm", ("--with", "pbs"), "--with: is not one of the choices; found 'pbs'"),
         ("any", ("--with", "slurm"), "--target: is not one of the choices; found 'any'"),
         ("nemo", ("--with", "slurm"), "--target: is not one of the choices; found 'nemo'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -83,3 +84,15 @@ def run_nodes(folder: Path, script: str, lines: Sequence[str], **environment: st
     ]
     assert [node.wait(timeout=300) for node in nodes] == [0] * len(nodes)
     return {int(path.stem): json.loads(path.read_text()) for path in sorted(folder.glob("*.rank"))}
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """`text` as Kubernetes passes it to a container: $(NAME) is a variable, and $$ is one $ anywhere
+    (third_party/forked/golang/expansion of Kubernetes).
+    """
+    found = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
+
+    return found.sub(value, text)

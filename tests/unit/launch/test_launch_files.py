@@ -17,7 +17,7 @@ from tests.property.layout_instances import chain
 from tests.runtime.graph_plans import sampled_in_stages
 from tests.runtime.plans import make_plan
 from tests.runtime.uneven_plans import make_uneven
-from tests.unit.launch.stand_ins import SRUN, install, recorded
+from tests.unit.launch.stand_ins import SRUN, expanded, install, recorded
 
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
@@ -31,7 +31,7 @@ from shardwise.launch import (
     slurm_script,
 )
 
-ODD = ("train", "my plan's.yaml", "--data", '$(x) "$HOME" {0}')
+ODD = ("train", "my plan's.yaml", "--data", '$(x) "$HOME" {0} $$ $$(JOB_COMPLETION_INDEX)')
 """Arguments that shells, file formats and Kubernetes would each interpret differently."""
 
 
@@ -172,10 +172,9 @@ def test_the_manifest_is_a_job_whose_pods_find_each_other() -> None:
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     assert template["spec"]["subdomain"] == service["metadata"]["name"] == job["metadata"]["name"]
     (container,) = template["spec"]["containers"]
-    odd = [word.replace("$(", "$$(") for word in ODD]  # Kubernetes reads $$( as $(
-    given = words_of(0, head="shardwise-tiny-0.shardwise-tiny")
-    given[given.index("--node-rank") + 1] = "$(JOB_COMPLETION_INDEX)"
-    assert container["command"] == ["torchrun", *given[: -len(ODD)], *odd]
+    for host in range(2):
+        command = [expanded(word, {"JOB_COMPLETION_INDEX": str(host)}) for word in container["command"]]
+        assert command == ["torchrun", *words_of(host, head="shardwise-tiny-0.shardwise-tiny")]
     volumes = {volume["name"] for volume in template["spec"]["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
     assert container["resources"] == {"limits": {"cpu": 4}}

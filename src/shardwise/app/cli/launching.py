@@ -109,6 +109,11 @@ def _start_text(plan: Plan, target: str, path: str, options: LaunchOptions, argu
             f"is not an option for the target {target}", key="--script", found=printable(options.script)
         )
     is_pods = options.launcher == "k8s"
+    if is_pods and options.files is not None:
+        raise ConfigError(
+            "is not an option for k8s", key="--files", found=printable(options.files),
+            allowed="none: the manifest has the files",
+        )  # fmt: skip
     folder = launch.FILES_FOLDER if is_pods else options.files or "."
     program = exporter.program(plan, folder, options.script or exporter.script or "")
     notes = [f"Starts a plan for {target}: {plan_hash(plan)}"]
@@ -137,12 +142,11 @@ def _launched_own(
 ) -> Output:
     """Print or start `train` with the plan file at `path`."""
     _check_runs(plan, is_adaptive=is_adaptive)
-    launcher, head, port, host, image = (
-        options.launcher, options.head, options.port, options.host, options.image
-    )  # fmt: skip
+    launcher, host, image = options.launcher, options.host, options.image
+    resume_command = _resume_command(path, options)
     plan_path = PLAN_PATH if launcher == "k8s" else path
     program = launch.own_program(("train", plan_path, *training))
-    start = launch.launch_of(plan, program, head=head, port=port)
+    start = launch.launch_of(plan, program, head=options.head, port=options.port)
     if launcher == "torchrun":
         commands = launch.host_commands(start)
         if options.is_printed:
@@ -155,10 +159,8 @@ def _launched_own(
                 allowed=f"0 to {len(commands) - 1}",
             )
         if host == 0 and start.hosts > 1:
-            _check_free(port)
-        return _exec_launcher(
-            commands[host], resume_command=_resume_command(path, launcher, head=head, port=port, host=host)
-        )
+            _check_free(options.port)
+        return _exec_launcher(commands[host], resume_command=resume_command)
     if launcher == "k8s" and image is None:
         raise _no_image("a container image with shardwise[torch]")
     file_launcher = _FILE_LAUNCHERS[launcher]
@@ -170,10 +172,7 @@ def _launched_own(
     check_output_path("--with", target, inputs=(path,))
     write_file(target, text.encode())
     print_notes([f"wrote {target}"])
-    return _exec_launcher(
-        [*file_launcher.command, target],
-        resume_command=_resume_command(path, launcher, head=None, port=port, host=0, image=image),
-    )
+    return _exec_launcher([*file_launcher.command, target], resume_command=resume_command)
 
 
 def _check_runs(plan: Plan, *, is_adaptive: bool) -> None:
@@ -210,15 +209,15 @@ def _text(text: str) -> Output:
     return Output(lines=[((line, ""),) for line in text.removesuffix("\n").split("\n")])
 
 
-def _resume_command(
-    path: str, launcher: str, *, head: str | None, port: int, host: int, image: str | None = None
-) -> str:
+def _resume_command(path: str, options: LaunchOptions) -> str:
     """This command without the options of train, to resume the run."""
-    words = ["shardwise", "launch", path, "--with", launcher, "--port", str(port)]
-    if head is not None:
-        words += ["--head", head, "--host", str(host)]
-    if image is not None:
-        words += ["--image", image]
+    words = ["shardwise", "launch", path, "--with", options.launcher, "--port", str(options.port)]
+    if options.target is not None:
+        words += ["--target", options.target]
+    if options.launcher == "torchrun" and options.head is not None:
+        words += ["--head", options.head, "--host", str(options.host)]
+    if options.image is not None:
+        words += ["--image", options.image]
     return shlex.join(words)
 
 
