@@ -100,9 +100,15 @@ def _answer_of(target: Target, request: Request, ask: Ask) -> TargetAnswer:
 
 
 def _reason(error: ConfigError | Infeasible) -> str:
+    """Why there is no plan, in a few words next to the name of the target."""
     if isinstance(error, Infeasible):
         return "nothing that fits"
-    return f"{error.message}: {error.found}" if error.found else error.message
+    key, found = error.key or "", error.found or ""
+    if key.startswith("fix."):
+        return f"does not run {key.removeprefix('fix.')} {found}"
+    if found in target_names():
+        return "does not run on these devices"
+    return f"does not run {found.partition(' (it ')[0]}" if found else error.message
 
 
 def recommended_target(found: Sequence[TargetAnswer]) -> TargetAnswer | None:

@@ -308,8 +308,8 @@ def _targets(answer: Answer, target: str | None) -> Iterator[Line]:
         over = "" if one.over_any is None else f"{one.over_any * 100:+.1f} %"
         division = "uneven" if one.strategy is None else words.degrees_text(one.strategy)
         fixed = f"{words.seconds(one.step_time_s):>12}{over:>9}  "
-        if one.strategy is not None:
-            division += f" · {words.sharding_text(one.strategy)}"
+        if one.strategy is not None and (sharding := words.sharding_text(one.strategy)):
+            division += f" · {sharding}"
         style = "value" if is_chosen else ""
         yield ((name, style), (fixed, style), (words.shortened(division, WIDTH - 50), style or "dim"))
     yield ()

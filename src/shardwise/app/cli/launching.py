@@ -14,11 +14,12 @@ from shardwise import launch
 from shardwise.app.cli.adapting import advisor_for
 from shardwise.app.cli.launched import COMMAND_VARIABLE
 from shardwise.app.cli.output import Output, print_notes
-from shardwise.app.cli.request import check_output_path, choice
+from shardwise.app.cli.request import choice
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable, read_bytes
 from shardwise.launch import LAUNCHERS, PLAN_PATH, Launch
-from shardwise.plans import Plan, plan_hash, read_plan, write_file
+from shardwise.plans import Plan, check_output_path, plan_hash, read_plan, write_file
+from shardwise.questions import files_for
 from shardwise.targets import EXPORTERS, export_of
 
 _MAX_PLAN_BYTES = 8 * 2**20
@@ -100,8 +101,7 @@ def _start_text(plan: Plan, target: str, path: str, options: LaunchOptions, argu
             allowed="--with torchrun, slurm or k8s",
         )  # fmt: skip
     try:
-        plan.require_kind("uniform")
-        files = exporter.files(plan)
+        _, files = files_for(plan, target)
     except ConfigError as error:
         raise error.within(file=printable(path)) from None
     if options.script is not None and exporter.script is None:
