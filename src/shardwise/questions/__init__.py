@@ -17,7 +17,7 @@ from shardwise.questions.arguments import (
     text,
 )
 from shardwise.questions.explaining import PlanExplanation, explained, what_if, why_not
-from shardwise.questions.exporting import ExportedPlan, exported
+from shardwise.questions.exporting import ExportedPlan, exported, files_for
 from shardwise.questions.frontiers import (
     FrontierAnswer,
     FrontierArguments,
@@ -66,6 +66,7 @@ __all__ = [
     "explained",
     "exported",
     "fields",
+    "files_for",
     "flag",
     "frontier_of",
     "optional_text",

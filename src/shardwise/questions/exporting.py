@@ -49,9 +49,7 @@ def exported(
     named, folder = text("--to", to), text("--out", out)
     target = export_of(named) or choice("--to", named, tuple(EXPORTERS))
     exporter = EXPORTERS[target]
-    plan.require_kind("uniform")
-    priced = _priced_for(plan, target)
-    files = _with_both_predictions(exporter.files(priced), plan, priced)
+    priced, files = files_for(plan, target)
     _check_folder(folder, files, inputs)
     found = exporter.read_back(priced, files) if flag("--validate", validate) else None
     paths: tuple[str, ...] = ()
@@ -59,6 +57,14 @@ def exported(
         _write(folder, files)
         paths = tuple(os.path.join(folder, name) for name in files)
     return ExportedPlan(target=target, paths=paths, read_back=found, reader=exporter.reader)
+
+
+def files_for(plan: Plan, target: str) -> tuple[Plan, dict[str, str]]:
+    """`plan` with the prediction of this target, and the texts of its files by name. Raises ConfigError for a
+    plan that the target cannot express, and Infeasible for one that does not fit as the target runs it."""
+    plan.require_kind("uniform")
+    priced = _priced_for(plan, target)
+    return priced, _with_both_predictions(EXPORTERS[target].files(priced), plan, priced)
 
 
 def _priced_for(plan: Plan, name: str) -> Plan:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
+import shlex
 from collections.abc import Iterator
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import short_repr
+from shardwise.inputs import printable, short_repr
 from shardwise.plans import Plan, plan_hash
 from shardwise.strategy import Target, target_of
 from shardwise.units import format_bytes, format_seconds
@@ -68,3 +70,19 @@ def check_plan(plan: Plan, name: str) -> Target:
             target, "cluster", f"{plan.cluster.devices} devices", f"{devices}, as tp * cp * dp * pp"
         )
     return target
+
+
+def path_in(folder: str, name: str) -> str:
+    """The path of a file in `folder`, with a slash, so that no program looks for it elsewhere."""
+    path = posixpath.join(folder, name)
+    return path if path.startswith(("/", "./", "../")) else f"./{path}"
+
+
+def on_python_path(folder: str) -> str:
+    """The bash command by which Python finds modules in `folder`. ConfigError where it cannot."""
+    if ":" in folder:
+        raise ConfigError(
+            "cannot be a folder of PYTHONPATH", key="--files", found=printable(folder),
+            allowed="a folder without a colon",
+        )  # fmt: skip
+    return f"export PYTHONPATH={shlex.quote(folder)}${{PYTHONPATH:+:$PYTHONPATH}}"

@@ -63,7 +63,9 @@ def test_the_values_of_a_plan() -> None:
     }
     assert files[CONFIG].startswith(f"# {WRITTEN_BY} for the target transformers-5")
     assert f"# Plan: {plan_hash(plan)}" in files[CONFIG]
-    assert 'torchrun --nnodes 2 --node-rank "$NODE_RANK"' in files[CONFIG]
+    assert (
+        'torchrun --nnodes 2 --nproc-per-node 8 --master-port 29500 --node-rank "$NODE_RANK"' in files[CONFIG]
+    )
 
 
 def test_experts_and_one_micro_batch() -> None:
