@@ -8,6 +8,8 @@ WORKERS ?= auto
 ROUNDS ?= 10
 MEGATRON := 0.19.2
 TORCHTITAN := 0.3.0
+ACCELERATE := 1.15.0
+DEEPSPEED := 0.19.8
 
 # Tests start hundreds of processes: where the shell forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -40,6 +42,7 @@ test-random: .venv/installed-for-tests
 # a local Ray.
 test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
 test-targets: .cache/torchtitan/installed-$(TORCHTITAN)
+test-targets: .cache/accelerate/installed-$(ACCELERATE) .cache/deepspeed/installed-$(DEEPSPEED)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup tests/targets
 
 # The documentation site, into .cache/site; a broken link or anchor fails.
@@ -102,4 +105,20 @@ clean:
 	@rm -rf .cache/torchtitan
 	@$(PIP) install --no-deps --target .cache/torchtitan torchtitan==$(TORCHTITAN) spmd_types==0.2.3 \
 	  torch_checkpointing==0.1.1 torchdata==0.11.0 tyro==1.0.17 typeguard==4.6.1 docstring_parser==0.18.0
+	@touch $@
+
+# Accelerate without PyTorch and Transformers, which .venv has.
+.cache/accelerate/installed-$(ACCELERATE): | .venv/bin/python
+	@echo "installing Accelerate $(ACCELERATE) into .cache" >&2
+	@rm -rf .cache/accelerate
+	@$(PIP) install --no-deps --only-binary=:all: --target .cache/accelerate accelerate==$(ACCELERATE) psutil==7.2.2
+	@touch $@
+
+# DeepSpeed comes as source only; without DS_BUILD_OPS it compiles nothing.
+.cache/deepspeed/installed-$(DEEPSPEED): | .venv/installed-for-tests
+	@echo "installing DeepSpeed $(DEEPSPEED) into .cache" >&2
+	@rm -rf .cache/deepspeed
+	@DS_BUILD_OPS=0 $(PIP) install --no-deps --no-build-isolation --target .cache/deepspeed deepspeed==$(DEEPSPEED) \
+	  hjson==3.1.0 py-cpuinfo==9.0.0 psutil==7.2.2 msgpack==1.2.4 pydantic==2.14.3 pydantic-core==2.50.4 \
+	  annotated-types typing-inspection
 	@touch $@

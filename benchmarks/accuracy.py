@@ -9,16 +9,34 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwise.accuracy import SHIPPED, read_rows
 from shardwise.accuracy.case import Case, cases_of
-from shardwise.accuracy.cross_validation import is_warm, left_out, linear_errors, nested_spreads, sources_of
-from shardwise.accuracy.fit import Fit, MeasuredRun, Numbers, chosen_strategy, linearised
+from shardwise.accuracy.cross_validation import (
+    Floats,
+    Mask,
+    Spread,
+    is_warm,
+    linear_errors,
+    sources_of,
+    spread_of,
+)
+from shardwise.accuracy.fit import (
+    Fit,
+    MeasuredRun,
+    Numbers,
+    chosen_strategies,
+    chosen_strategy,
+    fitted,
+    linearised,
+    predicted_log_s,
+)
 from shardwise.accuracy.measured import measured_of
 from shardwise.cluster import AttentionCurve, Efficiency
 from shardwise.cost import Problem, bind
@@ -130,6 +148,65 @@ def times_s(runs: Sequence[MeasuredRun], change: Callable[[Problem], Problem]) -
 
 def mean_error(predicted: Any, measured: Any) -> float:
     return float(np.abs(predicted / measured - 1.0).mean())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A source predicted by numbers that are fitted to the other sources. Arrays have shape (rows,).
+
+    `log_error` is the logarithm of predicted over measured time. `is_warm` is true for rows whose device and
+    software remained in the fit through other sources.
+    """
+
+    source: str
+    rows: NDArray[np.intp]
+    log_error: Floats
+    is_warm: Mask
+
+
+def left_out(fit: Fit, source: str, *, rounds: int = 2, steps: int = 10) -> LeftOut:
+    """Predicts the rows of `source` with numbers fitted to the other sources.
+
+    The fit starts from scratch, so that its initial values hold nothing of the source. The strategies of the
+    rows are chosen again with the new numbers.
+    """
+    out = sources_of(fit.runs) == source
+    remaining = [run for run, is_out in zip(fit.runs, out, strict=True) if not is_out]
+    numbers = fitted(
+        [run.case for run in remaining],
+        [run.measured_s for run in remaining],
+        fit.numbers.from_scratch(),
+        rounds=rounds,
+        steps=steps,
+    ).numbers
+    excluded_runs = [run for run, is_out in zip(fit.runs, out, strict=True) if is_out]
+    chosen = chosen_strategies([run.case for run in excluded_runs], numbers)
+    excluded_runs = [
+        replace(run, strategy=strategy) for run, strategy in zip(excluded_runs, chosen, strict=True)
+    ]
+    return LeftOut(
+        source=source,
+        rows=np.flatnonzero(out),
+        log_error=predicted_log_s(excluded_runs, numbers) - np.log([run.measured_s for run in excluded_runs]),
+        is_warm=is_warm(fit.runs, {source})[out],
+    )
+
+
+def nested_spreads(fit: Fit, source: str) -> dict[bool, Spread]:
+    """The warm (True) and cold (False) spreads that a fit without `source` would report for it.
+
+    They come from the errors of each other source, with that source and `source` both left out."""
+    others = [name for name in dict.fromkeys(sources_of(fit.runs)) if name != source]
+    names = sources_of(fit.runs)
+    errors: dict[bool, dict[str, Floats]] = {True: {}, False: {}}
+    for other in others:
+        found = linear_errors(fit, {source, other})
+        warm = is_warm(fit.runs, {source, other})
+        for kind in (True, False):
+            rows = (names == other) & (warm == kind)
+            if rows.any():
+                errors[kind][other] = found[rows]
+    return {kind: spread_of(parts) for kind, parts in errors.items() if parts}
 
 
 def print_left_out(fit: Fit) -> None:

@@ -184,6 +184,7 @@ def frontier(
     expert_imbalance: float = 1.1,
     inter_node: str | None = None,
     calibration: str | None = None,
+    software: str | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> FrontierAnswer[Any]:
@@ -250,8 +251,8 @@ def answer_question(question: Mapping[str, Any]) -> dict[str, Any]:
 def replan(
     plan: Plan | Path,
     *,
-    cluster: str | Cluster,
     events: str,
+    cluster: str | Cluster | None = None,
     horizon: float | str = "6h",
     regroup: float | str = "10s",
     restart: float | str = "60s",
@@ -261,7 +262,8 @@ def replan(
 ) -> Replanned:
     """The decision for a running plan, or the one in a file, after all events: keep, patch or move.
 
-    `events` is the path of a trace, or text such as `lost n3; slow n5 0.5`. Times are seconds or text, as
+    `events` is the path of a trace, or text such as `lost n3; slow n5 0.5`. `cluster` is by default the one
+    that the plan was requested for, with nodes that the plan leaves idle. Times are seconds or text, as
     `6h`: training continues for `horizon` under these conditions; a patch takes `regroup`, a migration
     `restart`, in addition to what moves; half of `checkpoint_interval` is lost after a failure. With
     `savable` only plans that a plan file holds are considered, so that the answer has a `plan`.

@@ -21,7 +21,7 @@ from shardwise_verify.problem import Figures
 from shardwise_verify.records import FIELDS, OFFLOADS, RECOMPUTES
 from shardwise_verify.schedules import in_flight_of, pending_weights_of, warmup_cooldown_of
 from shardwise_verify.space import SpaceDefinition
-from shardwise_verify.strategy_rows import Column, StrategyRows
+from shardwise_verify.strategy_rows import Chunks, Column, StrategyRows
 
 FULL = RECOMPUTES.index("full")
 
@@ -200,36 +200,14 @@ def join_nodes(parts: list[ProofNodes]) -> ProofNodes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineContext:
+class PipelineContext(Chunks):
     """All grids of one pp under one schedule and number of chunks."""
 
     figures: Figures
     fabric: Fabric
     grid_costs: GridCosts
     pairs: ShardPairs
-    schedule: str
-    vpp: int
     splits: Splits
-
-    @property
-    def pp(self) -> int:
-        return self.grid_costs.pp
-
-    @property
-    def stages(self) -> int:
-        return self.pp * self.vpp
-
-    @property
-    def is_v(self) -> bool:
-        return self.schedule in ("zb_v", "dualpipe_v")
-
-    @property
-    def splits_backward(self) -> bool:
-        return self.schedule in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
-
-    @property
-    def ends_apart(self) -> bool:
-        return self.pp > 1 and not self.is_v
 
     @cached_property
     def rank_of(self) -> Column:

@@ -288,6 +288,7 @@ class Prover:
                 fabric=fabric_of(self.figures.cluster, self.figures.efficiency),
                 grid_costs=grid_costs,
                 pairs=none,
+                pp=grid_costs.pp,
                 schedule=schedule,
                 vpp=vpp,
                 splits=splits[grid_costs.pp * vpp],
@@ -537,7 +538,7 @@ class Claim:
 def optimal_check(plan: PlanRecord, figures: Figures, budget_s: float) -> Check:
     """The claims of the plan's objective, proven within `budget_s` seconds, or open."""
     proof = plan.proof
-    space = space_of(figures, proof, target_limits_of(limits_of(plan.target), figures.model, plan.job))
+    space = space_of(figures, proof, target_limits_of(limits_of(plan), figures.model, plan.job))
     all_of = count(figures, proof.space, proof.fixed, proof.axes)
     until_s = monotonic() + budget_s
     # Candidates that fit only by rounding are not part of the claim: the planner may reject them.

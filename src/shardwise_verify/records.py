@@ -270,8 +270,9 @@ class LayersRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
-    """`model`: its resolved layers, and how many parameters it has according to the file."""
+    """`model`: its family, its resolved layers, and how many parameters it has according to the file."""
 
+    family: str
     parameters: Whole
     active_parameters: Whole
     layers: LayersRecord

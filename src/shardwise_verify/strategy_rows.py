@@ -4,7 +4,7 @@ million."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -100,15 +100,13 @@ def distinct(columns: Sequence[Column]) -> tuple[Index, Index]:
     return first, of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Rows with the same schedule table: one schedule, pp, vpp and number of micro-batches."""
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """How stages lie on the ranks of a pipeline of `pp` ranks with `vpp` chunks each under a schedule."""
 
     schedule: str
     pp: int
     vpp: int
-    microbatches: int
-    rows: StrategyRows
 
     @property
     def stages(self) -> int:
@@ -129,6 +127,14 @@ class Family:
         """Whether the first and the last stage are on different ranks."""
         return self.pp > 1 and not self.is_v
 
+
+@dataclass(frozen=True, kw_only=True)
+class Family(Chunks):
+    """Rows with the same schedule table: one schedule, pp, vpp and number of micro-batches."""
+
+    microbatches: int
+    rows: StrategyRows
+
     def rank_of(self, stage: int) -> int:
         """The pipeline rank of `stage`."""
         return min(stage, 2 * self.pp - 1 - stage) if self.is_v else stage % self.pp
@@ -141,16 +147,7 @@ class Family:
         """The family in parts of at most `length` rows, each with its slice."""
         for start in range(0, len(self.rows), length):
             part = slice(start, start + length)
-            yield (
-                part,
-                Family(
-                    schedule=self.schedule,
-                    pp=self.pp,
-                    vpp=self.vpp,
-                    microbatches=self.microbatches,
-                    rows=self.rows.take(part),
-                ),
-            )
+            yield part, replace(self, rows=self.rows.take(part))
 
 
 def families(rows: StrategyRows, global_batch_size: int) -> Iterator[tuple[Index, Family]]:

@@ -41,6 +41,7 @@ class LimitRecord:
     where: Mapping[str, Anything]
     allowed: str
     models: str = "all"
+    families: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ()
 
 
@@ -98,10 +99,15 @@ NO_TARGET_LIMITS = TargetLimits()
 """No target: nothing is excluded."""
 
 
-def limits_of(target: str) -> tuple[LimitRecord, ...]:
-    """The combinations that `target` excludes; none where it is not known."""
-    capabilities = capabilities_of(target)
-    return () if capabilities is None else capabilities.limits
+def limits_of(plan: PlanRecord) -> tuple[LimitRecord, ...]:
+    """The combinations that the target of a plan excludes for its family of models; none where the target is
+    not known."""
+    capabilities = capabilities_of(plan.target)
+    if capabilities is None or plan.model is None:
+        return ()
+    return tuple(
+        limit for limit in capabilities.limits if not limit.families or plan.model.family in limit.families
+    )
 
 
 def target_limits_of(limits: Sequence[LimitRecord], model: LayersRecord, job: JobRecord) -> TargetLimits:
@@ -120,17 +126,19 @@ def target_check(plan: PlanRecord, model: LayersRecord, capabilities: Capability
     """Whether the target of a plan of one strategy supports it, and whether the axes of the certificate are
     within the target's."""
     strategy, proof = plan.best.strategy, plan.certificate
-    values = {**_sizes(model, plan.job), **{name: getattr(strategy, name) for name in FIELDS}}
+    sizes = _sizes(model, plan.job)
+    values = {**sizes, **{name: getattr(strategy, name) for name in FIELDS}}
     excluded = [
         f"{limit.field} {values[limit.field]}: {limit.allowed}"
-        for limit in _applicable(capabilities.limits, model, plan.job)
+        for limit in _applicable(limits_of(plan), model, plan.job)
         if _excludes(limit, values)
     ]
     for name, allowed in capabilities.axes.items():
         found: Sequence[Any] = (values[name],)
         if proof is not None:
             found = proof.axes.get(name, (proof.fixed.get(name, values[name]),))
-        excluded += [f"{name} {value}" for value in found if value not in allowed]
+        known = [sizes.get(value, value) if isinstance(value, str) else value for value in allowed]
+        excluded += [f"{name} {value}" for value in found if value not in known]
     return Check(
         name="target", ok=not excluded, found="; ".join(excluded) or f"a plan for {plan.target}",
         expected=f"a strategy that {plan.target} supports",

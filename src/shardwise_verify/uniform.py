@@ -67,7 +67,7 @@ def uniform_checks(plan: PlanRecord, figures: Figures) -> Iterator[Check]:
     if plan.certificate is not None:
         yield _question_check(plan.question, plan.certificate)
         yield _space_check(plan.certificate, figures)
-        limits = target_limits_of(limits_of(plan.target), figures.model, plan.job)
+        limits = target_limits_of(limits_of(plan), figures.model, plan.job)
         if is_known(plan.target):
             yield from _reason_checks(plan.certificate, figures, limits)
         yield from outcome_checks(plan, plan.certificate)

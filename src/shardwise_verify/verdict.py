@@ -160,7 +160,7 @@ def _not_re_derived(plan: PlanRecord, document: Mapping[str, Any]) -> Iterator[U
     if plan.targets is not None:
         yield from unchecked("plans for other targets are not searched again", "targets")
     if plan.question.objective in ("devices", "cost"):
-        yield from unchecked("other parts of the cluster are not in the file", "question.objective")
+        yield from unchecked("other parts of the cluster are not searched", "question.objective")
     if plan.target != ANY and not (plan.kind == "uniform" and is_known(plan.target)):
         rejected = () if plan.certificate is None or is_known(plan.target) else ("certificate.rejected",)
         yield from unchecked("no limits of this target are checked", "target", *rejected)
@@ -206,6 +206,8 @@ def hash_of(document: Mapping[str, Any]) -> str:
         body["certificate"] = {key: value for key, value in certificate.items() if key not in UNHASHED}
     for key in ("cluster", "job"):
         body[key] = _without(body.get(key), PROVENANCE)
+    if "question" in body:
+        body["question"] = _without(body["question"], PROVENANCE)
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return f"sha256:{hashlib.sha256(text.encode('ascii')).hexdigest()}"
 

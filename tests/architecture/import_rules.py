@@ -55,7 +55,9 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "search": frozenset({"numpy", "numba"}),
     "runtime": frozenset({"numpy", "torch", "safetensors"}),
     "measure": frozenset({"numpy", "torch"}),
-    "targets": frozenset({"torch", "megatron", "torchtitan"}),
+    "targets": frozenset(
+        {"torch", "megatron", "torchtitan", "yaml", "accelerate", "deepspeed", "transformers"}
+    ),
     CHECKER: frozenset({"numpy", "yaml"}),
 }
 """Third-party packages per package or base module; every other package has numpy only."""

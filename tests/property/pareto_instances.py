@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment
 from shardwise.search.pareto.solution import Solution
+from shardwise.search.pareto.weighted_sums import ChainWeights
 
 SHAPES = ("series", "parallel", "residual", "dense", "shared", "tree")
 """How the operators of a segment are joined: in series; in parallel between two; in series with skips; each
@@ -255,3 +256,9 @@ def _points(chain: Chain, shared: dict[str, int]) -> set[tuple[float, float]]:
                 }
         reached = onward
     return {(max(a, b), c + d) for states in reached.values() for a, b, c, d in states}
+
+
+def without_peaks(chain: Chain, weights: Costs) -> ChainWeights:
+    """Weights of all columns but the peak's."""
+    none = tuple(((),) * len(segment.modes) for segment in chain)
+    return ChainWeights(weights, np.zeros((len(chain), len(weights))), none)

@@ -22,10 +22,10 @@ from tests.property.uneven_reference import (
 )
 from tests.sampling import sample_of
 
-from shardwise.cost import StageCosts
+from shardwise.cost import StageBytes, StageCosts
 from shardwise.search import UnevenSpace
 from shardwise.search.hetero import predict_record, search_uneven, stage_costs
-from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.result import uneven_record
 from shardwise.search.hetero.space import MixedPoolKind, StageKind, devices_by_pool
 from shardwise.search.hetero.stage_costs import StageCostModel
 
@@ -60,7 +60,7 @@ def equals_the_twin(space: UnevenSpace, expected_s: float) -> bool:
     outcome = search_uneven(space)
     if outcome.plan is None:
         return expected_s == float("inf")
-    found = uneven_result(space, outcome.plan)
+    found = uneven_record(space, outcome.plan)
     again = predict_record(space.model, space.cluster, space.job, found)
     if again.faults:
         return False
@@ -81,7 +81,7 @@ def test_the_best_plan_has_such_stages_and_is_found(seed: int) -> None:
     assert equals_the_twin(space, expected(seed))
     best, plain = search_uneven(space).plan, search_uneven(without_mixed_stages(space)).plan
     assert best is not None and plain is not None and best.time_s < plain.time_s * (1 - 1e-3)
-    result = uneven_result(space, best)
+    result = uneven_record(space, best)
     parts = [stage.parts for pipeline in result.layout.pipelines for stage in pipeline.stages if stage.parts]
     assert parts
     for one, other in parts:
@@ -146,7 +146,8 @@ def _of_the_first_part(one: stage_costs.PoolPart, other: stage_costs.PoolPart) -
         return 0.0 * np.asarray(values)
 
     price = StageCosts(**{field.name: idle(getattr(other.price, field.name)) for field in fields(StageCosts)})
-    return MIXED_POOL_COST(one, replace(other, price=price))
+    nbytes = StageBytes(idle(other.nbytes.allocated), idle(other.nbytes.device))
+    return MIXED_POOL_COST(one, replace(other, price=price, nbytes=nbytes))
 
 
 def _on_the_first_pool(kind: StageKind | MixedPoolKind) -> tuple[int, ...]:

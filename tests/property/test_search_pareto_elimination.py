@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.pareto_tuning import tune
-from tests.property.pareto_instances import chain_of, chain_with_shared, complete_graph, equal_layers
+from tests.property.pareto_instances import (
+    chain_of,
+    chain_with_shared,
+    complete_graph,
+    equal_layers,
+    without_peaks,
+)
 from tests.reference.pareto_joins import labels_by_definition
 
 from shardwise.pareto import Factor, FactorGraph, first_occurrences
@@ -19,7 +25,7 @@ from shardwise.search.pareto.elimination_order import EliminationOrder, order_of
 from shardwise.search.pareto.labels import Labels, TooManyLabels
 from shardwise.search.pareto.solution import part_costs
 from shardwise.search.pareto.state import orders_of
-from shardwise.search.pareto.weighted_sums import ChainWeights, FactorSums, chain_sums
+from shardwise.search.pareto.weighted_sums import FactorSums, chain_sums
 
 
 def some_parts(seeds: range) -> Iterator[tuple[int, FactorGraph]]:
@@ -181,8 +187,8 @@ def test_a_subset_of_weights_gives_the_same_sums() -> None:
         orders: list[list[EliminationOrder]] = orders_of(chain)
         weights = np.random.default_rng(seed).uniform(0.0, 1.0, (4, 5))
         rows = np.array([2, 0], dtype=np.intp)
-        whole = chain_sums(chain, orders, ChainWeights.without_peaks(chain, weights))
-        alone = chain_sums(chain, orders, ChainWeights.without_peaks(chain, weights[rows]))
+        whole = chain_sums(chain, orders, without_peaks(chain, weights))
+        alone = chain_sums(chain, orders, without_peaks(chain, weights[rows]))
         some = whole.some(rows)
         assert some.least == pytest.approx(alone.least)
         for one, other in zip([*some.prefix, *some.suffix], [*alone.prefix, *alone.suffix], strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.pareto_tuning import tune
-from tests.property.pareto_instances import chain_of, equal_layers, long_chain
+from tests.property.pareto_instances import chain_of, equal_layers, long_chain, without_peaks
 
 from shardwise.pareto import FactorGraph
 from shardwise.search.pareto import completion_bounds as bounds
@@ -18,7 +18,7 @@ from shardwise.search.pareto.chain_labels import segment_labels
 from shardwise.search.pareto.elimination_order import EliminationOrder, order_of
 from shardwise.search.pareto.solution import part_costs
 from shardwise.search.pareto.state import orders_of
-from shardwise.search.pareto.weighted_sums import ChainWeights, FactorSums, chain_sums, solutions
+from shardwise.search.pareto.weighted_sums import FactorSums, chain_sums, solutions
 
 BASE, RATE = np.array([0.5, 0.5, 2.0, 1.0]), np.array([0.2, 0.2, 0.8, 0.4])
 
@@ -73,8 +73,8 @@ def excesses(seed: int) -> tuple[float, float]:
     """
     chain = long_chain(seed)
     weights = np.array([[1.0, 0.0, 0.5, 0.0, 0.0], [0.3, 0.0, 1.0, 0.0, 0.0]])
-    both = chain_sums(chain, orders_of(chain), ChainWeights.without_peaks(chain, weights))
-    own = chain_sums(chain, orders_of(chain), ChainWeights.without_peaks(chain, weights[:1]))
+    both = chain_sums(chain, orders_of(chain), without_peaks(chain, weights))
+    own = chain_sums(chain, orders_of(chain), without_peaks(chain, weights[:1]))
     completion_bounds = bounds.CompletionBounds(own, 1e9, np.ones(4))
     other = solutions(both)[1]
     segments = [segment_labels(chain, orders_of(chain), place) for place in range(len(chain))]
@@ -102,9 +102,7 @@ def test_tolerances_add_up_to_their_shares(seed: int) -> None:
     between the two. Extensions from both ends spend the same in total at any border where they meet.
     """
     chain = long_chain(seed)
-    own = chain_sums(
-        chain, orders_of(chain), ChainWeights.without_peaks(chain, np.array([[1.0, 0.0, 0.5, 0.0, 0.0]]))
-    )
+    own = chain_sums(chain, orders_of(chain), without_peaks(chain, np.array([[1.0, 0.0, 0.5, 0.0, 0.0]])))
     completion_bounds = bounds.CompletionBounds(own, 1e9, np.ones(4))
     total, parts = 0.0, 0.0
     for place, segment in enumerate(chain):
@@ -140,7 +138,7 @@ def spent_in_a_part(seed: int) -> tuple[int, bool]:
     orders = orders_of(chain)
     left_out, is_matched = 0, True
     weights = np.array([[1.0, 0.0, 0.5, 0.0, 0.0]])
-    whole = chain_sums(chain, orders, ChainWeights.without_peaks(chain, weights))
+    whole = chain_sums(chain, orders, without_peaks(chain, weights))
     if not np.isfinite(whole.least).all():
         return 0, True
     for place, segment in enumerate(chain):

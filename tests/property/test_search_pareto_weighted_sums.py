@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.property.pareto_instances import chain_with_shared
+from tests.property.pareto_instances import chain_with_shared, without_peaks
 from tests.property.test_search_pareto import at_the_first
 
 from shardwise.pareto import Chain, shared_sizes
@@ -23,9 +23,7 @@ WEIGHTS = np.array([[3.0, 2.0, 1.0, 0.0, 0.0], [0.0, 1.0, 4.0, 0.0, 0.0]])
 
 def chain_and_sums(seed: int) -> tuple[Chain, weighted_sums.ChainSums]:
     chain = chain_with_shared(seed)
-    return chain, weighted_sums.chain_sums(
-        chain, orders_of(chain), weighted_sums.ChainWeights.without_peaks(chain, WEIGHTS)
-    )
+    return chain, weighted_sums.chain_sums(chain, orders_of(chain), without_peaks(chain, WEIGHTS))
 
 
 def tables_of(chain: Chain, shared: dict[str, int]) -> list[Values]:

@@ -22,7 +22,7 @@ from shardwise.search import UnevenSpace, relayout
 from shardwise.search.hetero import UnevenPipeline, UnevenPlan, pipeline_search, predict_record
 from shardwise.search.hetero.lower_bounds import stage_lower_bound_s
 from shardwise.search.hetero.placement import NodeLookup, faults_of_spread
-from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.result import uneven_record
 from shardwise.search.hetero.space import StageKind, UnevenSubproblem, devices_by_pool
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 
@@ -70,7 +70,7 @@ def random_plan(seed: int) -> tuple[UnevenSpace, Result] | None:
     pipelines = tuple(replace(one, microbatches=base + (at < more)) for at, one in enumerate(found))
     number = len(pipelines)
     subproblem = replace(widest, least=number, most=number, is_alike=is_alike and number > 1)
-    result = uneven_result(space, UnevenPlan(subproblem=subproblem, pipelines=pipelines, time_s=1.0))
+    result = uneven_record(space, UnevenPlan(subproblem=subproblem, pipelines=pipelines, time_s=1.0))
     return space, result if seed % 3 else without_a_pool(result, seed)
 
 

@@ -17,7 +17,7 @@ from tests.sampling import sample_of
 
 from shardwise.search import UnevenSpace
 from shardwise.search.hetero import UnevenPlan, predict_record, search_uneven
-from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.result import uneven_record
 from shardwise.search.hetero.space import StageSpread, shapes_of
 from shardwise.search.hetero.stage_costs import StageCostModel
 
@@ -46,7 +46,7 @@ def equals_the_twin(seed: int) -> bool:
     outcome = search_uneven(space)
     if outcome.plan is None:
         return expected_s(seed) == float("inf")
-    again = predict_record(space.model, space.cluster, space.job, uneven_result(space, outcome.plan))
+    again = predict_record(space.model, space.cluster, space.job, uneven_record(space, outcome.plan))
     found = outcome.plan.time_s, outcome.lower_bound_s, max(again.pipeline_s, default=0.0)
     return not again.faults and all(one == least for one in found)
 

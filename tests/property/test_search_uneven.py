@@ -29,7 +29,7 @@ from shardwise.search.hetero import (
 )
 from shardwise.search.hetero.branch_and_bound import NodeProcessor, OpenNode, UnevenIncumbent, is_wide
 from shardwise.search.hetero.capacity_relaxation import CapacityRelaxation
-from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.result import uneven_record
 from shardwise.search.hetero.space import UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel
 from shardwise.search.hetero.subproblem import subproblem_search
@@ -58,7 +58,7 @@ def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
         assert outcome.plan is not None, seed
         assert outcome.plan.time_s == pytest.approx(expected_s, rel=1e-9), seed
         assert outcome.lower_bound_s == pytest.approx(expected_s, rel=1e-9), seed
-        again = predict_record(space.model, space.cluster, space.job, uneven_result(space, outcome.plan))
+        again = predict_record(space.model, space.cluster, space.job, uneven_record(space, outcome.plan))
         assert not again.faults and max(again.pipeline_s) == pytest.approx(expected_s, rel=1e-9), seed
 
 

@@ -139,6 +139,11 @@ def can_run(jobs: list[Job], job: int, ends: dict[int, Fraction]) -> bool:
     return all(one in ends for one in (*jobs[job].after, *earlier))
 
 
+def next_change_s(capacity: Capacity, time_s: float) -> float | None:
+    """Time of the first change after `time_s`, or None."""
+    return next((change_s for change_s in capacity.times_s if change_s > time_s), None)
+
+
 def exact_finishes(jobs: list[Job], capacities: list[Capacity]) -> list[float]:
     """Event by event in fractions, with all rates computed again at each event."""
     now = Fraction(0)
@@ -158,7 +163,7 @@ def exact_finishes(jobs: list[Job], capacities: list[Capacity]) -> list[float]:
         paces = {j: jobs[j].pace(now) for j in delayed}
         steps = [waiting[j] / paces[j] for j in delayed if paces[j] > 0]
         steps += [left[j] / rates[j] for j in moving if rates[j] > 0]
-        changes = (capacity.next_change_s(float(now)) for capacity in capacities)
+        changes = (next_change_s(capacity, float(now)) for capacity in capacities)
         steps += [Fraction(change) - now for change in changes if change is not None]
         slowing = (Fraction(start) for j in delayed for start in jobs[j].speed.times_s)
         steps += [start - now for start in slowing if start > now]

@@ -15,7 +15,7 @@ from shardwise.cost import NodeSlot
 from shardwise.search import UnevenSpace
 from shardwise.search.hetero import UnevenPipeline, UnevenPlan, placement, predict_record, record_costs
 from shardwise.search.hetero.pipeline_search import pipeline_s
-from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.result import uneven_record
 from shardwise.search.hetero.space import UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 
@@ -73,7 +73,7 @@ def agree(seed: int) -> bool:
     space, plan, options, one = found
     times = [pipeline.time_s for pipeline in plan.pipelines]
     walked = walked_s(options, one, [pipeline.microbatches for pipeline in plan.pipelines])[0]
-    again = predict_record(space.model, space.cluster, space.job, uneven_result(space, plan))
+    again = predict_record(space.model, space.cluster, space.job, uneven_record(space, plan))
     return (
         not again.faults
         and again.pipeline_s == pytest.approx(times, rel=1e-9)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster import load_cluster
-from shardwise.cost import NodeSlot, StageShape, hop_s, stage_costs, stage_kinds_of
+from shardwise.cost import NodeSlot, StageShape, hop_s, stage_bytes, stage_costs, stage_kinds_of
 from shardwise.model import Model, model_from_config
 from shardwise.search import UnevenSpace
 from shardwise.search.hetero import UnevenLimits
@@ -219,15 +219,14 @@ def _parts_of(space: UnevenSpace, subproblem: UnevenSubproblem, pool: int, rows:
     found = []
     for tp in (tp for tp in (1, 2, 4, 8) if node % tp == 0):
         kinds = stage_kinds_of(problem, [(tp, 1)], rows)
-        price = stage_costs(kinds, shape)
+        price, device_bytes = stage_costs(kinds, shape), stage_bytes(kinds, shape).device
         cells = (3, 1, place.size, 1)
         figures = {
             name: np.broadcast_to(getattr(price, name), cells).reshape(3, *axes)
-            for name in ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s", "device_bytes")
+            for name in ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
         }
-        fits = (figures.pop("device_bytes") <= problem.usable_bytes) & ((place > 0) & (layers > 0)).reshape(
-            axes
-        )
+        fits = (device_bytes <= problem.usable_bytes) & ((place > 0) & (layers > 0))
+        fits = np.broadcast_to(fits, cells).reshape(3, *axes)
         figures["backward_s"] = np.where(fits, figures["backward_s"], np.inf)
         found.append(_Part(tp, figures, float(hop_s(kinds, -1, np.array([node]))[0])))
     return found

@@ -49,6 +49,7 @@ def pipelines_of(
             fabric=fabric_of(figures.cluster, figures.efficiency),
             grid_costs=grid_costs,
             pairs=pairs,
+            pp=grid_costs.pp,
             schedule=schedule,
             vpp=vpp,
             splits=splits_of(space, pp * vpp),

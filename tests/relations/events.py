@@ -28,6 +28,10 @@ def is_changed(question: Question) -> bool:
     return is_plan(question) and question.cluster.devices <= MOST_DEVICES
 
 
+def _has_several_devices(question: Question) -> bool:
+    return len({run.device for run in question.cluster.nodes}) > 1
+
+
 def _replan(question: Question, events: str, horizon: str = "6h") -> Words:
     own = question.cluster.words()
     return ("replan", question.saved(), *own, "--events", events, "--horizon", horizon)
@@ -84,13 +88,13 @@ def unchanged_plan_takes_its_planned_time(question: Question, shardwise: Command
     """After an event that changes nothing, a step takes the planned time. An uneven plan is then estimated on
     its own nodes, without the gradient norm over idle devices (`idle_norm_s`)."""
     plan = _is_answered(question, shardwise)
-    if plan is not None and (plan.best["strategy"] is None or not is_mixed(question)):
+    if plan is not None and (plan.best["strategy"] is None or not _has_several_devices(question)):
         _require_planned_time(question, shardwise, plan)
 
 
-@relation(lambda question: is_changed(question) and is_mixed(question))
-def unchanged_strategy_on_mixed_pools(question: Question, shardwise: Commands) -> None:
-    """The same for a uniform strategy on a mixed cluster."""
+@relation(lambda question: is_changed(question) and _has_several_devices(question))
+def unchanged_strategy_on_several_devices(question: Question, shardwise: Commands) -> None:
+    """The same for a uniform strategy on nodes of several device classes."""
     plan = _is_answered(question, shardwise)
     if plan is not None and plan.best["strategy"] is not None:
         _require_planned_time(question, shardwise, plan)

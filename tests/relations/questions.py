@@ -45,13 +45,18 @@ class Question:
     def words(
         self, *, command: str | None = None, cluster: tuple[Word, ...] | None = None, **options: str | None
     ) -> Words:
-        """The command that asks the question, with `options` as in `with_options`."""
+        """The command that asks the question, with `options` as in `with_options`; of plans without a target,
+        unless one is an option."""
+        named = command or ("frontier" if self.is_graph else "plan")
+        changed = self.with_options(options)
+        if named == "plan" and "--target" not in changed.options:
+            changed = changed.with_options({"target": "any"})
         option_words: list[Word] = []
-        for name, value in self.with_options(options).options.items():
+        for name, value in changed.options.items():
             option_words += [name, value] if value else [name]
         length: tuple[Word, ...] = () if self.is_graph else ("--seq-len", str(self.seq_len))
         return (
-            command or ("frontier" if self.is_graph else "plan"),
+            named,
             self.model,
             *(self.cluster.words() if cluster is None else cluster),
             *length,

@@ -9,6 +9,7 @@ import torch
 from tests.runtime import graph_modules
 from tests.runtime.graph_equality import LR, MAX_NORM, Run, largest, relative
 from tests.runtime.graph_modules import data_of, module_of
+from tests.runtime.jobs import whole_gradients
 from torch import nn
 
 from shardwise.graph import OpGraph
@@ -98,7 +99,7 @@ def captured_difference(job: GraphTrainingJob, name: str, expected: Run) -> floa
     for step in range(len(expected.losses)):
         result = job.backward(data_of(name, step))
         if step == 0:
-            found = job.gradients()
+            found = whole_gradients(job)
             right = {
                 key: part_of_parameter(expected.gradients, key).reshape(each.shape)
                 for key, each in found.items()

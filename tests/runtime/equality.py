@@ -28,6 +28,7 @@ from shardwise.runtime.attention import CausalAttention
 from shardwise.runtime.data import Synthetic
 from shardwise.runtime.initialization import initialise
 from shardwise.runtime.modules import ModelStage
+from shardwise.runtime.weights import weights_in
 from shardwise.runtime.workers import Report
 
 LR = 3e-3
@@ -236,3 +237,11 @@ def _gradient_error(job: Any, expected: Gradients) -> float:
             error = np.abs(whole.float().numpy() - right).max() / max(float(np.abs(right).max()), floor)
             worst = max(worst, float(np.nan_to_num(error, nan=np.inf)))
     return worst
+
+
+def load_weights(module: nn.Module, model: Model, folder: str) -> None:
+    """Load the safetensors in `folder` into the whole reference `module`."""
+    whole = weights_in(folder, model)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(whole(name, parameter.shape))

@@ -9,7 +9,7 @@ import torch
 from tests.runtime.graph_mutants import GRAPH_MUTANTS, SKIP_TENSOR_MUTANTS
 from tests.runtime.graph_plans import alone
 from tests.runtime.graph_stages import STAGE_MUTANTS
-from tests.runtime.jobs import of_graph
+from tests.runtime.jobs import of_graph, whole_gradients, whole_parameters
 from tests.runtime.mutation import with_mutant
 from torch import Tensor
 
@@ -65,11 +65,11 @@ def run_of(job: GraphTrainingJob, graph: OpGraph, steps: int) -> Run:
     for step in range(steps):
         result = job.backward(batches(graph, step))
         if step == 0:
-            gradients = job.gradients()
+            gradients = whole_gradients(job)
         job.update()
         losses.append(result.loss)
         norms.append(result.gradient_norm)
-    return Run(tuple(losses), tuple(norms), gradients, job.parameters())
+    return Run(tuple(losses), tuple(norms), gradients, whole_parameters(job))
 
 
 def single_process(plan: Plan, *, seed: int, steps: int) -> Run:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.runtime.graph_equality import MAX_NORM, batches
 from tests.runtime.graph_plans import alone
-from tests.runtime.jobs import of_graph
+from tests.runtime.jobs import of_all_stages, of_graph, whole_of_shares
 from tests.runtime.mutation import with_mutant
 from torch import Tensor
 
@@ -55,13 +55,13 @@ def tensors_of(job: GraphTrainingJob) -> dict[str, tuple[str, str]]:
 
     def whole(kind: str, param: ShardedParameter) -> Tensor:
         own = param.owned.detach() if kind == "model" else job.optimizer.state[param.owned][kind]
-        return param._whole(param._joined(own)).clone()
+        return whole_of_shares(param, own).clone()
 
     states = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}[job.plan.job.optimizer]
     return {
         f"{kind} of {name}": (str(tensor.dtype), sha256(tensor.contiguous().numpy().tobytes()).hexdigest())
         for kind in ("model", *states)
-        for name, tensor in job._of_all_stages(partial(whole, kind)).items()
+        for name, tensor in of_all_stages(job, partial(whole, kind)).items()
     }
 
 

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.runtime.equality import LR, MAX_NORM, batches, single_process, whole_module
+from tests.runtime.equality import LR, MAX_NORM, batches, load_weights, single_process, whole_module
 from tests.runtime.faults import OF_RANK_0, PASSES, PHASES, Fault, train_with
 from tests.runtime.jobs import uneven
 from tests.runtime.plans import BATCH, make_plan
@@ -61,7 +61,6 @@ from shardwise.runtime.checkpoint import (
 )
 from shardwise.runtime.uneven import OptimizerShards
 from shardwise.runtime.uniform import UniformTrainingJob
-from shardwise.runtime.weights import load_weights
 from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 2

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tests.runtime.equality import load_weights
 from tests.runtime.plans import SLOPED_ONCE, tiny
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from shardwise.runtime.attention import Scores, alibi_slopes, scored_attention
 from shardwise.runtime.layers import gated, softcapped
 from shardwise.runtime.numerics import Gate, Numerics, Routing, numerics_of
 from shardwise.runtime.rope import Rope, YarnScaling, rotation_of
-from shardwise.runtime.weights import load_weights
 
 TOLERANCE = 2e-4
 

@@ -20,7 +20,7 @@ from tests.runtime.graph_counted_collectives import predicted
 from tests.runtime.graph_equality import Run, batches, run_of, single_process
 from tests.runtime.graph_modules import data_of, module_of
 from tests.runtime.graph_plans import alone, by_rules, plan_with, sampled
-from tests.runtime.jobs import of_graph
+from tests.runtime.jobs import of_graph, whole_gradients, whole_parameters
 from tests.runtime.test_runtime_graph_plan_is_followed import MLP as EVEN
 from tests.runtime.test_runtime_graph_plan_is_followed import as_predicted, steps_of
 from tests.runtime.test_runtime_graphs import BY_HAND
@@ -133,10 +133,10 @@ def no_masters() -> Iterator[None]:
 
 def change_after(job: GraphTrainingJob, steps: int) -> float:
     """The median change of a weight."""
-    before = {name: each.clone() for name, each in job.parameters().items()}
+    before = {name: each.clone() for name, each in whole_parameters(job).items()}
     for _ in range(steps):
         job.step(batches(GRAPH, 0))
-    after = job.parameters()
+    after = whole_parameters(job)
     weights = [name for name, each in before.items() if float(each.abs().max()) > 0.0]
     return float(torch.cat([(after[name] - before[name]).abs().flatten() for name in weights]).median())
 
@@ -179,7 +179,7 @@ def modules_run(report: Report, name: str, plans: list[Plan]) -> list[tuple[floa
     for plan in plans:
         job = of_graph(parallelize(module_of(name, 1).float(), plan, data, max_norm=1e9))
         loss = job.backward(data).loss
-        found.append((loss, job.gradients()))
+        found.append((loss, whole_gradients(job)))
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.runtime.equality import whole_module
+from tests.runtime.equality import load_weights, whole_module
 from tests.runtime.plans import CONFIGS, SLOPED_ONCE, make_plan
 
 from shardwise.app.cli.main import main
@@ -20,7 +20,7 @@ from shardwise.plans import write_plan
 from shardwise.runtime import reference_module
 from shardwise.runtime.initialization import initialise
 from shardwise.runtime.modules import ModelStage
-from shardwise.runtime.weights import load_weights, save_weights, weights_in
+from shardwise.runtime.weights import save_weights, weights_in
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 96, "n_positions": 32}
 CASES: Mapping[str, Mapping[str, object]] = {

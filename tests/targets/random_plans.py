@@ -3,7 +3,7 @@ nodes, and strategies within the target's limits, which are written here a secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -32,19 +32,22 @@ NODES = (1, 2, 4, 8)
 DEVICES_PER_NODE = 8
 
 
-def random_plans(number: int, *, seed: int, is_free: bool = False) -> list[Plan]:
-    """`number` plans within the target's limits, or any legal plans if `is_free`; families alternate."""
-    drawn = _plans(Random(seed), is_free)
+def random_plans(
+    number: int, *, seed: int, is_free: bool = False, target: str = "megatron-lm-0.19"
+) -> list[Plan]:
+    """`number` plans within the limits of a target of Megatron-LM, or any legal plans if `is_free`; families
+    alternate."""
+    drawn = _plans(Random(seed), is_free, target)
     return [next(drawn) for _ in range(number)]
 
 
-def _plans(random: Random, is_free: bool) -> Iterator[Plan]:
+def _plans(random: Random, is_free: bool, target: str) -> Iterator[Plan]:
     while True:
         for family in FAMILIES:
             model = random_model(random, family)
             plan = None
             while plan is None:
-                plan = _plan(random, model, is_free)
+                plan = _plan(random, model, is_free, target)
             yield plan
 
 
@@ -88,7 +91,7 @@ def random_model(random: Random, family: str) -> Model:
     return model_from_config({"model_type": family, **sizes}, name=family)
 
 
-def _plan(random: Random, model: Model, is_free: bool) -> Plan | None:
+def _plan(random: Random, model: Model, is_free: bool, target: str) -> Plan | None:
     """A plan for the model; None if the random strategy is illegal, or outside the target unless
     `is_free`."""
     nodes = random.choice(NODES)
@@ -96,10 +99,12 @@ def _plan(random: Random, model: Model, is_free: bool) -> Plan | None:
     job = Job(
         seq_len=random.choice((1024, 2048, 1028)),
         global_batch_size=random.choice((64, 128, 256)),
-        dtype=random.choice(("bf16", "bf16", "fp16")),
+        dtype=random.choice(("bf16", "bf16", OTHER_DTYPES[target])),
         optimizer="sgd" if random.random() < 0.1 else "adamw",
     )
     fields = _fields(random, model, nodes * DEVICES_PER_NODE)
+    if target == MEGATRON_FSDP:
+        fields |= _sharded_fields(random, fields)
     if is_free:
         fields |= _other_fields(random)
     experts = model.experts
@@ -111,7 +116,7 @@ def _plan(random: Random, model: Model, is_free: bool) -> Plan | None:
             experts=None if experts is None else experts.experts,
             global_batch_size=job.global_batch_size,
         )
-        if not (is_free or is_within_target(strategy, model, job)):
+        if not (is_free or WITHIN[target](strategy, model, job)):
             return None
         return search.plan_of_strategy(model, cluster, job, strategy)
     except (ConfigError, Infeasible):
@@ -144,6 +149,19 @@ def _fields(random: Random, model: Model, devices: int) -> dict[str, Any]:
     if random.random() < 0.4:
         fields |= {"recompute": "full", "recompute_layers": random.randint(1, max(model.layers // stages, 1))}
     return fields
+
+
+def _sharded_fields(random: Random, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Sharding degrees of parameters, gradients and optimizer states, of which Megatron-FSDP has some."""
+    ranks = int(fields["dp"]) * int(fields["cp"])
+    some = random.choice([degree for degree in (1, 2, 4, ranks, ranks, ranks) if ranks % degree == 0])
+    half = max(some // 2, 1)
+    chains = [(1, 1, some), (1, some, some), (some, some, some), (some, some, ranks)] * 2
+    chains += [(1, half, some), (half, some, some), (half, half, some)]
+    names = ("param_shard", "grad_shard", "optim_shard")
+    sharded = dict(zip(names, random.choice(chains), strict=True))
+    is_plain = random.random() < 0.8
+    return sharded | ({"offload": "none", "axis_order": "tp-cp-dp-pp"} if is_plain else {})
 
 
 def _other_fields(random: Random) -> dict[str, Any]:
@@ -186,6 +204,36 @@ def is_within_target(strategy: Strategy, model: Model, job: Job) -> bool:
     if strategy.offload == "none":
         return True
     return job.optimizer == "adamw" and (strategy.optim_shard > 1 or ranks == 1)
+
+
+def is_within_megatron_fsdp(strategy: Strategy, model: Model, job: Job) -> bool:
+    """Whether Megatron-LM 0.19 with Megatron-FSDP supports the strategy."""
+    ranks = strategy.dp * strategy.cp
+    param, grad, optim = strategy.param_shard, strategy.grad_shard, strategy.optim_shard
+    if (
+        strategy.schedule not in ("1f1b", "interleaved_1f1b")
+        or strategy.recompute == "selective"
+        or strategy.offload != "none"
+        or strategy.axis_order != "tp-cp-dp-pp"
+        or model.vocab % strategy.tp
+        or (strategy.cp > 1 and job.seq_len % (2 * strategy.cp))
+    ):
+        return False
+    is_partly_outer = 1 < param == grad and optim == ranks
+    if optim == 1 or not ((param in (1, grad) and grad in (1, optim)) or is_partly_outer):
+        return False
+    if model.experts is None:
+        return True
+    return optim == ranks and grad in (1, ranks) and (strategy.tp == 1 or strategy.sequence_parallel)
+
+
+MEGATRON_FSDP = "megatron-fsdp-0.19"
+
+WITHIN = {"megatron-lm-0.19": is_within_target, MEGATRON_FSDP: is_within_megatron_fsdp}
+"""Whether each target supports the strategy."""
+
+OTHER_DTYPES = {"megatron-lm-0.19": "fp16", MEGATRON_FSDP: "fp32"}
+"""A dtype of each target that is not bf16."""
 
 
 def parameters_by_stage(plan: Plan) -> list[int]:

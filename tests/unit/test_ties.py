@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shardwise.plans import PROVEN_GAP
 from shardwise.ties import (
+    PROVEN_TIE,
     TIE,
+    are_less,
+    first_best,
     first_largest,
     first_least,
     is_less,
@@ -96,3 +100,39 @@ def test_a_mutant_without_tolerance_is_noticed() -> None:
 )
 def test_a_value_is_less_where_it_is_not_equal(value: float, other: float, less: bool) -> None:
     assert is_less(value, other) is less
+    assert are_less([value, 1.0], [other, 2.0]).tolist() == [less, True]
+
+
+Score = tuple[float, float]
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ([(1.0, 5.0), (2.0, 3.0), (2.0, 4.0)], 2),  # the second value decides between equal first ones
+        ([(BELOW, 3.0), (1.0, 3.0)], 0),  # equal in both: the first
+        ([(BELOW, 4.0), (1.0, 3.0)], 0),  # equal in the first value, larger in the second
+        ([(BELOW, 3.0), (1.0, 4.0)], 1),
+        ([(ABOVE, 4.0), (1.0, 3.0)], 1),  # the first value decides, whatever the second is
+        ([(float("inf"), 1.0), (float("inf"), 2.0), (9.0, 9.0)], 1),
+        ([(-1.0, 0.0), (-BELOW, 0.0)], 0),
+    ],
+)
+def test_the_first_of_equal_options_is_the_best(scores: list[Score], best: int) -> None:
+    assert first_best(range(len(scores)), scores.__getitem__) == best
+
+
+def test_a_mutant_that_compares_scores_exactly_is_noticed() -> None:
+    """`max` takes the second option, whose first value is larger by rounding and whose second is smaller."""
+    scores = [(BELOW, 4.0), (1.0, 3.0)]
+    assert max(scores) == scores[1]
+    assert first_best(scores, lambda score: score) == scores[0]
+
+
+def test_equal_answers_are_both_proven_optimal() -> None:
+    """The checker refutes an optimum from PROVEN_GAP on. An answer may be equal to one that is equal to the
+    best: 2 x 2.5e-13 = 5e-13, half of 1e-12. With TIE it would be refuted.
+    """
+    assert (1.0 - PROVEN_TIE) ** 2 > 1.0 - 0.6 * PROVEN_GAP
+    assert 1.0 - TIE < 1.0 - PROVEN_GAP
+    assert 1.0 + PROVEN_TIE > 1.0 + 1000 * 2.0**-53  # a thousand roundings of a sum

@@ -144,11 +144,10 @@ def _predicted_sums(plan: Plan, operators: OperatorComparison | None) -> dict[st
 class MeasuredSteps:
     """A measured step of all ranks that have a stage.
 
-    `by_rank` has the spans and `place_of` the stage of each rank; `times` has the mean breakdown of each of
-    the `places`. `order_violation` and `both` are those of `Comparison`."""
+    `by_rank` has the spans of each rank; `times` has the mean breakdown of each of the `places`.
+    `order_violation` and `both` are those of `Comparison`."""
 
     by_rank: Mapping[int, Sequence[Span]]
-    place_of: Mapping[int, StageKey]
     start_s: float
     finish_s: float
     places: tuple[StageKey, ...]
@@ -189,7 +188,6 @@ def measured_steps(
     places = tuple(sorted(set(place_of.values())))
     return MeasuredSteps(
         by_rank=by_rank,
-        place_of=place_of,
         start_s=start_s,
         finish_s=finish_s,
         places=places,

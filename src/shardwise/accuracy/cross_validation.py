@@ -1,8 +1,8 @@
 """Leave-one-source-out cross-validation of a fit, prediction bands, and the file of a fit.
 
-`left_out` fits anew without a source and predicts it; `linear_errors` does the same to first order.
-`bands_of` derives the warm and the cold prediction band from the errors of left-out sources. `fit_rows` runs
-a fit, and `fit_document` writes its numbers, bands and errors (docs/reference/formats.md).
+`linear_errors` fits without a source and predicts it, to first order. `bands_of` derives the warm and the
+cold prediction band from the errors of left-out sources. `fit_rows` runs a fit, and `fit_document` writes its
+numbers, bands and errors (docs/reference/formats.md).
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from shardwise.accuracy.fit import (
     Linear,
     MeasuredRun,
     Numbers,
-    chosen_strategies,
     fitted,
     gauss_newton_step,
-    predicted_log_s,
     source_weights,
 )
 from shardwise.accuracy.measured import measured_of
@@ -37,51 +35,9 @@ Mask = NDArray[np.bool_]
 
 
 # Left-out sources
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A source predicted by numbers that are fitted to the other sources. Arrays have shape (rows,).
-
-    `log_error` is the logarithm of predicted over measured time. `is_warm` is true for rows whose device and
-    software remained in the fit through other sources.
-    """
-
-    source: str
-    rows: NDArray[np.intp]
-    log_error: Floats
-    is_warm: Mask
-
-
 def sources_of(runs: Sequence[MeasuredRun]) -> NDArray[Any]:
     """The source of each run."""
     return np.array([run.case.row.group for run in runs])
-
-
-def left_out(fit: Fit, source: str, *, rounds: int = 2, steps: int = 10) -> LeftOut:
-    """Predicts the rows of `source` with numbers fitted to the other sources.
-
-    The fit starts from scratch, so that its initial values hold nothing of the source. The strategies of the
-    rows are chosen again with the new numbers.
-    """
-    out = sources_of(fit.runs) == source
-    remaining = [run for run, is_out in zip(fit.runs, out, strict=True) if not is_out]
-    numbers = fitted(
-        [run.case for run in remaining],
-        [run.measured_s for run in remaining],
-        fit.numbers.from_scratch(),
-        rounds=rounds,
-        steps=steps,
-    ).numbers
-    excluded_runs = [run for run, is_out in zip(fit.runs, out, strict=True) if is_out]
-    chosen = chosen_strategies([run.case for run in excluded_runs], numbers)
-    excluded_runs = [
-        replace(run, strategy=strategy) for run, strategy in zip(excluded_runs, chosen, strict=True)
-    ]
-    return LeftOut(
-        source=source,
-        rows=np.flatnonzero(out),
-        log_error=predicted_log_s(excluded_runs, numbers) - _targets(excluded_runs),
-        is_warm=is_warm(fit.runs, {source})[out],
-    )
 
 
 def is_warm(runs: Sequence[MeasuredRun], excluded: Collection[str]) -> Mask:
@@ -147,23 +103,6 @@ def _quantile(values: Floats, weights: Floats, share: float) -> float:
     order = np.argsort(values)
     reached = np.cumsum(weights[order]) / weights.sum()
     return float(values[order][np.searchsorted(reached, share)])
-
-
-def nested_spreads(fit: Fit, source: str) -> dict[bool, Spread]:
-    """The warm (True) and cold (False) spreads that a fit without `source` would report for it.
-
-    They come from the errors of each other source, with that source and `source` both left out."""
-    others = [name for name in dict.fromkeys(sources_of(fit.runs)) if name != source]
-    names = sources_of(fit.runs)
-    errors: dict[bool, dict[str, Floats]] = {True: {}, False: {}}
-    for other in others:
-        found = linear_errors(fit, {source, other})
-        warm = is_warm(fit.runs, {source, other})
-        for kind in (True, False):
-            rows = (names == other) & (warm == kind)
-            if rows.any():
-                errors[kind][other] = found[rows]
-    return {kind: spread_of(parts) for kind, parts in errors.items() if parts}
 
 
 # Fits of rows, and their file

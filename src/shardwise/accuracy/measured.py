@@ -22,10 +22,6 @@ HALVED: Final = ("megatron-bridge", "automodel")
 
 Rows that give both a step time and an arithmetic rate show the convention."""
 
-MEMORY_KINDS: Final = ("allocated", "reserved", "device")
-"""Kinds of peak memory: bytes in tensors, bytes that the allocator reserved, bytes that the driver
-reports."""
-
 _MEMORY_WORDS: Final[tuple[tuple[str, str], ...]] = (
     ("nvidia-smi", "device"), ("dlperf", "device"), ("max_memory_reserved", "reserved"),
     ("torchtitan", "reserved"), ("alloc", "allocated"),
@@ -38,8 +34,8 @@ counts."""
 class Measured:
     """Seconds per step and peak bytes of a row, and the assumptions.
 
-    A value is None where the row neither gives it nor has the columns to compute it. `memory_kind` is one of
-    MEMORY_KINDS."""
+    A value is None where the row neither gives it nor has the columns to compute it. `memory_kind` is
+    `allocated` (bytes in tensors), `reserved` (by the allocator) or `device` (by the driver)."""
 
     step_time_s: float | None
     peak_bytes: float | None
@@ -62,7 +58,7 @@ def measured_of(row: Row, problem: Problem) -> Measured:
 
 
 def predicted_bytes(prediction: Prediction, kind: str) -> float:
-    """The predicted peak of one of MEMORY_KINDS."""
+    """The predicted peak of a kind of memory, as in `Measured`."""
     peaks: Mapping[str, float] = {
         "allocated": prediction.allocated_bytes,
         "reserved": prediction.reserved_bytes,

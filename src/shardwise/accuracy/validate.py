@@ -84,10 +84,8 @@ def kendall_tau(measured: Sequence[float], predicted: Sequence[float]) -> float 
 def regret(measured: Sequence[float], predicted: Sequence[float]) -> float:
     """Measured value of the plan with the least prediction over the least measured value, minus 1.
 
-    Where several predictions tie (relative 1e-9), the worst measured value counts."""
-    least = min(predicted)
-    chosen = [a for a, x in zip(measured, predicted, strict=True) if x <= least * (1.0 + 1e-9)]
-    return max(chosen) / min(measured) - 1.0
+    Where several predictions tie, the worst measured value counts."""
+    return float(np.asarray(measured)[ties_of_least(predicted)].max() / min(measured) - 1.0)
 
 
 def share(flags: Sequence[bool]) -> float | None:

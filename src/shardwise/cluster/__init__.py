@@ -17,7 +17,15 @@ from shardwise.cluster.conditions import (
     rounded_down,
     uniform_cluster,
 )
-from shardwise.cluster.device import MEASURED, NATIVE, AttentionCurve, Backend, Device, Efficiency
+from shardwise.cluster.device import (
+    MEASURED,
+    NATIVE,
+    AttentionCurve,
+    Backend,
+    CollectiveCurve,
+    Device,
+    Efficiency,
+)
 from shardwise.cluster.device_file import ATTENTION_KERNELS, device_of
 from shardwise.cluster.event_file import convert_events, events_from_text, events_text, load_events
 from shardwise.cluster.events import (
@@ -62,6 +70,7 @@ __all__ = [
     "Backend",
     "Capacity",
     "Cluster",
+    "CollectiveCurve",
     "Conditions",
     "Device",
     "DeviceLost",

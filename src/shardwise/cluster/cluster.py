@@ -30,11 +30,6 @@ class Capacity:
         """Bytes per second at `time_s`; at a change, the new value."""
         return self.bytes_per_s[max(bisect_right(self.times_s, time_s) - 1, 0)]
 
-    def next_change_s(self, time_s: float) -> float | None:
-        """Time of the first change after `time_s`, or None."""
-        index = bisect_right(self.times_s, time_s)
-        return self.times_s[index] if index < len(self.times_s) else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:

@@ -69,14 +69,12 @@ def common_span(runs: Sequence[NodeRun], group: Callable[[Node], int]) -> int:
     return span or offset
 
 
-def default_tiers(
-    classes: Mapping[str, Device], runs: Sequence[NodeRun], *, rails: int | None = None
-) -> tuple[Tier, ...]:
+def default_tiers(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> tuple[Tier, ...]:
     """Tiers of nodes with the fabrics of their devices and their network cards; mixed nodes get the weakest
     figures.
 
-    The network cards of a node are divided among `rails` separate networks (default: one per card). There is
-    at least one tier, and the last spans all devices.
+    Each network card of a node is on a network of its own. There is at least one tier, and the last spans all
+    devices.
     """
     devices = sum(node.devices * count for node, count in runs)
     inner = common_span(
@@ -90,7 +88,7 @@ def default_tiers(
     if inner < whole and _has_bridges(classes, runs):
         tiers.append(_host_tier(classes, runs, min(whole, devices)))
     if not tiers or tiers[-1].span < devices:
-        tiers.append(_network_tier(classes, runs, devices, rails))
+        tiers.append(_network_tier(classes, runs, devices))
     return tuple(tiers)
 
 
@@ -136,10 +134,8 @@ def _host_tier(classes: Mapping[str, Device], runs: Sequence[NodeRun], span: int
     return Tier(name="host links", span=span, bytes_per_s=rate, flow_bytes_per_s=rate, latency_s=latency)
 
 
-def _network_tier(
-    classes: Mapping[str, Device], runs: Sequence[NodeRun], span: int, rails: int | None
-) -> Tier:
-    figures = network_figures([node for node, _ in runs], rails=rails)
+def _network_tier(classes: Mapping[str, Device], runs: Sequence[NodeRun], span: int) -> Tier:
+    figures = network_figures([node for node, _ in runs])
     kinds = tuple(_devices_of(classes, runs))
     return Tier(
         name=" / ".join(dict.fromkeys(device.scale_out_name.split()[0] for device in kinds)),
@@ -257,12 +253,3 @@ def group_members(tiers: Sequence[Tier], stride: npt.ArrayLike, size: npt.ArrayL
         least = np.maximum(least, inside)
         members.append(least)
     return tuple(members)
-
-
-def group_members_of(tiers: Sequence[Tier], ranks: Sequence[int]) -> tuple[int, ...]:
-    """The largest number of `ranks` in one group of each tier, innermost first; for arbitrary groups."""
-    last = len(tiers) - 1
-    return tuple(
-        len(ranks) if index == last else max(Counter(rank // tier.span for rank in ranks).values())
-        for index, tier in enumerate(tiers)
-    )

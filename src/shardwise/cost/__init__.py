@@ -56,6 +56,7 @@ from shardwise.cost.problem import Index, Problem, bind, distinct_rows, has_fuse
 from shardwise.cost.recipe import OPTIMIZERS, RECIPES, find_recipe
 from shardwise.cost.single_stage import (
     NodeSlot,
+    StageBytes,
     StageCosts,
     StageKinds,
     StageShape,
@@ -66,6 +67,7 @@ from shardwise.cost.single_stage import (
     stage_kinds_of,
 )
 from shardwise.cost.stacking import ProblemShapes
+from shardwise.cost.stage_formulas import StageEnds
 from shardwise.cost.times import StageTimes, stage_times, step_end
 from shardwise.cost.training import StepCounts, Training
 
@@ -89,7 +91,9 @@ __all__ = [
     "Problem",
     "ProblemShapes",
     "Split",
+    "StageBytes",
     "StageCosts",
+    "StageEnds",
     "StageKinds",
     "StageShape",
     "StageTimes",

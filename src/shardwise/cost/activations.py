@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.cost.problem import Problem
+from shardwise.cost.stage_formulas import peak_activation_bytes, phases_of, recompute_s, saved_bytes
 from shardwise.cost.stages import PartitionCosts, Sums
 from shardwise.equations import compute, memory
 
@@ -55,21 +56,19 @@ def activation_costs_of(
     problem: Problem, table: Any, partition: PartitionCosts, of_partition: Any
 ) -> ActivationCosts:
     """Costs of each row's recomputation and offload; row i of `table` has partition `of_partition[i]`."""
-    host_s, places = problem.profile.host_action_s, partition.places
     stage, in_flight = partition.stage.taken(of_partition), partition.in_flight[:, of_partition]
     per_stage = np.where(table.recompute == FULL, table.recompute_layers, 0)
-    layers = places.layers.sum(axis=0)[:, of_partition]
+    layers = partition.places.layers.sum(axis=0)[:, of_partition]
     share = memory.recomputed_share(per_stage, layers)
     is_selective = table.recompute == SELECTIVE
-    recompute_s = np.where(is_selective, stage.selective_s, share * stage.full_s)
-    one = np.where(
-        is_selective,
-        stage.selective_bytes,
-        memory.saved_activation_bytes(stage.saved_bytes, stage.input_bytes, share),
-    )
+    again_s = recompute_s(stage, is_selective, share)
+    one = saved_bytes(stage, is_selective, share)
     out_s, in_s = offload_s(problem, table, one, stage)
-    forward_s = stage.forward_s + host_s + partition.blocked_on_s[:, of_partition] + out_s
-    input_s = stage.input_s + host_s + partition.blocked_back_s[:, of_partition] + recompute_s + in_s
+    blocked_on_s, blocked_back_s = (
+        each_s[:, of_partition] for each_s in (partition.blocked_on_s, partition.blocked_back_s)
+    )
+    added_s = blocked_on_s + out_s, blocked_back_s + in_s
+    phases = phases_of(stage, problem.profile.host_action_s, again_s, added_s)
     layer_saved, layer_input = (
         partition.layer_saved_bytes[of_partition],
         partition.layer_input_bytes[of_partition],
@@ -82,24 +81,24 @@ def activation_costs_of(
         outstanding,
     )
     pending_weights = partition.pending_weights[:, of_partition]
+    contended = partition.contended.taken(of_partition)
     layer_recomputed = np.where(table.recompute == FULL, layer_saved - layer_input, 0.0)
     return ActivationCosts(
-        forward_s=forward_s,
-        input_s=input_s,
-        weight_s=stage.weight_s,
-        recompute_s=recompute_s,
+        forward_s=phases.forward_s,
+        input_s=phases.input_s,
+        weight_s=phases.weight_s,
+        recompute_s=again_s,
         offload_s=out_s + in_s,
-        forward_contended_s=partition.contended.forward_s[:, of_partition],
-        input_contended_s=partition.contended.input_s[:, of_partition]
-        + share * partition.contended.recompute_s[:, of_partition],
+        forward_contended_s=contended.forward_s,
+        input_contended_s=contended.backward_s(share),
         stage_bytes=one,
         in_flight_bytes=on_device,
-        device_bytes=on_device
-        # A backward of the inputs recomputes tensors that stay until the backward of the weights. Otherwise a
-        # layer's recomputed tensors are freed before those of the next layer.
-        + np.maximum(pending_weights * (stage.saved_bytes - one), layer_recomputed)
-        # The gradients of products' outputs wait likewise.
-        + pending_weights * stage.output_bytes,
+        device_bytes=peak_activation_bytes(
+            on_device,
+            layer_recomputed,
+            pending_weights * (stage.saved_bytes - one),
+            pending_weights * stage.output_bytes,
+        ),
         host_bytes=np.where(moves, outstanding, 0.0),
     )
 

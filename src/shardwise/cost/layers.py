@@ -19,6 +19,7 @@ from shardwise.cost.collectives import (
     CollectiveModel,
     HopTimes,
     ProcessGroups,
+    Sizes,
     collective_model_of,
     contends,
     groups_of,
@@ -124,6 +125,13 @@ class Temporaries:
     head: Any
     reduced_layer: Any
     reduced_head: Any
+
+    def on_stages(self, has_head: Any, rows: Any = slice(None)) -> tuple[Any, Any]:
+        """(Temporaries, the same with the reduction) of stages in these rows; `has_head` is 1 or 0."""
+        return (
+            np.maximum(self.layer[rows], has_head * self.head[rows]),
+            np.maximum(self.reduced_layer[rows], has_head * self.reduced_head[rows]),
+        )
 
 
 def temporaries_of(
@@ -348,27 +356,36 @@ def _all_compute_s(work: BlockCost) -> Any:
 def _tied_ends_s(
     problem: Problem, fabric: CollectiveModel, groups: ProcessGroups, embedding: BlockCost
 ) -> Any:
-    """Seconds of the all-reduce of a tied embedding's two gradients.
+    is_tied = 1.0 if problem.model.tied_embeddings else 0.0
+    tier, senders = groups.stages.wraparound_tier, groups.stages.wraparound_senders
+    return is_tied * tied_ends_s(problem, fabric, embedding.dense_weights, tier, senders)
+
+
+def tied_ends_s(problem: Problem, fabric: CollectiveModel, elements: Any, tier: Any, senders: Any) -> Any:
+    """Seconds of the all-reduce of two gradients of `elements` weights at the ends of a pipeline.
 
     Each end sends one half to the other, then the half that it has reduced, in both directions at once.
     """
-    tied_bytes = embedding.dense_weights * problem.recipe.gradient_bytes
-    is_tied = 1.0 if problem.model.tied_embeddings else 0.0
-    tier, senders = groups.stages.wraparound_tier, groups.stages.wraparound_senders
-    return is_tied * 2.0 * fabric.send_s(tied_bytes / 2.0, tier, senders)
+    return 2.0 * fabric.send_s(elements * problem.recipe.gradient_bytes / 2.0, tier, senders)
 
 
 def _replicated_s(
     problem: Problem, table: Any, fabric: CollectiveModel, groups: ProcessGroups, kinds: Sequence[BlockCost]
 ) -> Any:
-    """Seconds of the all-reduce of norm gradients under sequence parallelism.
-
-    Every tp rank has the norms whole but only a part of the tokens.
-    """
     counts = [problem.patterns.count(k) / table.pp for k in range(len(kinds))]
     elements = sum(kind.replicated_weights * count for kind, count in zip(kinds, counts, strict=True))
-    reduced_s = fabric.all_reduce_s(elements * problem.recipe.gradient_bytes, groups.tensor)
-    return np.where(table.sequence_parallel == 1, reduced_s, 0.0)
+    return replicated_s(problem, fabric, elements, groups.tensor, table.sequence_parallel == 1)
+
+
+def replicated_s(
+    problem: Problem, fabric: CollectiveModel, elements: Any, tensor: Sizes, is_sequence_parallel: Any
+) -> Any:
+    """Seconds of the all-reduce of norm gradients under sequence parallelism.
+
+    Every tp rank has the norms whole (`elements` weights on its stage) but only a part of the tokens.
+    """
+    reduced_s = fabric.all_reduce_s(elements * problem.recipe.gradient_bytes, tensor)
+    return np.where(is_sequence_parallel, reduced_s, 0.0)
 
 
 def block_cost(

@@ -16,8 +16,15 @@ from shardwise.cost.activations import BOTH, OPTIMIZER
 from shardwise.cost.estimate import TableCosts, costs_of_peak_stages
 from shardwise.cost.layers import has_single_backward
 from shardwise.cost.problem import Problem
-from shardwise.cost.times import ends_of_step, step_end
-from shardwise.equations import memory
+from shardwise.cost.stage_formulas import (
+    BOUNDARY_BUFFERS,
+    allocated_bytes,
+    boundary_bytes,
+    communicators,
+    device_bytes,
+    outside_tensors,
+)
+from shardwise.cost.times import ends_of_step, phases_at, step_end
 
 # Single backward pass
 
@@ -87,9 +94,6 @@ def single_backward_bytes(problem: Problem, table: Any, costs: TableCosts) -> Si
 
 # Parts of the memory of a rank
 
-BOUNDARY_BUFFERS = 4.0
-"""Number of receive and send buffers of a pipeline stage: one each, in both directions."""
-
 MEMORY_PARTS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "temporaries", "buffers",
     "fragmentation", "communicators", "context",
@@ -115,9 +119,9 @@ class RankBytes:
     @property
     def allocated(self) -> Any:
         """Bytes in tensors."""
-        return (
-            self.parameters + self.gradients + self.optimizer + self.gathered + self.activations
-            + self.temporaries + self.buffers
+        return allocated_bytes(
+            self.parameters, self.gradients, self.optimizer, self.gathered, self.activations,
+            self.temporaries, self.buffers,
         )  # fmt: skip
 
     @property
@@ -148,18 +152,15 @@ def rank_bytes(problem: Problem, table: Any, costs: TableCosts) -> RankBytes:
         "gathered": shards.gathered_bytes[of_shards] + zero,
         "activations": activations + zero,
         "temporaries": partition.temporary_bytes[:, of_partition] + zero,
-        "buffers": boundary_bytes(problem, table, partition.boundary_bytes[of_partition]) + zero,
+        "buffers": buffer_bytes(problem, table, partition.boundary_bytes[of_partition]) + zero,
     }
     backward = single_backward_bytes(problem, table, costs)
     for name in ("parameters", "gradients", "activations", "temporaries"):
         parts[name][:, backward.rows] = getattr(backward, name)
-    allocated = sum(parts.values())
-    efficiency = problem.efficiency
+    allocated = allocated_bytes(**parts)
+    fragmentation, opened, context = outside_tensors(problem.efficiency, allocated, communicators_of(table))
     return RankBytes(
-        **parts,
-        fragmentation=memory.reserved_bytes(allocated, efficiency.fragmentation_ratio) - allocated,
-        communicators=communicators(table) * efficiency.communicator_bytes + zero,
-        context=efficiency.context_bytes + zero,
+        **parts, fragmentation=fragmentation, communicators=opened + zero, context=context + zero
     )
 
 
@@ -181,13 +182,8 @@ def peak_bytes(problem: Problem, table: Any, costs: TableCosts) -> Any:
     of_rows = of_resident[backward.rows], costs.of_shards[backward.rows]
     replaced = shards.parameter_bytes[0][of_rows[1]] + shards.gradient_bytes[0][of_rows[1]]
     allocated[backward.rows] = resident[0][of_rows[0]] - replaced + backward.total
-    allocated += boundary_bytes(problem, table, partition.boundary_bytes[costs.of_partition])
-    efficiency = problem.efficiency
-    return (
-        memory.reserved_bytes(allocated, efficiency.fragmentation_ratio)
-        + communicators(table) * efficiency.communicator_bytes
-        + efficiency.context_bytes
-    )
+    allocated += buffer_bytes(problem, table, partition.boundary_bytes[costs.of_partition])
+    return device_bytes(problem.efficiency, allocated, communicators_of(table))
 
 
 def host_bytes(table: Any, costs: TableCosts) -> Any:
@@ -207,21 +203,18 @@ def _owns_states(table: Any) -> Any:
     return (table.offload != OPTIMIZER) & (table.offload != BOTH)
 
 
-def boundary_bytes(problem: Problem, table: Any, hop_bytes: Any) -> Any:
+def buffer_bytes(problem: Problem, table: Any, hop_bytes: Any) -> Any:
     """Buffers for sends between stages; 0 without a pipeline."""
     buffers: Any = BOUNDARY_BUFFERS
     if problem.profile.buffers_all_microbatches:
         microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
         buffers = np.maximum(2.0 * microbatches * table.tp, BOUNDARY_BUFFERS)
-    return np.where(table.pp > 1, buffers, 0.0) * hop_bytes
+    return boundary_bytes(table.pp > 1, hop_bytes, buffers)
 
 
-def communicators(table: Any) -> Any:
-    """Communicators that a rank opens: one for the world, one per axis in use."""
-    return (
-        1.0 + 1.0 * (table.tp > 1) + 1.0 * (table.cp > 1) + 1.0 * (table.pp > 1) + 1.0 * (table.dp > 1)
-        + 1.0 * (table.ep > 1)
-    )  # fmt: skip
+def communicators_of(table: Any) -> Any:
+    """Communicators that a rank opens."""
+    return communicators(table.tp, table.cp, table.pp, table.dp, table.ep)
 
 
 # Peaks, and seconds outside of the schedule
@@ -261,10 +254,5 @@ def _outside_s(problem: Problem, costs: TableCosts) -> Any:
     """Gathering before the first stage's first forward, and reduction after its last backward if that ends
     all paths.
     """
-    activation_costs, shards = costs.activation_costs, costs.shards
-    of_activations, of_shards = costs.of_activations, costs.of_shards
-    forward_s = activation_costs.forward_s[0][of_activations] + shards.forward_gather_s[0][of_shards]
-    input_s = activation_costs.input_s[0][of_activations] + shards.backward_gather_s[0][of_shards]
-    weight_s = activation_costs.weight_s[0][of_activations] + shards.reduce_scatter_s[0][of_shards]
-    before_s, after_s = ends_of_step(problem, costs, forward_s[None], input_s[None], weight_s[None], FIRST)
+    before_s, after_s = ends_of_step(problem, costs, phases_at(costs, FIRST), FIRST).exposed_s
     return before_s[0] + np.where(costs.partition.is_split[costs.of_partition], 0.0, after_s[0])

@@ -1,8 +1,8 @@
 """Costs of single stages: given layers on devices of one kind, whatever the other stages are.
 
 `stage_kinds_of` estimates the kinds of stages of one pool, `stage_costs` the stages of uneven plans. A
-uniform strategy is estimated as a whole (`cost.estimate`). Both use the same costs of layers, collectives and
-memory, so that a stage of a uniform strategy costs the same here.
+uniform strategy is estimated as a whole (`cost.estimate`). Both use the same costs of layers and collectives
+and the same formulas (`cost.stage_formulas`), so that a stage of a uniform strategy costs the same here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,31 @@ import numpy as np
 
 from shardwise.cluster import Tier
 from shardwise.cost.collectives import CollectiveModel, Sizes, collective_model_of, contends
-from shardwise.cost.layers import Contention, GridCost, grid_cost
-from shardwise.cost.memory import BOUNDARY_BUFFERS
+from shardwise.cost.layers import Contention, GridCost, grid_cost, replicated_s, tied_ends_s
 from shardwise.cost.problem import Problem
 from shardwise.cost.sharding import device_update_s, norm_s, own_bytes
+from shardwise.cost.stage_formulas import (
+    Phases,
+    StageEnds,
+    allocated_bytes,
+    boundary_bytes,
+    communicators,
+    device_bytes,
+    peak_activation_bytes,
+    phases_of,
+    recompute_s,
+    saved_bytes,
+)
 from shardwise.cost.stages import Contended, Sums, block_columns, contended_columns, over_places
-from shardwise.equations import memory, pipeline
+from shardwise.cost.times import StepEnd
+from shardwise.equations import memory
 from shardwise.strategy import RECOMPUTES, StrategyTable, complete
+
+IS_SELECTIVE = np.array([way == "selective" for way in RECOMPUTES])[:, None, None, None]
+"""For each value of RECOMPUTES, whether it is selective; a leading axis of the costs."""
+
+FULL_SHARE = np.array([1.0 * (way == "full") for way in RECOMPUTES])[:, None, None, None]
+"""For each value of RECOMPUTES, the share of a stage's layers that are recomputed in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +76,13 @@ class NodeSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
-    """Costs of every shape on every kind of stage, in seconds and in bytes per device.
+    """Seconds of every shape on every kind of stage.
 
     `forward_s` and `backward_s` are per micro-batch. `gather_s` is exposed gathering before the first
     forward, `reduce_s` exposed reduction after the last backward, `end_s` the end of the step.
-    `allocated_bytes` are in tensors, `device_bytes` are all bytes on the device.
 
     All but `forward_s` have a leading axis over numbers of replicas, of length 1 in `backward_s`.
-    `backward_s`, `reduce_s` and the bytes have another axis before it, one entry per value of RECOMPUTES.
+    `backward_s` and `reduce_s` have another axis before it, one entry per value of RECOMPUTES.
     """
 
     forward_s: Any
@@ -73,8 +90,17 @@ class StageCosts:
     gather_s: Any
     reduce_s: Any
     end_s: Any
-    allocated_bytes: Any
-    device_bytes: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Bytes per device of every shape on every kind of stage: in tensors, and all bytes on the device.
+
+    Both have two leading axes: one entry per value of RECOMPUTES, then numbers of replicas.
+    """
+
+    allocated: Any
+    device: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,41 +182,46 @@ def stage_costs_by_slot(kinds: StageKinds, shape: StageShape, slots: Sequence[No
     """
     profile = kinds.problem.profile
     sums, tied, weights, replicas = _stage_sums(kinds, shape)
+    again_s = recompute_s(sums, IS_SELECTIVE, FULL_SHARE)
+    phases = phases_of(sums, profile.host_action_s, again_s)
+    gradients = cache(lambda stages_per_node: _gradients_s(kinds, shape, weights, phases, stages_per_node))
+    end = _step_end(kinds, shape, weights / replicas)
     is_alone = shape.is_first * shape.is_last
-    forward_s = sums.forward_s + profile.host_action_s
-    backward_s = sums.input_s + sums.weight_s + profile.host_action_s
-    backward_s = backward_s + np.array([0.0 * sums.full_s, sums.selective_s, sums.full_s])[:, None]
-    allocated, device_bytes = stage_bytes(kinds, shape)
-    gradients = cache(
-        lambda stages_per_node: _gradients_s(kinds, shape, weights, forward_s, backward_s, stages_per_node)
-    )
-    update_s = _end_s(kinds, shape, weights / replicas)
     tied = tied * (shape.is_first + shape.is_last - 2 * is_alone)
     found = []
     for slot in slots:
         gather_s, reduce_s = gradients(slot.stages_per_node)
         found.append(
             StageCosts(
-                forward_s=forward_s,
-                backward_s=backward_s,
+                forward_s=phases.forward_s,
+                backward_s=phases.backward_s,
                 gather_s=gather_s,
                 reduce_s=reduce_s,
-                end_s=update_s + _tied_s(kinds, tied, slot),
-                allocated_bytes=allocated,
-                device_bytes=device_bytes,
+                end_s=end.total_s + _tied_s(kinds, tied, slot),
             )
         )
     return found
 
 
-def stage_bytes(kinds: StageKinds, shape: StageShape) -> tuple[Any, Any]:
-    """Bytes per device of stages: (in tensors, on the device), as in `StageCosts`.
-
-    Of the costs only these depend on `in_flight`.
-    """
+def stage_bytes(kinds: StageKinds, shape: StageShape) -> StageBytes:
+    """Bytes per device of stages of these shapes; of all costs only these depend on `in_flight`."""
+    problem, grid, recipe = kinds.problem, kinds.grid, kinds.problem.recipe
     sums, _, weights, replicas = _stage_sums(kinds, shape)
-    allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
-    return allocated, _device_bytes(kinds, shape, allocated, replicas)
+    is_piped, layer = 1 - shape.is_first * shape.is_last, grid.kinds[0]
+    allocated = allocated_bytes(
+        parameters=memory.sharded_bytes(weights, recipe.weight_bytes, 1),
+        gradients=memory.sharded_bytes(weights, recipe.gradient_bytes, 1),
+        optimizer=memory.sharded_bytes(weights, own_bytes(problem, 1, replicas), replicas),
+        gathered=0.0,
+        activations=peak_activation_bytes(
+            shape.in_flight * saved_bytes(sums, IS_SELECTIVE, FULL_SHARE),
+            FULL_SHARE * (layer.saved_bytes - layer.input_bytes),
+        ),
+        temporaries=grid.temporaries.on_stages(shape.is_last)[0],
+        buffers=boundary_bytes(is_piped, grid.hop_bytes),
+    )
+    opened = communicators(kinds.tp, 1 + is_piped, replicas)
+    return StageBytes(allocated, device_bytes(problem.efficiency, allocated, opened))
 
 
 def _stage_sums(kinds: StageKinds, shape: StageShape) -> tuple[Sums, Any, Any, Any]:
@@ -202,25 +233,24 @@ def _stage_sums(kinds: StageKinds, shape: StageShape) -> tuple[Sums, Any, Any, A
 
 
 def _gradients_s(
-    kinds: StageKinds, shape: StageShape, weights: Any, forward_s: Any, backward_s: Any, stages_per_node: int
+    kinds: StageKinds, shape: StageShape, weights: Any, phases: Phases, stages_per_node: int
 ) -> tuple[Any, Any]:
     """(Exposed gathering before the first forward, exposed reduction after the last backward)."""
     problem, recipe = kinds.problem, kinds.problem.recipe
     pipelines = np.asarray(shape.replicas)[:, None, None]
     sizes = _sizes(kinds, pipelines * kinds.dp, np.minimum(shape.groups, pipelines), stages_per_node)
-    gathering_s = kinds.fabric.all_gather_s(weights * recipe.weight_bytes, sizes)
-    reduction_s = kinds.fabric.reduce_scatter_s(weights * recipe.gradient_bytes, sizes)
-    buckets, overlap = np.maximum(shape.layers, 1), problem.profile.state_overlap
     layers = np.asarray(shape.layers)[None]
-    sent = Contended(*over_places(kinds.contended, layers, shape.is_first, shape.is_last))
-    shares_cards = 1.0 * contends(problem.tiers, kinds.grid.groups.tensor, sizes)
-    there_s = forward_s - shares_cards * sent.forward_s
-    recompute_s = np.array([0.0 * sent.recompute_s, 0.0 * sent.recompute_s, sent.recompute_s])[:, None]
-    back_s = backward_s - shares_cards * (sent.input_s + recompute_s)
-    return (
-        pipeline.gathering_before_forward_s(gathering_s, there_s, buckets, overlap),
-        pipeline.reduction_after_backward_s(reduction_s, back_s, buckets, overlap),
+    contended = Contended(*over_places(kinds.contended, layers, shape.is_first, shape.is_last))
+    shares_links = 1.0 * contends(problem.tiers, kinds.grid.groups.tensor, sizes)
+    ends = StageEnds(
+        kinds.fabric.all_gather_s(weights * recipe.weight_bytes, sizes),
+        kinds.fabric.reduce_scatter_s(weights * recipe.gradient_bytes, sizes),
+        phases.forward_s - shares_links * contended.forward_s,
+        phases.backward_s - shares_links * contended.backward_s(FULL_SHARE),
+        shape.layers,
+        problem.profile.state_overlap,
     )
+    return ends.exposed_s
 
 
 def _sizes(kinds: StageKinds, replicas: Any, groups: Any, stages_per_node: int) -> Sizes:
@@ -243,17 +273,19 @@ def _sizes(kinds: StageKinds, replicas: Any, groups: Any, stages_per_node: int) 
     return (*sizes, -(-replicas // below))
 
 
-def _end_s(kinds: StageKinds, shape: StageShape, owned: Any) -> Any:
-    """Norm and clipping, replicated weights, optimizer and host, after the gradients are reduced.
+def _step_end(kinds: StageKinds, shape: StageShape, owned: Any) -> StepEnd:
+    """The end of the step except for tied embeddings, after the gradients are reduced.
 
     The norm is an all-reduce over all devices of the problem's outermost tier.
     """
     problem, fabric = kinds.problem, kinds.fabric
-    gradient_bytes = problem.recipe.gradient_bytes
-    clipped_s = norm_s(problem, fabric, owned, problem.tiers[-1].span)
-    replicated = kinds.grid.kinds[0].replicated_weights * shape.layers * gradient_bytes
-    replicated_s = np.where(kinds.tp > 1, fabric.all_reduce_s(replicated, kinds.grid.groups.tensor), 0.0)
-    return clipped_s + replicated_s + device_update_s(problem, owned) + problem.profile.host_step_s
+    replicated = kinds.grid.kinds[0].replicated_weights * shape.layers
+    return StepEnd(
+        norm_s=norm_s(problem, fabric, owned, problem.tiers[-1].span),
+        tied_s=replicated_s(problem, fabric, replicated, kinds.grid.groups.tensor, kinds.tp > 1),
+        optimizer_s=device_update_s(problem, owned),
+        host_s=problem.profile.host_step_s,
+    )
 
 
 def _tied_s(kinds: StageKinds, tied: Any, slot: NodeSlot) -> Any:
@@ -264,9 +296,9 @@ def _tied_s(kinds: StageKinds, tied: Any, slot: NodeSlot) -> Any:
     """
     index, within = _where_ends_meet(kinds.problem.tiers, slot)
     senders = kinds.tp * kinds.dp if slot.is_whole else np.array(slot.devices // slot.stages_per_node)
-    nbytes = tied * kinds.problem.recipe.gradient_bytes / 2.0
-    tier = np.full(np.shape(nbytes), index)
-    return np.where(tied > 0, 2.0 * kinds.fabric.send_s(nbytes, tier, np.minimum(senders, within)), 0.0)
+    tier = np.full(np.shape(tied), index)
+    both_s = tied_ends_s(kinds.problem, kinds.fabric, tied, tier, np.minimum(senders, within))
+    return np.where(tied > 0, both_s, 0.0)
 
 
 def _where_ends_meet(tiers: Sequence[Tier], slot: NodeSlot) -> tuple[int, int]:
@@ -275,35 +307,3 @@ def _where_ends_meet(tiers: Sequence[Tier], slot: NodeSlot) -> tuple[int, int]:
     if slot.is_whole:
         meeting = max((tier for tier, one in enumerate(tiers) if one.span <= slot.devices), default=meeting)
     return meeting, tiers[meeting - 1].span if meeting else 1
-
-
-def _allocated_bytes(kinds: StageKinds, shape: StageShape, sums: Sums, weights: Any, replicas: Any) -> Any:
-    """Bytes in tensors on a device of the stage at the peak, for each value of RECOMPUTES."""
-    problem, grid, recipe = kinds.problem, kinds.grid, kinds.problem.recipe
-    state_bytes = own_bytes(problem, 1, replicas)
-    weight_state_bytes = weights * (recipe.weight_bytes + recipe.gradient_bytes + state_bytes / replicas)
-    one = np.array([sums.saved_bytes, sums.selective_bytes, sums.input_bytes])[:, None]
-    layer = grid.kinds[0]
-    recomputed = np.zeros((len(RECOMPUTES), *[1] * (one.ndim - 1)))
-    recomputed[RECOMPUTES.index("full")] = 1.0
-    activations = shape.in_flight * one + recomputed * (layer.saved_bytes - layer.input_bytes)
-    temporaries = np.maximum(grid.temporaries.layer, shape.is_last * grid.temporaries.head)
-    return (
-        weight_state_bytes + activations + temporaries + _is_piped(shape) * BOUNDARY_BUFFERS * grid.hop_bytes
-    )
-
-
-def _device_bytes(kinds: StageKinds, shape: StageShape, allocated: Any, replicas: Any) -> Any:
-    """The same plus allocator fragmentation, communicators and context."""
-    efficiency = kinds.problem.efficiency
-    opened = 1.0 + (kinds.tp > 1) + _is_piped(shape) + (replicas > 1)
-    return (
-        memory.reserved_bytes(allocated, efficiency.fragmentation_ratio)
-        + opened * efficiency.communicator_bytes
-        + efficiency.context_bytes
-    )
-
-
-def _is_piped(shape: StageShape) -> Any:
-    """1 where the stage has neighbours, else 0."""
-    return 1 - shape.is_first * shape.is_last

@@ -197,6 +197,14 @@ class Contended:
     input_s: Any
     recompute_s: Any
 
+    def backward_s(self, share: Any) -> Any:
+        """In a backward pass that recomputes this share of the layers' work in full."""
+        return self.input_s + share * self.recompute_s
+
+    def taken(self, rows: Any) -> Contended:
+        """The seconds of these rows."""
+        return Contended(self.forward_s[:, rows], self.input_s[:, rows], self.recompute_s[:, rows])
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionCosts:
@@ -247,13 +255,7 @@ def partition_costs_of(
     # In other schedules the loss of a micro-batch is freed before the next one reaches the head.
     saves_losses = places.has_head * (is_split | (table.schedule == GPIPE))
     losses_bytes = saves_losses * (flying - 1) * grid.head.logits_bytes[of_grid]
-    temporary_bytes, reduced_bytes = (
-        np.maximum(layer[of_grid], places.has_head * head[of_grid])
-        for layer, head in (
-            (grid.temporaries.layer, grid.temporaries.head),
-            (grid.temporaries.reduced_layer, grid.temporaries.reduced_head),
-        )
-    )
+    temporary_bytes, reduced_bytes = grid.temporaries.on_stages(places.has_head, of_grid)
     are_ends_apart = (table.pp > 1) & ~IS_V[table.schedule]
     is_tied = 1.0 if problem.model.tied_embeddings else 0.0
     copied = np.where(are_ends_apart, is_tied * grid.embedding.dense_weights[of_grid], 0.0)

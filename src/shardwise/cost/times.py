@@ -13,7 +13,7 @@ import numpy as np
 from shardwise.cost.activations import BOTH, OPTIMIZER
 from shardwise.cost.estimate import TableCosts
 from shardwise.cost.problem import Problem
-from shardwise.equations import pipeline
+from shardwise.cost.stage_formulas import Phases, StageEnds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StageTimes:
     whole backward. `gather_s` is the exposed gathering of parameters before the first forward, `reduce_s` the
     exposed gradient reduction after the last backward. `recompute_s`, `shard_s` and `offload_s` are parts of
     the phases, listed for the breakdown. `hop_s` is the send from a place's stage to the next, as far as it
-    overlaps.
+    overlaps. `ends` has gathering and reduction before any overlap.
     """
 
     forward_s: Any
@@ -37,55 +37,67 @@ class StageTimes:
     shard_s: Any
     offload_s: Any
     hop_s: Any
+    ends: StageEnds
 
 
 def stage_times(problem: Problem, table: Any, costs: TableCosts) -> StageTimes:
     """Times of every place of every row; `costs` are those of `costs_of_all_stages`."""
     activation_costs, shards = costs.activation_costs, costs.shards
     of_activations, of_shards, of_partition = costs.of_activations, costs.of_shards, costs.of_partition
-    there_s, back_s = shards.forward_gather_s[:, of_shards], shards.backward_gather_s[:, of_shards]
-    reduce_scatter_s = shards.reduce_scatter_s[:, of_shards]
-    forward_s = activation_costs.forward_s[:, of_activations] + there_s
-    input_s = activation_costs.input_s[:, of_activations] + back_s
-    weight_s = activation_costs.weight_s[:, of_activations] + reduce_scatter_s
-    ends = ends_of_step(problem, costs, forward_s, input_s, weight_s, slice(None))
+    phases = phases_at(costs, slice(None))
+    ends = ends_of_step(problem, costs, phases, slice(None))
+    gather_s, reduce_s = ends.exposed_s
+    traffic_s = shards.forward_gather_s + shards.backward_gather_s + shards.reduce_scatter_s
     return StageTimes(
-        forward_s=forward_s,
-        backward_s=input_s + weight_s,
-        backward_input_s=input_s,
-        backward_weight_s=weight_s + problem.profile.host_action_s,
-        gather_s=ends[0],
-        reduce_s=ends[1],
+        forward_s=phases.forward_s,
+        backward_s=phases.backward_s,
+        backward_input_s=phases.input_s,
+        backward_weight_s=phases.weight_s + problem.profile.host_action_s,
+        gather_s=gather_s,
+        reduce_s=reduce_s,
         recompute_s=activation_costs.recompute_s[:, of_activations],
-        shard_s=there_s + back_s + reduce_scatter_s,
+        shard_s=traffic_s[:, of_shards],
         offload_s=activation_costs.offload_s[:, of_activations] + 0.0 * of_partition,
         hop_s=costs.partition.hop_s[:, of_partition],
+        ends=ends,
     )
 
 
-def ends_of_step(
-    problem: Problem, costs: TableCosts, forward_s: Any, input_s: Any, weight_s: Any, places: slice
-) -> tuple[Any, Any]:
-    """Exposed gathering before the first forward and exposed reduction after the last backward, at `places`.
+def phases_at(costs: TableCosts, places: slice) -> Phases:
+    """The phases of one micro-batch at `places`, with the exposed traffic of sharding."""
+    activation_costs, shards = costs.activation_costs, costs.shards
+    both = (
+        (activation_costs.forward_s, shards.forward_gather_s),
+        (activation_costs.input_s, shards.backward_gather_s),
+        (activation_costs.weight_s, shards.reduce_scatter_s),
+    )
+    return Phases(
+        *(
+            own_s[places][:, costs.of_activations] + added_s[places][:, costs.of_shards]
+            for own_s, added_s in both
+        )
+    )
 
-    The times of the phases are those at these places. In split schedules the last action is the weight
-    gradient. Neither overlaps with collectives that use the same network cards.
+
+def ends_of_step(problem: Problem, costs: TableCosts, phases: Phases, places: slice) -> StageEnds:
+    """Gathering before the first forward and reduction after the last backward, at `places`.
+
+    `phases` are those at these places. In split schedules the last action is the weight gradient. Neither
+    overlaps with collectives that use the same network cards.
     """
     partition, of_partition = costs.partition, costs.of_partition
-    buckets = np.maximum(partition.places.layers.sum(axis=0), 1)[places][:, of_partition]
-    contended_s, input_contended_s = (
+    layers = partition.places.layers.sum(axis=0)[places][:, of_partition]
+    contended_s, backward_contended_s = (
         each[places][:, costs.of_activations]
         for each in (costs.activation_costs.forward_contended_s, costs.activation_costs.input_contended_s)
     )
-    last_s = np.where(partition.is_split[of_partition], weight_s, input_s + weight_s - input_contended_s)
+    is_split, backward_s = partition.is_split[of_partition], phases.backward_s - backward_contended_s
+    last_s = np.where(is_split, phases.weight_s, backward_s)
     profile, shares_states = problem.profile, costs.shards.shares_states[costs.of_shards]
     overlap = np.where(shares_states, profile.state_overlap, profile.data_overlap)
     gathering_s = costs.shards.gathering_s[:, costs.of_shards]
     reduction_s = costs.shards.reduction_s[:, costs.of_shards]
-    return (
-        pipeline.gathering_before_forward_s(gathering_s, forward_s - contended_s, buckets, overlap),
-        pipeline.reduction_after_backward_s(reduction_s, last_s, buckets, overlap),
-    )
+    return StageEnds(gathering_s, reduction_s, phases.forward_s - contended_s, last_s, layers, overlap)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,6 @@ def link_times(
     *,
     repeats: int,
     sizes: Sequence[int] = LINK_SIZES,
-    kinds: Sequence[Collective] = COLLECTIVES,
 ) -> list[LinkSample]:
     """Measure each kind of collective within disjoint `groups` of equal size, in all groups at once.
 
@@ -63,7 +62,7 @@ def link_times(
     ranks = len(groups[0])
     samples = []
     with _own_group(groups) as own:
-        for kind in kinds:
+        for kind in COLLECTIVES:
             if kind == "message" and ranks % 2:
                 continue
             for nbytes in sizes:

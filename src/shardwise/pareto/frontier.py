@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.errors import InternalError
+from shardwise.ties import ROUNDING, first_largest
 
 
 def knee(points: npt.NDArray[Any]) -> int | None:
@@ -34,8 +35,8 @@ def knee(points: npt.NDArray[Any]) -> int | None:
     logs = np.log(np.asarray(points, dtype=np.float64))
     lowest, spread = logs.min(axis=0), np.ptp(logs, axis=0)
     below = 1.0 - ((logs - lowest) / spread).sum(axis=1)
-    place = int(np.argmax(below))
-    return place if below[place] > 1e-12 and 0 < place < len(points) - 1 else None
+    place = int(first_largest(below))
+    return place if below[place] > ROUNDING and 0 < place < len(points) - 1 else None
 
 
 Points = npt.NDArray[np.float64]
@@ -246,7 +247,7 @@ def _representatives(frontier: Points, epsilon: float) -> Indices:
     if (frontier < 0.0).any():
         raise InternalError("a relative epsilon needs objectives that are not negative")
     # Slightly narrower than epsilon, so that rounding in the logarithm cannot widen a box beyond it.
-    width = np.log1p(epsilon) * (1.0 - 1e-9)
+    width = np.log1p(epsilon) * (1.0 - ROUNDING)
     with np.errstate(divide="ignore"):
         groups = np.floor(np.log(frontier) / width)
     _, first = np.unique(groups, axis=0, return_index=True)

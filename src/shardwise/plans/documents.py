@@ -28,8 +28,8 @@ EFFORT = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
 """Keys of a certificate about the effort of the search, which the plan hash leaves out."""
 
 PROVENANCE = frozenset(("assumptions", "provenance", "sources"))
-"""Keys in the cluster and the job, at any depth, whose values are text about the sources of figures; the plan
-hash leaves them out."""
+"""Keys in the clusters and the job, at any depth, whose values are text about the sources of figures; the
+plan hash leaves them out."""
 
 
 def result_document(result: Result) -> dict[str, object]:
@@ -116,8 +116,9 @@ def schedule_document(schedule: Schedule) -> dict[str, object]:
 
 
 def question_document(question: PlanQuestion) -> dict[str, object]:
-    """What was asked; the target is a key of the plan."""
-    return {
+    """What was asked; the target is a key of the plan. `cluster` is present only if the plan is on a part of
+    it."""
+    document: dict[str, object] = {
         "objective": question.objective,
         "space": question.space,
         "fixed": dict(question.fixed),
@@ -129,6 +130,9 @@ def question_document(question: PlanQuestion) -> dict[str, object]:
         "events": question.events,
         **({"tolerance": question.tolerance} if question.tolerance else {}),
     }
+    if question.cluster is not None:
+        document["cluster"] = cluster_record(question.cluster)
+    return document
 
 
 def plan_document(plan: Plan) -> dict[str, object]:
@@ -231,6 +235,8 @@ def document_hash(document: Mapping[str, object]) -> str:
         body["certificate"] = {key: value for key, value in certificate.items() if key not in EFFORT}
     for key in ("cluster", "job"):
         body[key] = _without_provenance(body.get(key))
+    if "question" in body:
+        body["question"] = _without_provenance(body["question"])
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, overload
 
 from shardwise.cluster import Cluster, Mesh, mesh_of
@@ -51,8 +51,9 @@ SPLIT_BACKWARDS = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """What was asked, except for model, cluster and job (which has the memory margin).
+    """What was asked, except for model and job (which has the memory margin).
 
+    `cluster` is the requested cluster, None if it is that of the plan.
     `fixed` restricts fields of the strategy to one value, `axes` to several. `target` is the software that
     the answer was restricted to (None: any). With `use_all` no device may stay idle. `stage_dp` and
     `mixed_stage_rows` are the limits of uneven plans. `epsilon` is the largest factor, less one, by which a
@@ -72,6 +73,11 @@ class PlanQuestion:
     epsilon: float = 0.0
     events: str | None = None
     tolerance: float = 0.0
+    cluster: Cluster | None = None
+
+    def of_part(self, part: Cluster, whole: Cluster | None) -> PlanQuestion:
+        """The question about the `whole` cluster (None: unknown) for a plan on a `part` of it."""
+        return replace(self, cluster=None if whole == part else whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +94,15 @@ class Plan:
     """A self-contained answer: what was asked, the layout with its prediction, and the certificate.
 
     `network` is the model, or the operator graph. `cluster` has the used devices only where `idle` names
-    others. `schedule` is the table of actions of a uniform strategy, None where it
-    is too long for a plan file. `certificate` is None where nothing was
-    searched: for an evaluated strategy, and for a point of a frontier. For the latter `epsilon` says how good
-    the frontier is: every layout is matched in step time and device bytes within a factor 1 + `epsilon` by
-    some point of it. `mixed` has the step times that a plan on a mixed cluster is compared with. `for_trace`
-    is set if the plan was chosen for a trace of events. `answer` is the whole answer of the search, with all
-    figures of the runners-up; a plan file does not have it. `optimum` is the fastest
-    strategy where another one within the tolerance is recommended, and the certificate is that of the
-    optimum. `targets` are the best strategies of targets, in the order in which they are recommended.
+    others; then `question` has the requested cluster. `schedule` is the table of actions of a uniform
+    strategy, None where it is too long for a plan file. `certificate` is None where nothing was searched: for
+    an evaluated strategy, and for a point of a frontier. For the latter `epsilon` says how good the frontier
+    is: every layout is matched in step time and device bytes within a factor 1 + `epsilon` by some point of
+    it. `mixed` has the step times that a plan on a mixed cluster is compared with. `for_trace` is set if the
+    plan was chosen for a trace of events. `answer` is the whole answer of the search, with all figures of the
+    runners-up; a plan file does not have it. `optimum` is the fastest strategy where another one within the
+    tolerance is recommended, and the certificate is that of the optimum. `targets` are the best strategies of
+    targets, in the order in which they are recommended.
     """
 
     network: Model | OpGraph
@@ -165,6 +171,12 @@ class Plan:
     def target(self) -> str | None:
         """The software that the plan is for; None for any."""
         return self.question.target
+
+    @property
+    def requested_cluster(self) -> Cluster:
+        """The cluster that was asked about: with the nodes that the plan leaves idle, where these are
+        known."""
+        return self.question.cluster or self.cluster
 
     @property
     def objective(self) -> str:
@@ -421,7 +433,7 @@ def plan_of(
         network=model,
         cluster=cluster,
         job=job,
-        question=question or PlanQuestion(objective=answer.objective),
+        question=(question or PlanQuestion(objective=answer.objective)).of_part(cluster, answer.whole),
         best=answer.best,
         schedule=schedule_of(answer.best),
         runners_up=tuple(

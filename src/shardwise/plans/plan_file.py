@@ -55,6 +55,7 @@ from shardwise.strategy import (
     profile_from_record,
     target_names,
 )
+from shardwise.ties import TIE
 
 MAX_PLAN_BYTES = 8 << 20
 """Largest size of a plan file in bytes. It contains the schedule and the cluster, so it may be larger than
@@ -67,9 +68,6 @@ SCHEDULES_OF_STAGES = ("1f1b",)
 """Schedules of the stages of an operator graph: those with one stage per pipeline rank."""
 
 MAX_PIPELINES = 1_000_000
-
-SUM_TOLERANCE = 1e-9
-"""Largest relative difference of a sum from its total."""
 
 
 def verified(document: Mapping[str, object], path: str) -> Mapping[str, object]:
@@ -149,7 +147,7 @@ def _plan(fields: Fields, path: str) -> Plan:
         network=network,
         cluster=cluster,
         job=_job(fields.mapping("job")),
-        question=_question(fields.mapping("question"), None if target == ANY else target),
+        question=_question(fields.mapping("question"), None if target == ANY else target, path),
         best=_result(fields.mapping("best"), network, cluster),
         schedule=_schedule(fields.mapping("schedule")) if fields.has("schedule") else None,
         runners_up=tuple(map(_runner_up, fields.mappings("runners_up", default=()))),
@@ -189,13 +187,13 @@ def _target_best(fields: Fields) -> TargetBest:
             target=target,
             strategy=_strategy(fields.mapping("strategy")) if fields.has("strategy") else None,
             step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
-            over_any=_number_or_none(fields, "over_any"),
+            over_any=fields.number("over_any", low=-1.0),
         )
     fields.finish()
     return found
 
 
-def _question(fields: Fields, target: str | None) -> PlanQuestion:
+def _question(fields: Fields, target: str | None, path: str) -> PlanQuestion:
     fixed, axes = fields.mapping("fixed"), fields.mapping("axes")
     question = PlanQuestion(
         objective=fields.choice("objective", OBJECTIVES),
@@ -209,6 +207,7 @@ def _question(fields: Fields, target: str | None) -> PlanQuestion:
         epsilon=fields.number("epsilon", high=1e6),
         events=fields.text("events", max_length=10_000) if fields.has("events") else None,
         tolerance=fields.number("tolerance", low=0.0, high=1.0) if fields.has("tolerance") else 0.0,
+        cluster=_cluster(fields, path, key="question.cluster") if fields.has("cluster") else None,
     )
     fields.finish()
     return question
@@ -272,17 +271,17 @@ def _model(fields: Fields) -> Model:
     return model
 
 
-def _cluster(fields: Fields, path: str) -> Cluster:
-    """The cluster of a plan file."""
+def _cluster(fields: Fields, path: str, key: str = "cluster") -> Cluster:
+    """The cluster of a plan file at `key`, below `fields`."""
     record = fields.any("cluster")
     if not isinstance(record, Mapping):
         raise fields.error(
             "cluster", "is not a mapping", found=short_repr(record), allowed="a cluster record"
         )
     try:
-        return cluster_from_record(record)
+        return cluster_from_record(record, key=key)
     except ConfigError as error:
-        raise error.within(file=path, key="cluster") from None
+        raise error.within(file=path) from None
 
 
 def _job(fields: Fields) -> Job:
@@ -614,6 +613,7 @@ def _schedule(fields: Fields) -> Schedule:
 def _check_consistent(plan: Plan, fields: Fields) -> None:
     """Raises ConfigError if the parts of the plan contradict each other."""
     check_for_trace(plan.for_trace, plan.cluster, fields.file)
+    _check_requested(plan, fields)
     best, certificate = plan.best, plan.certificate
     for name, parts, total in (
         ()
@@ -623,7 +623,7 @@ def _check_consistent(plan: Plan, fields: Fields) -> None:
             ("memory", best.memory, best.peak_memory.device),
         )
     ):
-        if not isclose(sum(parts.values()), total, rel_tol=SUM_TOLERANCE):
+        if not isclose(sum(parts.values()), total, rel_tol=TIE):
             raise ConfigError(
                 "does not sum to its total", file=fields.file, key=f"best.{name}",
                 found=repr(sum(parts.values())), allowed=repr(total),
@@ -633,7 +633,7 @@ def _check_consistent(plan: Plan, fields: Fields) -> None:
             check_ledger(certificate)
         except InternalError as error:
             raise fields.error("certificate", str(error)) from None
-        if not isclose(certificate.best_s, plan.optimum_s, rel_tol=SUM_TOLERANCE):
+        if not isclose(certificate.best_s, plan.optimum_s, rel_tol=TIE):
             raise ConfigError(
                 "is not the step time of the optimum", file=fields.file, key="certificate.best_s",
                 found=repr(certificate.best_s),
@@ -648,6 +648,24 @@ def _check_consistent(plan: Plan, fields: Fields) -> None:
         )  # fmt: skip
     if plan.kind == "uniform":
         _check_schedule(plan, fields)
+
+
+def _check_requested(plan: Plan, fields: Fields) -> None:
+    """Raises ConfigError if the plan's cluster is not a part of the requested one, with the idle devices."""
+    whole = plan.question.cluster
+    if whole is None:
+        return
+    unlike = [name for name, device in plan.cluster.classes.items() if whole.classes.get(name) != device]
+    if unlike:
+        raise ConfigError(
+            "does not have the plan's devices", file=fields.file, key="question.cluster",
+            found=", ".join(whole.classes), allowed=", ".join(unlike),
+        )  # fmt: skip
+    if plan.devices + plan.idle.devices != whole.devices:
+        raise ConfigError(
+            "does not have the used and the idle devices", file=fields.file, key="question.cluster",
+            found=f"{whole.devices} devices", allowed=f"{plan.devices} used and {plan.idle.devices} idle",
+        )  # fmt: skip
 
 
 def _check_schedule(plan: Plan, fields: Fields) -> None:

@@ -33,7 +33,7 @@ from shardwise.questions.sweeps import Sweep, row_of, swept
 from shardwise.questions.trace_plans import planned_for_trace
 
 if TYPE_CHECKING:
-    from shardwise.questions.after_events import Replanned, replanned
+    from shardwise.questions.after_events import Replanned, cluster_after, replanned
     from shardwise.questions.checking import CheckedPlan, checked_plan, checked_record
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "Sweep",
     "checked_plan",
     "checked_record",
+    "cluster_after",
     "counted_space",
     "counted_uneven",
     "evaluated",
@@ -81,7 +82,7 @@ __all__ = [
 ]
 
 _LATE = {
-    "after_events": ("Replanned", "replanned"),
+    "after_events": ("Replanned", "cluster_after", "replanned"),
     "checking": ("CheckedPlan", "checked_plan", "checked_record"),
 }
 

@@ -138,6 +138,21 @@ class Replanned:
         return panel(f"{self.running.name} on {self.cluster.name}: {self.decision}", table((), facts))
 
 
+def cluster_after(plan: Plan, cluster: object, *, inter_node: str | None) -> Cluster:
+    """The cluster on which a plan is decided again: `cluster`, or the one that the plan was requested for.
+    Raises ConfigError where it does not match the plan."""
+    if cluster is None:
+        if inter_node is not None:
+            raise ConfigError(
+                "needs --cluster", key="--inter-node", found=inter_node,
+                allowed="with --cluster, or neither for the cluster of the plan",
+            )  # fmt: skip
+        return cluster_for(plan, plan.requested_cluster)
+    if not isinstance(cluster, Cluster):
+        cluster = load_cluster(text("--cluster", cluster), inter_node=inter_node)
+    return cluster_for(plan, cluster)
+
+
 def replanned(
     plan: Plan,
     *,
@@ -149,11 +164,9 @@ def replanned(
     is_of_files: bool,
 ) -> Replanned:
     """The decision for a running plan after all events of a trace; with `is_of_files` among plans that a plan
-    file can hold. Raises ConfigError for events or a cluster that do not match, Infeasible where nothing
-    runs."""
-    if not isinstance(cluster, Cluster):
-        cluster = load_cluster(text("--cluster", cluster), inter_node=inter_node)
-    loaded = cluster_for(plan, cluster)
+    file can hold. Without a `cluster`, on that of the plan's question. Raises ConfigError for events or a
+    cluster that do not match, Infeasible where nothing runs."""
+    loaded = cluster_after(plan, cluster, inter_node=inter_node)
     arrangement_of(plan, loaded)  # refuses plans before it reads the events
     given = trace_for(text("--events", events), loaded)
     after = decide_after(plan, loaded, given, horizon_s=horizon_s, costs=costs, is_of_files=is_of_files)

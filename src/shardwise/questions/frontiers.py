@@ -48,15 +48,12 @@ from shardwise.search import (
     StrategyCurves,
 )
 from shardwise.strategy import Job, Strategy
+from shardwise.ties import TIE
 from shardwise.units import format_bytes, format_seconds
 
 LayoutT = TypeVar("LayoutT")
 
 OBJECTIVES = (("time", "memory"), ("time", "memory", "cost"))
-
-ESTIMATE_TOLERANCE = 1e-9
-"""Largest relative difference between the costs of a point and the estimate of its layout by other code:
-rounding only."""
 
 # Sources of curves, and the plans of their points
 
@@ -111,7 +108,7 @@ class StrategySource:
             raise InternalError("the curve of a transformer has no strategies")
         question, answer = search.answer_at(curve, place)
         return plan_of(
-            answer,
+            replace(answer, whole=self.request.cluster),
             model=question.model,
             cluster=question.cluster,
             job=question.job,
@@ -146,7 +143,7 @@ class GraphSource:
             ("s", point.time_s, best.step_time_s),
             ("B", point.memory_bytes, best.peak_memory.device),
         ):
-            if not isclose(estimated, found, rel_tol=ESTIMATE_TOLERANCE):
+            if not isclose(estimated, found, rel_tol=TIE):
                 raise InternalError(f"a point of {found!r} {unit} has a layout of {estimated!r} {unit}")
         return Plan(
             network=request.graph,
@@ -159,7 +156,9 @@ class GraphSource:
                 memory_margin=request.memory_margin,
                 profile=request.training.profile,
             ),
-            question=PlanQuestion(epsilon=epsilon, use_all=self.curves.choice.uses_all),
+            question=PlanQuestion(epsilon=epsilon, use_all=self.curves.choice.uses_all).of_part(
+                cluster, request.cluster
+            ),
             best=best,
             epsilon=curve.epsilon,
             idle=self.curves.idle_of(cluster),

@@ -51,21 +51,21 @@ def planned(given: JobArguments, wanted: SearchArguments, *, progress: Progress 
     Raises ConfigError for the first argument that cannot be used, Infeasible where nothing fits. An
     interrupted search answers with the incumbent.
     """
-    request, asking = request_of(given), _Asking.of(wanted, progress)
-    if asking.is_table_of_targets(request):
-        chosen = _chosen(request, asking)
+    request, asker = request_of(given), _Asker.of(wanted, progress)
+    if asker.is_table_of_targets(request):
+        chosen = _chosen(request, asker)
     else:
         target = requested_target(wanted.target, request)
         if target is not None:
             require_job(target, request)
             request = request.for_target(target)
-        chosen = _Chosen(request, target, *asking.ask(target, request))
-    return _plan_of(chosen, asking)
+        chosen = _Chosen(request, target, *asker.ask(target, request))
+    return _plan_of(chosen, asker)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """A question with its answer, and the best of each target where these were asked."""
+    """A question with its answer, and the best of each target where no target was named."""
 
     request: Request
     target: Target | None
@@ -75,7 +75,7 @@ class _Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class _Asker:
     """The options of the search, to ask the same question for one or several targets."""
 
     wanted: SearchArguments
@@ -85,7 +85,7 @@ class _Asking:
     progress: Progress | None
 
     @classmethod
-    def of(cls, wanted: SearchArguments, progress: Progress | None) -> _Asking:
+    def of(cls, wanted: SearchArguments, progress: Progress | None) -> _Asker:
         """Raises ConfigError for the first argument that cannot be used."""
         tolerance = arguments.number("--tolerance", wanted.tolerance, low=0.0, high=1.0)
         return cls(wanted, search_options(wanted), space_choice(wanted.space), tolerance, progress)
@@ -123,27 +123,27 @@ class _Asking:
         return question, replace(answer, whole=request.cluster)
 
 
-def _chosen(request: Request, asking: _Asking) -> _Chosen:
+def _chosen(request: Request, asker: _Asker) -> _Chosen:
     """The answer for the recommended target; on a mixed cluster the uneven plan where it is faster by more
     than the tolerance."""
-    share = len(targets_in_order()) + 1
-    of_any = TargetAnswer(None, request, *asking.ask(None, request, share))
-    is_interrupted = of_any.asked[1].is_interrupted
-    found = [] if is_interrupted else list(answers_of_targets(request, partial(asking.ask, share=share)))
+    share = len(targets_in_order()) + 2
+    of_any = TargetAnswer(None, request, *asker.ask(None, request, share))
+    ask = partial(asker.ask, share=share)
+    found = [] if of_any.is_interrupted else answers_of_targets(request, of_any, ask)
     best = recommended_target(found) or of_any
-    if not of_any.is_uniform:
+    if of_any.is_uneven:
         own = next((one for one in found if one.is_own and one.answer is not None), None)
-        uneven = of_any if own is None or own.is_uniform else own
-        if is_less(uneven.value * (1.0 + asking.tolerance), best.value) or best is of_any:
+        uneven = own if own is not None and own.is_uneven else of_any
+        if is_less(uneven.value * (1.0 + asker.tolerance), best.value) or best is of_any:
             best = uneven
-    question, answer = best.asked
+    question, answer = best.found
     return _Chosen(best.request, best.target, question, answer, table_of(found, of_any))
 
 
-def _plan_of(chosen: _Chosen, asking: _Asking) -> Plan:
+def _plan_of(chosen: _Chosen, asker: _Asker) -> Plan:
     """The plan with the recommended strategy of the chosen target."""
     question, target = chosen.question, chosen.target
-    tolerance = 0.0 if target is None else asking.tolerance
+    tolerance = 0.0 if target is None else asker.tolerance
     with search.SearchClock(question.budget_s).handling_interrupts() as clock:
         answer = search.recommended(chosen.answer, question, target, tolerance, clock)
     return plan_of(

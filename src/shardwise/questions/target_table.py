@@ -1,22 +1,23 @@
 """The best plan of every target, and the target that is recommended.
 
 Targets are in the order in which they are recommended: the first one whose best is within
-`RECOMMENDED_WITHIN` of the fastest. Our own runtime is recommended only on devices that it knows by name.
+`RECOMMENDED_WITHIN` of the fastest. Our own runtime is one of them only where no other has a plan, or where
+the best plan is uneven.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import ConfigError, Infeasible, InternalError
-from shardwise.plans import Answer, TargetBest
+from shardwise.plans import UNEVEN_SPACE, Answer, TargetBest
 from shardwise.questions.request import OWN_TARGET, Request
 from shardwise.questions.targets import require_job, require_runs_on
 from shardwise.search import Question, objective_value
 from shardwise.strategy import ANY, Target, newest_target, target_names, target_of
 
-ORDER = ("megatron-lm", "torchtitan", "fsdp2", "deepspeed", "megatron-fsdp", "transformers", OWN_TARGET)
+ORDER = ("megatron-lm", "torchtitan", "fsdp2", "deepspeed", "megatron-fsdp", "transformers")
 """Names of targets without their versions, in the order in which they are recommended."""
 
 RECOMMENDED_WITHIN = 0.03
@@ -44,21 +45,26 @@ class TargetAnswer:
         return self.name == OWN_TARGET
 
     @property
-    def asked(self) -> tuple[Question, Answer]:
+    def found(self) -> tuple[Question, Answer]:
         """The question and its answer. Raises InternalError where there is none."""
         if self.question is None or self.answer is None:
             raise InternalError(f"no answer for the target {self.name}")
         return self.question, self.answer
 
     @property
-    def is_uniform(self) -> bool:
-        """Whether the best plan has one strategy."""
-        return self.asked[1].best.fields is not None
+    def is_interrupted(self) -> bool:
+        """Whether the user interrupted its search."""
+        return self.answer is not None and self.answer.is_interrupted
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the best plan is an uneven one."""
+        return self.found[1].certificate.space == UNEVEN_SPACE
 
     @property
     def value(self) -> float:
         """The value of the objective."""
-        return objective_value(*self.asked)[0]
+        return objective_value(*self.found)[0]
 
 
 Ask = Callable[[Target | None, Request], tuple[Question, Answer]]
@@ -71,26 +77,38 @@ def targets_in_order() -> tuple[Target, ...]:
     return tuple(target_of(name) for name in names if name in target_names())
 
 
-def answers_of_targets(request: Request, ask: Ask) -> Iterator[TargetAnswer]:
-    """The answer for every target in order, until the user interrupts."""
+def answers_of_targets(request: Request, of_any: TargetAnswer, ask: Ask) -> list[TargetAnswer]:
+    """The answer for every target in order, until the user interrupts; that of our own runtime is last."""
+    found: list[TargetAnswer] = []
     for target in targets_in_order():
-        own = request.for_target(target)
-        try:
-            require_runs_on(target, request)
-            require_job(target, request)
-            question, answer = ask(target, own)
-        except (ConfigError, Infeasible) as error:
-            yield TargetAnswer(target, own, reason=_reason(error))
-        else:
-            yield TargetAnswer(target, own, question, answer)
-            if answer.is_interrupted:
-                return
+        found.append(_answer_of(target, request, ask))
+        if found[-1].is_interrupted:
+            return found
+    if of_any.is_uneven or all(one.answer is None for one in found):
+        found.append(_answer_of(target_of(OWN_TARGET), request, ask))
+    return found
+
+
+def _answer_of(target: Target, request: Request, ask: Ask) -> TargetAnswer:
+    own = request.for_target(target)
+    try:
+        require_runs_on(target, request)
+        require_job(target, request)
+        return TargetAnswer(target, own, *ask(target, own))
+    except (ConfigError, Infeasible) as error:
+        return TargetAnswer(target, own, reason=_reason(error))
 
 
 def _reason(error: ConfigError | Infeasible) -> str:
+    """Why there is no plan, in a few words next to the name of the target."""
     if isinstance(error, Infeasible):
         return "nothing that fits"
-    return f"{error.message}: {error.found}" if error.found else error.message
+    key, found = error.key or "", error.found or ""
+    if key.startswith("fix."):
+        return f"does not run {key.removeprefix('fix.')} {found}"
+    if found in target_names():
+        return "does not run on these devices"
+    return f"does not run {found.partition(' (it ')[0]}" if found else error.message
 
 
 def recommended_target(found: Sequence[TargetAnswer]) -> TargetAnswer | None:

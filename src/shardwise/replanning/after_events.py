@@ -116,11 +116,13 @@ def plan_on(
     if mixed is not None and uniform is not None:
         mixed = replace(mixed, uniform_step_time_s=planner.step_s(uniform, _nominal(cluster)))
     used = [rank for stage in answer.best.layout.stages for rank in stage.rank_numbers]
-    answer = replace(answer, certificate=certificate, mixed=mixed, idle=idle_in(own, used))
-    plan = plan_of(answer, model=model, cluster=own, job=job, question=question)
     ranks = ranks_of_nodes(cluster, [int(name[1:]) for name in found.nodes])
-    idle = idle_in(cluster, [ranks[rank] for rank in used])
-    return replace(plan, for_trace=found), replace(answer, idle=idle, all_devices_step_time_s=None)
+    answer = replace(
+        answer, certificate=certificate, mixed=mixed, idle=idle_in(cluster, [ranks[rank] for rank in used]),
+        all_devices_step_time_s=None, whole=cluster,
+    )  # fmt: skip
+    plan = plan_of(answer, model=model, cluster=own, job=job, question=question)
+    return replace(plan, for_trace=found), answer
 
 
 def _nominal(cluster: Cluster, sites: Mapping[str, tuple[str, ...]] | None = None) -> Situation:

@@ -20,7 +20,7 @@ from shardwise.replanning.arrangement import NO_NODE, Arrangement, Bools, Floats
 from shardwise.replanning.pipeline_costs import Prices
 from shardwise.replanning.situation import Situation
 from shardwise.schedule import PipelineStage, RelativeDurations, Rerouted, generate, peak_in_flight, reroute
-from shardwise.search import PipelineFigures, pipelines_s, worst_durations
+from shardwise.search import pipelines_s, worst_durations
 from shardwise.sim import Durations, rerouted_s
 from shardwise.strategy import Strategy, node_slots
 
@@ -96,11 +96,12 @@ class Rerouting:
         kinds = np.zeros(len(arrangement.slots), dtype=np.int64)
         kinds[~is_gone] = [distinct.index(state) for state in states]
         own = known[-len(distinct) :]
-        pipelines = worst_durations(strategy, [one.durations for one in own], kinds[stage_slots])
+        # Replicas of a stage may be fewer than others: the slowest number of them decides.
+        pipelines = worst_durations(strategy, own, kinds[stage_slots], joined=known)
         extra_in_flight = np.min([self._prices.extra_in_flight(one, state) for one, state in every], axis=0)
         drained = _drained(
             arrangement,
-            _synced(pipelines, known),
+            pipelines,
             is_lost,
             across_s=max(self._prices.across_s(strategy, state) for state in distinct),
             extra_in_flight=tuple(np.minimum(extra_in_flight, MORE_PER_STAGE * strategy.pp).tolist()),
@@ -122,16 +123,6 @@ class Rerouting:
             ):
                 return one
         return None
-
-
-def _synced(durations: Durations, every: Sequence[PipelineFigures]) -> Durations:
-    """Gathers and reductions take as long as with the slowest of these numbers of replicas."""
-
-    def slowest(name: str) -> Floats:
-        values = np.concatenate([getattr(one.durations, name) for one in every]).max(axis=0)
-        return np.ascontiguousarray(np.broadcast_to(values, getattr(durations, name).shape))
-
-    return replace(durations, gather_s=slowest("gather_s"), reduce_s=slowest("reduce_s"))
 
 
 def _drained(

@@ -1,7 +1,7 @@
 """Step times of arrangements in a situation, pipeline by pipeline (`StepTimes`).
 
 A stage takes as long as on its slowest node, and a send as long as its slower end needs. Gathers and
-reductions join all pipelines and take as long as the slowest needs. Identical pipelines are evaluated once,
+reductions join all pipelines and run at the rate of the slowest. Identical pipelines are evaluated once,
 by max-plus. `fastest_shares` distributes micro-batches so that the slowest pipeline ends as early as
 possible.
 """
@@ -193,7 +193,7 @@ class StepTimes:
         rows, kind_of = np.unique(stage_states.reshape(strategy.dp, -1), axis=0, return_inverse=True)
         rows = rows.reshape(-1, *stage_states.shape[1:])
         return _PipelineKinds(
-            durations=worst_durations(strategy, [one.durations for one in known], rows),
+            durations=worst_durations(strategy, known, rows),
             kind_of=kind_of.reshape(-1),
             end_s=max(one.end_s for one in known),
         )

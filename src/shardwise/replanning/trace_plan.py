@@ -29,6 +29,7 @@ from shardwise.replanning.trace_replay import fixed, run_of
 from shardwise.replanning.uneven import PlansBySize, UnevenArrangement, UnevenStepTimes
 from shardwise.search import BranchAndBound, Fastest, Question
 from shardwise.strategy import Strategy
+from shardwise.ties import first_best
 
 # Sets of nodes
 
@@ -379,7 +380,7 @@ def picks_for_trace(planner: MixedPlanner, trace: EventTrace, allowed_space: All
     for policy in TRACE_POLICIES:
         both = [one[policy] for one in found if policy in one]
         if both:
-            picks.append(_pick(policy, max(both, key=lambda one: one.score(policy)), bounds[policy]))
+            picks.append(_pick(policy, _best_plan(policy, both), bounds[policy]))
     if not picks:
         reason = "" if allowed_space.target is None else f" that {allowed_space.target.command} runs"
         raise Infeasible(f"nothing fits at any time of the trace{reason}", reasons={})
@@ -452,6 +453,11 @@ class _EvaluatedPlan:
         return _score(policy, self.rates, self.steps)
 
 
+def _best_plan(policy: str, plans: Sequence[_EvaluatedPlan]) -> _EvaluatedPlan:
+    """The best of these plans under a policy, of equal ones the first."""
+    return first_best(plans, lambda one: one.score(policy))
+
+
 def _score(policy: str, rates: Floats, steps: float) -> Score:
     if policy == "expected":
         return steps, float(rates[0])
@@ -496,8 +502,7 @@ class _PolicyBest:
             for evaluated, candidate in few if name == policy else ():
                 if best is None or self.upper_bound(policy, candidate.limits) > best.score(policy):
                     ordered = self._ordered(policy, evaluated)
-                    if best is None or ordered.score(policy) > best.score(policy):
-                        best = ordered
+                    best = ordered if best is None else _best_plan(policy, (best, ordered))
         return best if best is not None and max(best.score(policy)) > 0.0 else None
 
     def _evaluated(self, arrangement: AnyArrangement) -> _EvaluatedPlan:
@@ -521,6 +526,6 @@ class _PolicyBest:
                     continue
                 tried += 1
                 found = self._evaluated(swapped)
-                if found.score(policy) > best.score(policy):
+                if _best_plan(policy, (best, found)) is found:
                     best, is_better = found, True
         return best

@@ -24,6 +24,7 @@ from shardwise.replanning.mixed_planner import AnyArrangement, MixedPlanner
 from shardwise.replanning.planner import KEEP, MIGRATE, PATCH
 from shardwise.replanning.situation import Epoch, epochs_of
 from shardwise.replanning.transition import Costs
+from shardwise.ties import first_best, is_less
 
 # Policies that do not know the future
 
@@ -176,7 +177,7 @@ def best_of(
     score: Callable[[PolicyRun], tuple[float, ...]],
 ) -> AnyArrangement:
     """The fixed arrangement with the best score; of equal ones the first."""
-    return max(arrangements, key=lambda one: score(run_of("", epochs, fixed(planner, epochs, one))))
+    return first_best(arrangements, lambda one: score(run_of("", epochs, fixed(planner, epochs, one))))
 
 
 def expected_score(run: PolicyRun) -> tuple[float, ...]:
@@ -267,11 +268,11 @@ def _next(
     for one, label in before.items():
         has_lost = one in sharded and not hit.isdisjoint(one.nodes) if one is not None else False
         key = (None if one is None else shapes[one], has_lost)
-        if key not in sources or label.steps > sources[key][0]:
+        if key not in sources or is_less(sources[key][0], label.steps):
             sources[key] = label.steps, one
     overall: dict[bool, tuple[float, AnyArrangement | None]] = {}
     for (_, has_lost), source in sources.items():
-        if has_lost not in overall or source[0] > overall[has_lost][0]:
+        if has_lost not in overall or is_less(overall[has_lost][0], source[0]):
             overall[has_lost] = source
     rework_s = costs.checkpoint_interval_s / 2.0
     labels: _Labels = {None: _waiting(before)}
@@ -286,12 +287,12 @@ def _next(
                     change_s = least_s + lost_s
                     made = origin[0] + rate * (epoch.length_s - change_s)
                     options.append(_Label(made, origin[1], change_s))
-        labels[one] = max(options, key=lambda label: label.steps)
+        labels[one] = first_best(options, lambda label: (label.steps,))
     return labels
 
 
 def _waiting(before: _Labels) -> _Label:
-    best = max(before, key=lambda one: before[one].steps)
+    best = first_best(before, lambda one: (before[one].steps,))
     return _Label(before[best].steps, best, 0.0)
 
 
@@ -302,7 +303,7 @@ def _traced(
     shapes: _Shapes,
 ) -> list[EpochChoice]:
     last = labels[-1]
-    one = max(last, key=lambda each: last[each].steps)
+    one = first_best(last, lambda each: (last[each].steps,))
     found: list[EpochChoice] = []
     for place in reversed(range(len(epochs))):
         label = labels[place][one]

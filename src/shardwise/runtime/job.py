@@ -10,6 +10,7 @@ from torch import nn
 
 from shardwise.plans import Plan
 from shardwise.runtime.gradients import StepResult
+from shardwise.runtime.modules import checked_stage
 from shardwise.runtime.state_dict import ParameterValue, StateDict
 
 
@@ -21,15 +22,16 @@ class TrainingJob(ABC):
     """
 
     @staticmethod
-    @abstractmethod
     def source_of(
         module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> Any:
-        """What the constructor takes of `module`, the whole network of `plan`. ConfigError if it is another.
+        """What the constructor takes of `module`, the whole network of `plan`: a reference module, unless the
+        plan is of a graph. ConfigError if it is another.
 
         `inputs` are the arguments of the module's forward pass for the whole batch, for modules from which
         the plan's graph was captured.
         """
+        return checked_stage(module, plan.model)
 
     @abstractmethod
     def __init__(self, source: Any, plan: Plan, *, device_type: str, lr: float, max_norm: float) -> None:

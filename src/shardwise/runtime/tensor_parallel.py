@@ -124,12 +124,16 @@ def _mlp_styles(at: str, mlp: FeedForward, stream: int | None) -> dict[str, Para
     return styles
 
 
-class GatheredInput(ParallelStyle):
-    """A module whose input is all-gathered along dim `stream`, or replicated already (None). Input gradients
-    are reduce-scattered or all-reduced."""
+class StreamStyle(ParallelStyle):
+    """A style for activations that are sharded along dim `stream`, or replicated (None)."""
 
     def __init__(self, stream: int | None) -> None:
         self._stream = stream
+
+
+class GatheredInput(StreamStyle):
+    """A module whose input is all-gathered along dim `stream`, or replicated already (None). Input gradients
+    are reduce-scattered or all-reduced."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
@@ -141,12 +145,9 @@ class GatheredInput(ParallelStyle):
         return module
 
 
-class GatheredLatents(ParallelStyle):
+class GatheredLatents(StreamStyle):
     """Latents of all tokens on every rank, all-gathered along dim `stream` in one collective, or replicated
     already (None). Gradients are reduce-scattered or all-reduced."""
-
-    def __init__(self, stream: int | None) -> None:
-        self._stream = stream
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
@@ -180,12 +181,9 @@ class ColumnParallelLinear(ParallelStyle):
         return linear
 
 
-class RowParallelLinear(ParallelStyle):
+class RowParallelLinear(StreamStyle):
     """Row-parallel linear layer (Megatron-LM): every rank has a part of the inputs. Outputs are all-reduced,
     or reduce-scattered along dim `stream`."""
-
-    def __init__(self, stream: int | None) -> None:
-        self._stream = stream
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         linear, group = _linear(module), device_mesh.get_group()
@@ -217,13 +215,10 @@ def _divide(linear: nn.Linear, mesh: DeviceMesh, weight: Placement, bias: Placem
             setattr(linear, name, nn.Parameter(divided))
 
 
-class VocabParallelEmbedding(ParallelStyle):
+class VocabParallelEmbedding(StreamStyle):
     """Vocab-parallel embedding (Megatron-LM): every rank has a part of the rows and looks up its own tokens.
     Results are all-reduced, or reduce-scattered along dim `stream`. DTensor's embedding would compute the
     gradient of the whole table on every rank."""
-
-    def __init__(self, stream: int | None) -> None:
-        self._stream = stream
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, nn.Embedding):

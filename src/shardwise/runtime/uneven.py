@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -30,7 +29,7 @@ from shardwise.runtime.gradients import StepResult, clip, local, reduce_partial_
 from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.mesh import group_among
-from shardwise.runtime.modules import TABLE, ModelStage, checked_stage
+from shardwise.runtime.modules import TABLE, ModelStage
 from shardwise.runtime.optimizer import optimizer_of_parameters
 from shardwise.runtime.pipeline import GradientAccumulation, PipelineRunner
 from shardwise.runtime.private import PeerSlice, ReshardingStage, TensorChunks
@@ -458,13 +457,6 @@ class UnevenTrainingJob(TrainingJob):
         self.optimizer: torch.optim.Optimizer | None = None
         if self.owned.parameters:
             self.optimizer = optimizer_of_parameters(plan.job.optimizer, self.owned.parameters, lr=lr)
-
-    @staticmethod
-    def source_of(
-        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
-    ) -> ModelStage:
-        """`module`, which is a reference module."""
-        return checked_stage(module, plan.model)
 
     @property
     def executed(self) -> tuple[str, ...]:

@@ -6,8 +6,7 @@ data-parallel ranks. `engine_of` builds what runs the plan's schedule, `tie_of` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, distributed, nn
@@ -40,7 +39,7 @@ from shardwise.runtime.mesh import (
     group_among,
     rank_grid,
 )
-from shardwise.runtime.modules import TABLE, ModelStage, checked_stage
+from shardwise.runtime.modules import TABLE, ModelStage
 from shardwise.runtime.moe import TokenDispatcher
 from shardwise.runtime.offload import (
     OFFLOADS_ACTIVATIONS,
@@ -233,13 +232,6 @@ class UniformTrainingJob(TrainingJob):
         self._engine = engine_of(self.stages, plan, self.place, mesh)
         self._tie = tie_of(self.stages, plan)
         self.optimizer = optimizer_of(plan.job.optimizer, map(self.owned, self.parameters), lr=lr)
-
-    @staticmethod
-    def source_of(
-        module: nn.Module, plan: Plan, inputs: Sequence[Any] | Mapping[str, Any] | None = None
-    ) -> ModelStage:
-        """`module`, which is a reference module."""
-        return checked_stage(module, plan.model)
 
     @property
     def executed(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Loads and saves weights in the format of Hugging Face libraries: `config.json` and safetensors.
 
-`save_weights` and `load_weights` convert a reference module's parameters by the `WeightFormat` of the family.
+`save_weights` and `weights_in` convert a reference module's parameters by the `WeightFormat` of the family.
 Weights of operator graphs are saved under the graph's names (`save_graph_weights`, `graph_weights_in`).
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph
@@ -376,18 +376,9 @@ def _save(tensors: dict[str, Tensor], folder: str, max_file_bytes: int) -> None:
         write_file(os.path.join(folder, INDEX), (json.dumps(index, indent=2) + "\n").encode())
 
 
-def load_weights(module: nn.Module, model: Model, folder: str) -> None:
-    """Load the safetensors in `folder` into the whole reference `module`. ConfigError names the file and
-    tensor if one is missing or has another shape."""
-    whole = weights_in(folder, model)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(whole(name, parameter.shape))
-
-
 def weights_in(folder: str, model: Model) -> ParameterValue:
     """A function that reads a parameter of `model` from the safetensors in `folder`, by name and expected
-    shape. ConfigError as in `load_weights`."""
+    shape. ConfigError names the file and tensor if one is missing or has another shape."""
     check_weight_names(model)
     read = _reader(folder, model.name)
     return lambda name, shape: _in_shape(from_hugging_face(model, name, read), shape, folder, name)
@@ -395,7 +386,7 @@ def weights_in(folder: str, model: Model) -> ParameterValue:
 
 def graph_weights_in(folder: str, graph: OpGraph) -> ParameterValue:
     """A function that reads a parameter of `graph` from the safetensors in `folder`, by name and expected
-    shape. ConfigError as in `load_weights`."""
+    shape. ConfigError names the file and tensor if one is missing or has another shape."""
     read = _reader(folder, graph.name)
     return lambda name, shape: _in_shape(read(name), shape, folder, name).float()
 

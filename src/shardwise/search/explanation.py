@@ -30,9 +30,10 @@ from shardwise.search.clock import SearchClock
 from shardwise.search.cluster_parts import is_mixed
 from shardwise.search.hetero.answer import plan_mixed_cluster
 from shardwise.search.question import Question
+from shardwise.search.recommended import recommended
 from shardwise.search.space import Space, divisors
 from shardwise.search.step_times import step_times_s
-from shardwise.search.targets import searched_limits
+from shardwise.search.targets import restricted_to, searched_limits
 from shardwise.strategy import (
     AXES,
     CP_KINDS,
@@ -53,7 +54,7 @@ from shardwise.strategy import (
     largest_stage,
     target_of,
 )
-from shardwise.ties import first_largest, first_least
+from shardwise.ties import TIE, first_largest, first_least
 from shardwise.units import format_bytes, format_seconds, parse_quantity
 
 SHARDS = ("param_shard", "grad_shard", "optim_shard")
@@ -577,7 +578,7 @@ class Explanation:
     """The outcomes of all candidates, and the cost of every change of one field of `best`.
 
     `unexplored` counts the candidates left out if the search ended early; `is_interrupted`: the user ended
-    it. `agrees`: the search found the step time of the plan's best strategy again.
+    it. `agrees`: the search found the step time of the optimum again.
     """
 
     best: Result
@@ -708,6 +709,19 @@ def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) 
     )
 
 
+def _requested(plan: Plan, *, workers: int, budget_s: float | None) -> Question:
+    """The question of a plan, on the requested cluster where it is known: then with its objective, and with
+    the restrictions of its target on that cluster."""
+    used, wanted = question_of(plan, workers=workers, budget_s=budget_s), plan.question
+    if wanted.cluster is None:
+        return used
+    whole = replace(
+        used, cluster=wanted.cluster, objective=wanted.objective, use_all=wanted.use_all, space=wanted.space,
+        fixed=wanted.fixed, axes=wanted.axes,
+    )  # fmt: skip
+    return whole if wanted.target is None else restricted_to(target_of(wanted.target), whole)
+
+
 def explained(
     of: Plan, *, workers: int = 1, budget_s: float | None = None, progress: Progress | None = None
 ) -> Explanation:
@@ -723,7 +737,7 @@ def explained(
         totals=ledger_totals(outcome.ledger),
         unexplored=outcome.unexplored,
         is_interrupted=outcome.is_interrupted,
-        agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.best.step_time_s, rel_tol=1e-9),
+        agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.optimum_s, rel_tol=TIE),
         axes=axes,
         binding=binding_of(problem, of.best, axes),
     )
@@ -740,7 +754,7 @@ def why_not(
     """The best uniform strategy with some fields pinned, compared with the given plan. Pinned values override
     the values that the plan's question fixed. Raises Infeasible, with reason counts, if nothing with these
     values fits."""
-    requested = question_of(of, workers=workers, budget_s=budget_s)
+    requested = _requested(of, workers=workers, budget_s=budget_s)
     axes = {name: values for name, values in requested.axes.items() if name not in pinned}
     return _compared(of, replace(requested, fixed={**requested.fixed, **pinned}, axes=axes, top=0), progress)
 
@@ -755,19 +769,20 @@ def what_if(
 ) -> PlanComparison:
     """The best plan on a changed cluster or for a changed job, compared with the given plan: see
     `changed_question`."""
-    requested = replace(question_of(of, workers=workers, budget_s=budget_s), top=0)
+    requested = replace(_requested(of, workers=workers, budget_s=budget_s), top=0)
     return _compared(of, changed_question(requested, changes), progress)
 
 
 def _compared(of: Plan, question: Question, progress: Progress | None) -> PlanComparison:
     is_pinned = bool(question.fixed or question.axes)
+    target = None if of.target is None else target_of(of.target)
     try:
         if is_mixed(question.cluster) and question.objective == "time" and not is_pinned:
-            target = None if of.target is None else target_of(of.target)
             answer = plan_mixed_cluster(question, target=target, progress=progress)
         else:
             answer = plan(question, progress=progress)
     except Infeasible as error:
         raise Infeasible(error.message, reasons=error.reasons) from None
+    answer = recommended(answer, question, target, of.question.tolerance, SearchClock(question.budget_s))
     used = question if answer.cluster is None else replace(question, cluster=answer.cluster)
     return PlanComparison(before=of.best, after=answer.best, question=used, answer=answer)

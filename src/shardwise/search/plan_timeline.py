@@ -40,6 +40,7 @@ from shardwise.sim import (
     trace_of,
 )
 from shardwise.strategy import MEMORY
+from shardwise.ties import TIE
 
 TRAFFIC_PARTS = ("gathers", "conversions", "exchanges", "gradients")
 """Parts of a breakdown in which tensors are redistributed (their JSON names), in the order in which an
@@ -148,7 +149,7 @@ def _graph(plan: Plan) -> list[_Estimate]:
     else:
         estimate = estimate_layout(*given, layout)
         stages, step_s = (estimate,), estimate.time_s
-    if not isclose(step_s, plan.step_time_s, rel_tol=1e-9):
+    if not isclose(step_s, plan.step_time_s, rel_tol=TIE):
         raise ConfigError(
             "is not what this version of shardwise predicts for the layout", key="best.step_time_s",
             found=repr(plan.step_time_s), allowed=repr(step_s),

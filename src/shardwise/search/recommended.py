@@ -21,7 +21,7 @@ from shardwise.search.question import Question
 from shardwise.search.result import result_of
 from shardwise.search.targets import parts_within, restricted_to, restricted_with
 from shardwise.strategy import ALIASES, Strategy, Target
-from shardwise.ties import is_less
+from shardwise.ties import first_best
 
 FEWER = ("tp", "cp", "pp", "vpp", "ep")
 """Fields of which as few as possible are above 1."""
@@ -125,11 +125,7 @@ class _Search:
 
 
 def _fastest(found: Sequence[FoundStrategy]) -> FoundStrategy:
-    best = found[0]
-    for one in found[1:]:
-        if is_less(one.step_time_s, best.step_time_s):
-            best = one
-    return best
+    return first_best(found, lambda one: (-one.step_time_s,))
 
 
 # Preferences: the parts of a question's space that they leave
@@ -154,8 +150,14 @@ def _even_stages(question: Question) -> Iterator[Question]:
 
 
 def _with_axes(count: int, question: Question) -> Iterator[Question]:
-    """Parts in which `count` of FEWER may be above 1."""
-    for names in combinations(FEWER, count):
+    """Parts in which `count` of FEWER may be above 1. Parts that are contained in those of fewer axes are
+    left out: only a pipeline has virtual stages, and only models with experts distribute them."""
+    free = [name for name in FEWER if question.axes.get(name) != (1,)]
+    if question.model.experts is None:
+        free = [name for name in free if name != "ep"]
+    for names in combinations(free, count):
+        if "vpp" in names and "pp" not in names:
+            continue
         yield from _with(question, **{name: 1 for name in FEWER if name not in names})
 
 

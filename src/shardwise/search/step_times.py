@@ -1,15 +1,15 @@
 """Step times of strategies by the max-plus evaluator: `step_times_s`, `step_figures`, `pipeline_figures`.
 
 Nodes may differ (`step_figures_over`, `worst_durations`). Then a stage takes as long as on its slowest node,
-and a send as long as its slower end needs. Collectives of all pipelines take as long as the slowest of them
-needs. The cost model estimates every kind of node as if all nodes were of it. Identical pipelines are
-evaluated once.
+and a send as long as its slower end needs. Collectives of all pipelines run at the rate of the slowest of
+them, and overlap with each pipeline's own passes. The cost model estimates every kind of node as if all nodes
+were of it. Identical pipelines are evaluated once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from shardwise.cost import (
     GridCostTable,
     Problem,
     ProblemShapes,
+    StageEnds,
     StageTimes,
     costs_of_all_stages,
     distinct_rows,
@@ -229,10 +230,12 @@ def step_durations(problem: Problem, strategy: Strategy) -> Durations:
 
 @dataclass(frozen=True, slots=True)
 class PipelineFigures:
-    """Figures of one strategy: durations of one pipeline (batch of one), seconds from its end to the end of
-    the step, bytes on the tightest rank, and bytes per device on the host."""
+    """Figures of one strategy: durations of one pipeline (batch of one), its gathering and reduction before
+    any overlap by stage, seconds from its end to the end of the step, bytes on the tightest rank, and bytes
+    per device on the host."""
 
     durations: Durations
+    ends: StageEnds
     end_s: float
     device_bytes: float
     host_bytes: float
@@ -253,12 +256,19 @@ def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFig
                 int(table.vpp[row]),
                 np.array([row]),
             ),
+            ends=_ends_of(times.ends, int(table.pp[row] * table.vpp[row]), row),
             end_s=float(end_s[row]),
             device_bytes=float(device_bytes[row]),
             host_bytes=float(on_host[row]),
         )
         for row in range(len(table))
     ]
+
+
+def _ends_of(ends: StageEnds, stages: int, row: int) -> StageEnds:
+    """The ends of one row's stages, of shape (stages,)."""
+    by_stage = {f.name: getattr(ends, f.name)[:stages, row] for f in fields(StageEnds) if f.name != "overlap"}
+    return StageEnds(**by_stage, overlap=ends.overlap[row])
 
 
 def spare_microbatches(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
@@ -285,16 +295,28 @@ def stage_activation_bytes(problem: Problem, strategy: Strategy) -> tuple[float,
 Ints = NDArray[np.int64]
 
 
-def worst_durations(strategy: Strategy, durations: Sequence[Durations], rows: Ints) -> Durations:
+def worst_durations(
+    strategy: Strategy,
+    figures: Sequence[PipelineFigures],
+    rows: Ints,
+    joined: Sequence[PipelineFigures] | None = None,
+) -> Durations:
     """Durations of pipelines on unlike nodes. `rows`, of shape (pipelines, pp, slots), gives the kind of each
-    node as an index into `durations`."""
+    node as an index into `figures`.
+
+    Gathers and reductions join all pipelines, so they run at the rate of the slowest of the `joined` ones
+    (default: all figures). They overlap with the passes of each pipeline's own slowest node.
+    """
+    durations, ends = [one.durations for one in figures], [one.ends for one in figures]
     on_stage = rows[:, list(stage_ranks(strategy.schedule, strategy.pp, strategy.vpp)), :]
     stages = np.arange(on_stage.shape[1])
 
-    def slowest(name: str) -> Floats:
-        values = np.concatenate([getattr(one, name) for one in durations])
-        picked: Floats = values[on_stage, stages[None, :, None]].max(axis=2)
+    def slowest(values: Any) -> Floats:
+        picked: Floats = np.asarray(values)[on_stage, stages[None, :, None]].max(axis=2)
         return picked
+
+    def phase(name: str) -> Floats:
+        return slowest(np.concatenate([getattr(one, name) for one in durations]))
 
     def hops(name: str) -> Floats:
         values = np.concatenate([getattr(one, name) for one in durations])
@@ -302,19 +324,24 @@ def worst_durations(strategy: Strategy, durations: Sequence[Durations], rows: In
         picked: Floats = values[ends, stages[None, :-1, None]].max(axis=2)
         return picked
 
-    def joined(name: str) -> Floats:
-        values = np.concatenate([getattr(one, name) for one in durations]).max(axis=0)
-        return np.broadcast_to(values, (len(rows), len(values)))
-
+    every = [one.ends for one in joined or figures]
+    gather_s, reduce_s = StageEnds(
+        gathering_s=np.max([one.gathering_s for one in every], axis=0),
+        reduction_s=np.max([one.reduction_s for one in every], axis=0),
+        forward_s=slowest([one.forward_s for one in ends]),
+        backward_s=slowest([one.backward_s for one in ends]),
+        layers=ends[0].layers,
+        overlap=ends[0].overlap,
+    ).exposed_s
     return Durations.of(
         stages=len(stages),
         batch=len(rows),
-        forward_s=slowest("forward_s"),
-        backward_s=slowest("backward_s"),
-        backward_input_s=slowest("backward_input_s"),
-        backward_weight_s=slowest("backward_weight_s"),
-        gather_s=joined("gather_s"),
-        reduce_s=joined("reduce_s"),
+        forward_s=phase("forward_s"),
+        backward_s=phase("backward_s"),
+        backward_input_s=phase("backward_input_s"),
+        backward_weight_s=phase("backward_weight_s"),
+        gather_s=gather_s,
+        reduce_s=reduce_s,
         hop_forward_s=hops("hop_forward_s"),
         hop_backward_s=hops("hop_backward_s"),
     )
@@ -341,7 +368,7 @@ def step_figures_over(problems: Sequence[Problem], table: StrategyTable, nodes: 
     devices = problems[0].cluster.devices // len(nodes)
     microbatches = microbatches_of(problems[0], table)
     placed = [
-        _placed_durations(table[row], [kind[row].durations for kind in pipelines], nodes, devices)
+        _placed_durations(table[row], [kind[row] for kind in pipelines], nodes, devices)
         for row in range(len(table))
     ]
     ends_s = [max(pipelines[kind][row].end_s for kind in set(nodes)) for row in range(len(table))]
@@ -351,12 +378,12 @@ def step_figures_over(problems: Sequence[Problem], table: StrategyTable, nodes: 
 
 
 def _placed_durations(
-    strategy: Strategy, durations: Sequence[Durations], nodes: Sequence[int], devices_per_node: int
+    strategy: Strategy, figures: Sequence[PipelineFigures], nodes: Sequence[int], devices_per_node: int
 ) -> Durations:
     """The durations of the distinct pipelines of a strategy."""
     placed = np.array(nodes, dtype=np.int64)[node_slots(strategy, devices_per_node)]
     rows = np.unique(placed.reshape(strategy.dp, -1), axis=0).reshape(-1, *placed.shape[1:])
-    return worst_durations(strategy, durations, rows)
+    return worst_durations(strategy, figures, rows)
 
 
 def _slowest_pipelines_s(table: StrategyTable, placed: Sequence[Durations], microbatches: Ints) -> Floats:

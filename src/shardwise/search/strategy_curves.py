@@ -20,6 +20,7 @@ from shardwise.search.infeasibility import infeasible
 from shardwise.search.question import Question
 from shardwise.search.result import EVALUATOR, result_of
 from shardwise.strategy import Strategy
+from shardwise.ties import ROUNDING
 
 REFERENCE_FIELDS: Mapping[str, Mapping[str, Value]] = {
     "data parallel": {"tp": 1, "pp": 1, "zero_stage": 0},
@@ -27,9 +28,6 @@ REFERENCE_FIELDS: Mapping[str, Mapping[str, Value]] = {
 }
 """Fixed fields of the baseline strategies of the space core. Megatron's are tensor, pipeline and data
 parallelism without sharding (Narayanan et al. 2021, arXiv 2104.04473)."""
-
-SLACK = 1e-9
-"""Relative distance of a memory limit from the bytes that it separates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +157,8 @@ def answer_at(curve: StrategyCurve, place: int) -> tuple[Question, Answer]:
 
 def margin_between(nbytes: float, larger: float, capacity_bytes: float) -> float:
     """The margin with the fewest digits, at least two, with which `nbytes` fits and `larger` does not."""
-    highest = 1.0 - nbytes * (1.0 + SLACK) / capacity_bytes
-    lowest = 1.0 - larger * (1.0 - SLACK) / capacity_bytes
+    highest = 1.0 - nbytes * (1.0 + ROUNDING) / capacity_bytes
+    lowest = 1.0 - larger * (1.0 - ROUNDING) / capacity_bytes
     for digits in range(2, 13):
         margin = floor(highest * 10.0**digits) / 10.0**digits
         if margin > lowest:

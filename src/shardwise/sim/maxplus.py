@@ -318,29 +318,6 @@ _LARGEST_CHUNK = 512
 _FINISH_TIMES = 1 << 21
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionTimes:
-    """Start and finish of everything in a step, in seconds.
-
-    `start_s` and `finish_s` have shape (batch, actions), in the order of `Schedule.columns`; the times of
-    gathers and reductions have shape (batch, stages).
-    """
-
-    start_s: Floats
-    finish_s: Floats
-    gather_start_s: Floats
-    gather_finish_s: Floats
-    reduce_start_s: Floats
-    reduce_finish_s: Floats
-
-    @property
-    def makespan_s(self) -> Floats:
-        """The latest finish of everything; shape (batch,)."""
-        parts = (self.finish_s, self.gather_finish_s, self.reduce_finish_s)
-        latest: Floats = np.max([part.max(axis=1) for part in parts], axis=0)
-        return latest
-
-
 class CompiledSchedule:
     """A schedule table as integer arrays, to evaluate with any durations; `compile_schedule` makes it.
 
@@ -406,22 +383,6 @@ class CompiledSchedule:
         finish = np.array(simulated)[:, None]
         reduced = _reduced_s(self, finish[self.last_backward], durations.reduce_s.T)
         return _latest_s(finish[self.last_actions], reduced, gathered)
-
-    def finish_s(self, durations: Durations) -> ActionTimes:
-        """Start and finish of every action, gather and reduction, for every case."""
-        self.check(durations)
-        cases = FinishTimes(self, durations)
-        cases.run(self.rows.levels)
-        finish = cases.finish[self.rows.row_of].T
-        reduced = cases.reduced_s().T
-        return ActionTimes(
-            start_s=finish - cases.parts[self.duration_row].T,
-            finish_s=finish,
-            gather_start_s=cases.gathered.T - durations.gather_s,
-            gather_finish_s=cases.gathered.T.copy(),
-            reduce_start_s=reduced - durations.reduce_s,
-            reduce_finish_s=reduced,
-        )
 
     def check(self, durations: Durations) -> None:
         """InternalError where `durations` has another number of stages."""

@@ -141,13 +141,14 @@ class Limit:
     """A combination that the target does not support: strategies for which all conditions in `where` hold.
 
     Messages name `field` and the `allowed` values. It applies to dense models or to models with experts where
-    `models` is not "all", and to some `optimizers` where any are named.
+    `models` is not "all", and to some `families` of models and some `optimizers` where any are named.
     """
 
     field: str
     where: tuple[Condition, ...]
     allowed: str
     models: str = "all"
+    families: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ()
 
     @property
@@ -215,7 +216,8 @@ class Refusal:
 class Target:
     """The features and limits of one version of a target.
 
-    - `axes`: fields of which it supports some values only. `windowed_axes`: the same for models with
+    - `axes`: fields of which it supports some values only; a value may be the name of a size (`sizes_of`)
+      until `for_job`. `windowed_axes`: the same for models with
       sliding-window attention, soft cap or sinks. `unfused_axes`: the same on devices without a fused
       attention kernel.
     - `limits`: combinations that it does not support.
@@ -251,19 +253,23 @@ class Target:
 
     def for_job(self, model: Model, job: Job) -> Target:
         """The target for one model and job: with `windowed_axes` where attention is not plain causal
-        attention, and with the limits for such models and optimizers."""
+        attention, with the limits for such models and optimizers, and with sizes instead of their names."""
         kinds = ("all", "dense" if model.experts is None else "experts")
+        sizes = sizes_of(model, job)
         limits = tuple(
-            limit.with_sizes(sizes_of(model, job))
+            limit.with_sizes(sizes)
             for limit in self.limits
-            if limit.models in kinds and job.optimizer in (limit.optimizers or (job.optimizer,))
+            if limit.models in kinds
+            and model.family in (limit.families or (model.family,))
+            and job.optimizer in (limit.optimizers or (job.optimizer,))
         )
         axes = (
             self.axes
             if has_plain_causal_attention(model, job.seq_len)
             else {**self.axes, **self.windowed_axes}
         )
-        return replace(self, axes=axes, limits=limits)
+        sized = {name: tuple(_sized(value, sizes) for value in values) for name, values in axes.items()}
+        return replace(self, axes=sized, limits=limits)
 
     def axes_for(self, classes: Iterable[str], requested: Container[str] = ()) -> Axes:
         """Allowed values of fields for a plan on these classes of devices; `requested` fields do not take
@@ -320,7 +326,7 @@ def target_names() -> tuple[str, ...]:
 def newest_target(name: str) -> str:
     """The target of this name; the newest version where the name has none; the name itself where there is
     no such target."""
-    versions = [known for known in target_names() if known.rpartition("-")[0] == name]
+    versions = [known for known in target_names() if name and known.rpartition("-")[0] == name]
     return max(versions, key=_version, default=name)
 
 
@@ -358,6 +364,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
                 field=limit["field"],
                 allowed=limit["allowed"],
                 models=limit.get("models", "all"),
+                families=tuple(limit.get("families", ())),
                 optimizers=tuple(limit.get("optimizers", ())),
                 where=tuple(_condition(name, spec) for name, spec in limit["where"].items()),
             )
@@ -392,9 +399,14 @@ def _product(text: str) -> Product:
     )
 
 
+def _sized(value: Value, sizes: Mapping[str, int]) -> Value:
+    """The size of this name, else the value itself."""
+    return sizes.get(value, value) if isinstance(value, str) else value
+
+
 def sizes_of(model: Model, job: Job) -> Mapping[str, int]:
-    """The sizes of a model and a job that conditions may name; `tied` is 1 where the embedding and the output
-    share their weight, else 0."""
+    """The sizes of a model and a job that conditions and axes may name; `tied` is 1 where the embedding and
+    the output share their weight, else 0."""
     experts = 1 if model.experts is None else model.experts.experts
     return {
         "layers": model.layers,

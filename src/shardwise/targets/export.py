@@ -9,6 +9,7 @@ from typing import Protocol
 from shardwise.model import Model
 from shardwise.plans import Plan
 from shardwise.strategy import newest_target
+from shardwise.targets import deepspeed, fsdp2, hugging_face, megatron_fsdp, transformers
 from shardwise.targets.megatron_lm import megatron_lm_files
 from shardwise.targets.megatron_lm_model import TARGET, check_model
 from shardwise.targets.megatron_lm_read_back import read_files_back
@@ -54,6 +55,30 @@ EXPORTERS: Mapping[str, Exporter] = {
         check_model=check_titan_model,
         read_back=read_titan_files_back,
         reader="TorchTitan itself",
+    ),
+    fsdp2.TARGET: Exporter(
+        files=fsdp2.fsdp2_files,
+        check_model=hugging_face.check_model,
+        read_back=fsdp2.read_files_back,
+        reader="Accelerate's own launcher",
+    ),
+    deepspeed.TARGET: Exporter(
+        files=deepspeed.deepspeed_files,
+        check_model=hugging_face.check_model,
+        read_back=deepspeed.read_files_back,
+        reader="DeepSpeed's own configuration",
+    ),
+    megatron_fsdp.TARGET: Exporter(
+        files=megatron_fsdp.megatron_fsdp_files,
+        check_model=check_model,
+        read_back=megatron_fsdp.read_files_back,
+        reader="Megatron-LM's own parser",
+    ),
+    transformers.TARGET: Exporter(
+        files=transformers.transformers_files,
+        check_model=hugging_face.check_model,
+        read_back=transformers.read_files_back,
+        reader="Transformers' own classes",
     ),
 }
 

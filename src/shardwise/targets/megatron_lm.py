@@ -8,7 +8,7 @@ line, and as a bash array.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from shardwise.cluster import Cluster
@@ -59,24 +59,30 @@ OWN_ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
 def megatron_lm_flags(plan: Plan) -> tuple[Flag, ...]:
     """The flags of `plan`: model, batch, precision, optimizer and parallelism. Raises ConfigError, with
     the key of the plan file, for a field that has no flag."""
+    return flags_with_states(plan, TARGET, _state_flags(plan.best.strategy, plan.job))
+
+
+def flags_with_states(plan: Plan, target: str, states: Iterable[Flag]) -> tuple[Flag, ...]:
+    """The flags of `plan` for a target of Megatron-LM, whose flags for sharded states are `states`. Raises
+    ConfigError as `megatron_lm_flags`."""
     strategy = plan.best.strategy
     model = megatron_model(plan.model, seq_len=plan.job.seq_len)
-    check_strategy(plan, model)
+    check_strategy(plan, model, target)
     return (
         *model_flags(model),
         *_job_flags(plan),
         *_degree_flags(strategy, has_experts=model.experts is not None),
         *_pipeline_flags(strategy, model.num_layers),
-        *_state_flags(strategy, plan.job),
+        *states,
         *_recompute_flags(strategy),
     )
 
 
-def check_strategy(plan: Plan, model: MegatronModel) -> None:
-    """Raise ConfigError for the first field of the strategy or the job that cannot be exported: the
-    capability file excludes it, or Megatron-LM does not accept it with the other fields."""
+def check_strategy(plan: Plan, model: MegatronModel, name: str) -> None:
+    """Raise ConfigError for the first field of the strategy or the job that cannot be exported to the target
+    of this name: the capability file excludes it, or Megatron-LM does not accept it with the other fields."""
     strategy = plan.best.strategy
-    target = check_plan(plan, TARGET)
+    target = check_plan(plan, name)
     for field, allowed in (*_stage_refusals(plan), *_rank_refusals(strategy, model)):
         raise refusal(target, f"best.strategy.{field}", getattr(strategy, field), allowed)
 
@@ -212,14 +218,23 @@ ARGS = "megatron-lm.args"
 
 ARRAY = "megatron_lm_args"
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""The environment variable whose value Megatron-LM checks."""
+
 _PORT = 29500
 
 
 def megatron_lm_files(plan: Plan) -> dict[str, str]:
     """The texts of the files, by name. Raises ConfigError, with the key of the plan file, for a value that
     cannot be exported."""
-    flags = megatron_lm_flags(plan)
-    head = [f"# {line}".rstrip() for line in head_lines(plan, target_of(TARGET))]
+    setup = ("# Required before Blackwell with tensor or context parallelism.", f"export {CONNECTIONS}=1")
+    return files_of_flags(plan, TARGET, megatron_lm_flags(plan), setup)
+
+
+def files_of_flags(plan: Plan, target: str, flags: Sequence[Flag], setup: Sequence[str]) -> dict[str, str]:
+    """The texts of the files with these flags for a target of Megatron-LM, by name; `setup` are the first
+    lines of the script."""
+    head = [f"# {line}".rstrip() for line in head_lines(plan, target_of(target))]
     unknown = [f"# {' '.join(map(shlex.quote, flag))}" for flag in _unknown(plan)]
     own = [" ".join(map(shlex.quote, flag)) for flag in flags]
     start = [f"# {line}" for line in _start(plan.cluster)]
@@ -228,8 +243,7 @@ def megatron_lm_files(plan: Plan) -> dict[str, str]:
         "#!/usr/bin/env bash",
         *head,
         "",
-        "# Required before Blackwell with tensor or context parallelism.",
-        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+        *setup,
         "",
         f"{ARRAY}=(",
         *(f"  {line}" for line in own),

@@ -104,11 +104,18 @@ def read_files_back(
     return read_back(plan, reading)
 
 
-def read_back(plan: Plan, reading: Reading) -> ReadBack:
-    """Compare every exported value of `plan` with the value that Megatron-LM read."""
+def read_back(plan: Plan, reading: Reading, *, overlapped: tuple[bool, bool] | None = None) -> ReadBack:
+    """Compare every exported value of `plan` with the value that Megatron-LM read. `overlapped` is whether
+    gradients are reduced, and parameters gathered, during computation (None: as without FSDP)."""
     if reading.error is not None:
         return rejected(reading.error)
-    return compared(_of_plan(plan), _of_reading(plan, reading))
+    reduces, gathers = overlapped or overlaps(plan.best.strategy, plan.job)
+    planned = {
+        **_of_plan(plan),
+        "gradients reduced during computation": reduces,
+        "parameters gathered during computation": gathers,
+    }
+    return compared(planned, _of_reading(plan, reading))
 
 
 def differences(plan: Plan, reading: Reading) -> tuple[ReadBackDifference, ...]:
@@ -119,7 +126,6 @@ def differences(plan: Plan, reading: Reading) -> tuple[ReadBackDifference, ...]:
 def _of_plan(plan: Plan) -> dict[str, object]:
     job, strategy = plan.job, plan.best.strategy
     model = megatron_model(plan.model, seq_len=job.seq_len)
-    reduces, gathers = overlaps(strategy, job)
     return {
         **_values("model", model),
         "job.seq_len": job.seq_len,
@@ -128,8 +134,6 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "job.optimizer": job.optimizer,
         "job.profile.reduce_in_fp32": job.dtype == "fp32" or job.profile.reduce_in_fp32,
         "fused attention": has_fused_attention(plan.cluster, plan.job.profile),
-        "gradients reduced during computation": reduces,
-        "parameters gathered during computation": gathers,
         "devices": plan.cluster.devices,
         **{f"strategy.{name}": value for name, value in asdict(strategy).items()},
         "layers of stages": stage_layers(strategy, plan.model.layers),
@@ -206,13 +210,23 @@ def _strategy(planned: Strategy, reading: Reading) -> dict[str, object]:
 
 def _shards(read: Mapping[str, Any], copies: int) -> dict[str, object]:
     """Sharding degrees of parameters, gradients and optimizer states."""
-    if read["use_torch_fsdp2"] or read["use_megatron_fsdp"]:
+    if read["use_torch_fsdp2"]:
         return dict.fromkeys(("param_shard", "grad_shard", "optim_shard"), copies)
     instances = read["num_distributed_optimizer_instances"]
-    states: object = 1
-    if read["use_distributed_optimizer"]:
-        states = copies // instances if copies % instances == 0 else f"{copies} / {instances}"
-    return {"param_shard": 1, "grad_shard": 1, "optim_shard": states}
+    shard: object = copies // instances if copies % instances == 0 else f"{copies} / {instances}"
+    if not read["use_megatron_fsdp"]:
+        return {
+            "param_shard": 1,
+            "grad_shard": 1,
+            "optim_shard": shard if read["use_distributed_optimizer"] else 1,
+        }
+    strategy = read["data_parallel_sharding_strategy"]
+    is_outer = instances > 1 and read["outer_dp_sharding_strategy"] == "optim"
+    return {
+        "param_shard": shard if strategy == "optim_grads_params" else 1,
+        "grad_shard": shard if strategy in ("optim_grads", "optim_grads_params") else 1,
+        "optim_shard": copies if is_outer else 1 if strategy == "no_shard" else shard,
+    }
 
 
 def _recomputed(read: Mapping[str, Any]) -> object:

@@ -99,6 +99,8 @@ def _command_line(request: Mapping[str, Any]) -> Iterator[None]:
         LOCAL_WORLD_SIZE=str(min(world_size, _DEVICES_PER_NODE)),
         CUDA_DEVICE_MAX_CONNECTIONS="1",
     )
+    if "--use-megatron-fsdp" in request["flags"]:
+        del os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]  # which refuses this value
     before, sys.argv = sys.argv, ["megatron-lm", *request["flags"]]
     try:
         yield

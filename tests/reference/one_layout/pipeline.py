@@ -24,12 +24,7 @@ Action = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class PipelineEstimate:
-    """Step time in seconds and bytes on the rank with most.
-
-    `seconds` are the parts of the step time on the stage that works longest, with its `waiting`. `nbytes` are
-    the parts of `memory_bytes`. No rank has more than `at_once_bytes` at one moment. `stages` are the
-    estimates of each stage, `hops_s` the sends between them as far as they overlap.
-    """
+    """The fields of that of `search.graph_pipeline`, which this module does not import."""
 
     time_s: float
     memory_bytes: float
@@ -55,15 +50,7 @@ class Message:
 def estimate_pipeline(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: StagedLayout
 ) -> PipelineEstimate:
-    """Costs of a layout of `graph` (sizes of the whole batch) in 1F1B stages on meshes like `mesh`.
-
-    Raises InternalError for another schedule, and where the micro-batches do not divide the batch.
-    docs/concepts/pareto-search.md.
-    """
-    if layout.schedule != "1f1b" or graph.batch % layout.microbatches:
-        raise InternalError(
-            f"no estimate: {layout.microbatches} micro-batches of batch {graph.batch}, {layout.schedule}"
-        )
+    """Costs of a layout of `graph` (sizes of the whole batch) in 1F1B stages on meshes like `mesh`."""
     of_one = scaled(graph, graph.batch // layout.microbatches)
     count = len(layout.cuts) + 1
     messages = messages_of(of_one, rank_of(cluster, training, mesh), layout)
@@ -88,12 +75,11 @@ def estimate_pipeline(
     step_s = simulated_s(stages, hops_s, layout.microbatches)
     busy = stages[int(first_largest([estimate.time_s for estimate in stages]))]
     full = stages[int(first_largest([estimate.memory_bytes for estimate in stages]))]
-    seconds = {**busy.seconds, "waiting": step_s - busy.time_s}
     return PipelineEstimate(
         time_s=step_s,
         memory_bytes=full.memory_bytes,
         at_once_bytes=max(estimate.at_once_bytes for estimate in stages),
-        seconds=seconds,
+        seconds={**busy.seconds, "waiting": step_s - busy.time_s},
         nbytes=full.nbytes,
         stages=tuple(stages),
         hops_s=tuple(hops_s),

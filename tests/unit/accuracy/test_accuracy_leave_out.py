@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from benchmarks.accuracy import left_out, nested_spreads
 from tests.sampling import sample_of
 from tests.unit.accuracy.runs import Floats, measured_runs, some
 from tests.unit.accuracy.tables import rows_of
@@ -21,9 +22,7 @@ from shardwise.accuracy.cross_validation import (
     Spread,
     _quantile,
     is_warm,
-    left_out,
     linear_errors,
-    nested_spreads,
     sources_of,
     spread_of,
 )

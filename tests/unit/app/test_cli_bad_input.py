@@ -29,7 +29,7 @@ CLUSTER: dict[str, Any] = {
     ],
 }
 JOB = ("--seq-len", "1024", "--global-batch-size", "64")
-PLAN = ("plan", "gpt2", "--cluster", "2x8xA100-80G", *JOB)
+PLAN = ("plan", "gpt2", "--cluster", "2x8xA100-80G", *JOB, "--target=any")
 
 
 def refused(ran: Ran, *words: str) -> str:
@@ -349,6 +349,7 @@ def test_a_schedule_too_long_for_a_plan_file_is_refused_before_it_is_made(
     # The planner answers tp 8, pp 2: 2 actions on each of 2 stages for 1,048,577 micro-batches, 4 above 2^22.
     command_line = (
         "plan",
+        "--target=any",
         "gpt2",
         "--cluster",
         "2x8xA100-80G",

@@ -231,13 +231,23 @@ def test_the_planner_takes_a_calibration(run: Run, tmp_path: Path) -> None:
     assert calibrated["step_time_s"] < plain["step_time_s"]  # 75 GFLOP/s instead of 50
     assert calibrated["breakdown"]["host_step"] == 2e-3
     saved = str(tmp_path / "p.yaml")
-    ran = run("plan", *question, "--calibration", written(tmp_path), "--fix", "dp=2", "--save", saved)
+    ran = run(
+        "plan",
+        "--target=any",
+        *question,
+        "--calibration",
+        written(tmp_path),
+        "--fix",
+        "dp=2",
+        "--save",
+        saved,
+    )
     assert ran.code == 0, ran.err
     assert "measured: a machine" in Path(saved).read_text()
     assert run("check", saved).code == 0
-    ran = run("plan", *question[:-1], "--calibration", written(tmp_path))
+    ran = run("plan", "--target=any", *question[:-1], "--calibration", written(tmp_path))
     assert "kernels of cpu measured on a machine" in ran.out and "all else fitted" in ran.out
-    assert "measured on" not in run("plan", *question[:-1]).out
+    assert "measured on" not in run("plan", "--target=any", *question[:-1]).out
 
 
 @pytest.mark.parametrize("command", ["plan", "frontier"])
@@ -384,8 +394,9 @@ def test_figures_of_links_are_read_from_nccl_tests(run: Run, tmp_path: Path) -> 
 def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-80G") -> tuple[str, str]:
     """A plan and the log of a run on a device `factor` times as fast as its record, after a slow start."""
     plan, log = tmp_path / "p.yaml", tmp_path / "steps.jsonl"
-    ran = run("plan", "gpt2-xl", "--cluster", cluster, "--seq-len", "1024", "--global-batch-size", "8",
-              "--fix", "tp=5,zero_stage=0,recompute=none", "--save", str(plan))  # fmt: skip
+    ran = run("plan", "--target=any", "gpt2-xl", "--cluster", cluster, "--seq-len", "1024",
+              "--global-batch-size", "8", "--fix", "tp=5,zero_stage=0,recompute=none",
+              "--save", str(plan))  # fmt: skip
     assert ran.code == 0, ran.err
     read = read_plan(str(plan))
     (known,) = read.cluster.classes.values()

@@ -24,7 +24,7 @@ QUESTION = ("gpt2", "--cluster", "1x4xA100-80G", "--seq-len", "1024", "--global-
 @pytest.fixture
 def saved(run: Run, tmp_path: Path) -> Path:
     path = tmp_path / "plan.yaml"
-    assert run("plan", *QUESTION, "--space", "core", "--save", str(path)).code == 0
+    assert run("plan", "--target=any", *QUESTION, "--space", "core", "--save", str(path)).code == 0
     return path
 
 
@@ -106,7 +106,17 @@ def test_a_proof_without_time_is_open_and_no_failure(run: Run, saved: Path) -> N
 def test_what_the_planner_computes_again_stands_apart(run: Run, tmp_path: Path) -> None:
     saved = tmp_path / "uneven.yaml"
     cluster = "1x2xA100-40G+1x2xV100-16G"
-    command = ("plan", "opt-350m", "--cluster", cluster, "--seq-len", "2048", "--global-batch-size", "64")
+    command = (
+        "plan",
+        "--target=any",
+        "opt-350m",
+        "--cluster",
+        cluster,
+        "--seq-len",
+        "2048",
+        "--global-batch-size",
+        "64",
+    )
     assert run(*command, "--save", str(saved)).code == 0
     ran = run("check", str(saved))
     assert (ran.code, ran.err) == (0, "shardwise: not proven: optimal\n")

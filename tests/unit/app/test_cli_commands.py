@@ -43,7 +43,7 @@ def test_plan_passes_the_options_to_the_planner(run: Run, planner: Planner) -> N
         "--top", "1", "--memory-margin", "0.1", "--expert-imbalance", "1.5", "--exhaustive", "--objective",
         "time",
     )  # fmt: skip
-    assert run("plan", *QUESTION, *options).code == 0
+    assert run("plan", "--target=any", *QUESTION, *options).code == 0
     (question,) = planner.questions
     assert question.model.name == "llama-3.1-8b"
     assert question.cluster.devices == 16
@@ -57,27 +57,29 @@ def test_plan_passes_the_options_to_the_planner(run: Run, planner: Planner) -> N
 @pytest.mark.parametrize("cluster", ["2x8xA100-80G", "64x8xA100-80G"])
 def test_the_default_space_is_used_at_any_size(run: Run, planner: Planner, cluster: str) -> None:
     planner.error = Infeasible("enough", reasons={})
-    run("plan", "gpt2", "--cluster", cluster, "--seq-len", "1024", "--global-batch-size", "64")
+    run(
+        "plan", "--target=any", "gpt2", "--cluster", cluster, "--seq-len", "1024", "--global-batch-size", "64"
+    )
     (question,) = planner.questions
     assert (question.space, question.axes, question.workers, question.budget_s) == ("default", {}, 1, None)
 
 
 def test_plan_passes_the_search_options_on(run: Run, planner: Planner) -> None:
     options = ("--workers", "1", "--budget", "1.5min", "--frontier", "--use-all", "--objective", "memory")
-    assert run("plan", *QUESTION, *options).code == 0
+    assert run("plan", "--target=any", *QUESTION, *options).code == 0
     (question,) = planner.questions
     assert (question.workers, question.budget_s) == (1, 90.0)
     assert (question.frontier, question.use_all, question.objective) == (True, True, "memory")
 
 
 def test_plan_prints_the_card_on_stdout_and_nothing_else(run: Run, planner: Planner) -> None:
-    ran = run("plan", *QUESTION)
+    ran = run("plan", "--target=any", *QUESTION)
     assert (ran.code, ran.err) == (0, "")
     assert "12.500 s" in ran.out and "optimal among 1,234 candidates" in ran.out
 
 
 def test_plan_json_has_the_documented_schema(run: Run, planner: Planner) -> None:
-    ran = run("plan", *QUESTION, "--json")
+    ran = run("plan", "--target=any", *QUESTION, "--json")
     assert (ran.code, ran.err) == (0, "")
     document = validated(ran.out, "plan-answer")
     assert document["model"]["name"] == "llama-3.1-8b"
@@ -95,7 +97,7 @@ def test_save_writes_a_readable_plan_and_reports_it_on_stderr(
     run: Run, planner: Planner, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.yaml"
-    ran = run("plan", *QUESTION, "--json", "--save", str(path))
+    ran = run("plan", "--target=any", *QUESTION, "--json", "--save", str(path))
     assert ran.code == 0
     document = json.loads(ran.out)
     assert ran.err == f"wrote {path} ({document['plan_hash']})\n"
@@ -107,7 +109,7 @@ def test_save_writes_a_readable_plan_and_reports_it_on_stderr(
 def test_the_same_question_gives_the_same_bytes(run: Run, planner: Planner, tmp_path: Path) -> None:
     outputs = set()
     for name in ("a.yaml", "b.yaml"):
-        ran = run("plan", *QUESTION, "--json", "--save", str(tmp_path / name))
+        ran = run("plan", "--target=any", *QUESTION, "--json", "--save", str(tmp_path / name))
         outputs.add((ran.out, (tmp_path / name).read_bytes()))
     assert len(outputs) == 1
 
@@ -135,7 +137,7 @@ def test_space_prints_every_axis_and_the_count(run: Run, planner: Planner) -> No
 
 def test_simulate_draws_the_step_and_writes_a_trace(run: Run, planner: Planner, tmp_path: Path) -> None:
     plan, trace = str(tmp_path / "plan.yaml"), str(tmp_path / "step.json")
-    assert run("plan", *QUESTION, "--save", plan).code == 0
+    assert run("plan", "--target=any", *QUESTION, "--save", plan).code == 0
     ran = run("simulate", plan, "--trace", trace)
     assert (ran.code, ran.err) == (0, f"wrote {trace}; open it at https://ui.perfetto.dev\n")
     assert max(map(len, ran.out.splitlines())) <= 100
@@ -155,7 +157,7 @@ def test_a_plan_whose_schedule_is_not_its_strategys_is_refused(
     run: Run, planner: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "plan.yaml")
-    assert run("plan", *QUESTION, "--save", path).code == 0
+    assert run("plan", "--target=any", *QUESTION, "--save", path).code == 0
     generated = planner.step_durations
 
     def other(*arguments: Any) -> Any:
@@ -185,7 +187,7 @@ def test_an_infeasible_question_exits_3_with_reasons_and_relaxations(run: Run, p
         reasons={"memory": 90, "heads_tp": 1200},
         relaxations=("--cluster 4x8xA100-80G", "--seq-len 2048"),
     )
-    ran = run("plan", *QUESTION)
+    ran = run("plan", "--target=any", *QUESTION)
     assert (ran.code, ran.out) == (3, "")
     assert ran.err.splitlines() == [
         "shardwise: infeasible: memory: rank 0 lacks 12.5 GiB",
@@ -215,7 +217,7 @@ def test_an_unexpected_error_is_one_line_with_exit_code_1(
     run: Run, planner: Planner, error: Exception, words: str
 ) -> None:
     planner.error = error
-    ran = run("plan", *QUESTION)
+    ran = run("plan", "--target=any", *QUESTION)
     assert (ran.code, ran.out) == (1, "")
     assert words in ran.err and ran.err.count("\n") == 1
     assert "Traceback" not in ran.err
@@ -225,12 +227,12 @@ def test_debugging_shows_the_traceback(planner: Planner, monkeypatch: pytest.Mon
     planner.error = ZeroDivisionError("division by zero")
     monkeypatch.setenv("SHARDWISE_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
-        main(["plan", *QUESTION])
+        main(["plan", "--target=any", *QUESTION])
 
 
 def test_an_error_of_the_planner_names_its_place_in_json_too(run: Run, planner: Planner) -> None:
     planner.error = ConfigError("is odd", file="c.yaml", key="nodes[0]", found="7", allowed="even numbers")
-    ran = run("plan", *QUESTION, "--json")
+    ran = run("plan", "--target=any", *QUESTION, "--json")
     assert ran.code == 2
     assert ran.err == "shardwise: error: c.yaml: nodes[0]: is odd; found 7; allowed: even numbers\n"
     assert validated(ran.out, "error")["error"] == {
@@ -244,7 +246,7 @@ def test_ctrl_c_exits_130_quietly(run: Run, planner: Planner, monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shardwise.search.plan", interrupted)
-    ran = run("plan", *QUESTION)
+    ran = run("plan", "--target=any", *QUESTION)
     assert (ran.code, ran.out) == (130, "")
     assert ran.err == "shardwise: error: interrupted before there was an answer\n"
 
@@ -310,7 +312,7 @@ def test_an_answer_does_not_need_stderr(
     planner: Planner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stderr: io.StringIO | None
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
-    assert main(["plan", *QUESTION, "--save", str(tmp_path / "plan.yaml")]) == 0
+    assert main(["plan", "--target=any", *QUESTION, "--save", str(tmp_path / "plan.yaml")]) == 0
     assert main(["plan"]) == 2
 
 
@@ -335,16 +337,20 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
     assert "╭" not in shown.out
 
 
-QUESTION_OPTIONS = "--inter-node --calibration --dtype --optimizer --memory-margin --expert-imbalance"
+QUESTION_OPTIONS = (
+    "--inter-node --calibration --software --dtype --optimizer --memory-margin --expert-imbalance"
+)
 OPTIONS = {
     "plan": "--cluster --seq-len --global-batch-size --objective --frontier --use-all --inter-node "
-    "--calibration --dtype --optimizer --space --fix --target --memory-margin --expert-imbalance --top "
+    "--calibration --dtype --optimizer --space --fix --target --tolerance --software --memory-margin "
+    "--expert-imbalance --top "
     "--exhaustive --workers --stage-dp --mixed-pool-stages --budget --save --mtbf --checkpoint-interval "
     "--checkpoint-stall --restart --jitter --events --policy --json",
-    "evaluate": f"--cluster --seq-len --global-batch-size --strategy {QUESTION_OPTIONS} --save --json",
+    "evaluate": f"--cluster --seq-len --global-batch-size --strategy --target {QUESTION_OPTIONS} "
+    "--save --json",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --stages "
-    "--microbatches --meshes --objectives --epsilon --inter-node --calibration --dtype --optimizer --space "
-    "--fix --memory-margin --expert-imbalance --workers --save --plot --use-all --json",
+    "--microbatches --meshes --objectives --epsilon --inter-node --calibration --software --dtype "
+    "--optimizer --space --fix --memory-margin --expert-imbalance --workers --save --plot --use-all --json",
     "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --stage-dp "
     "--mixed-pool-stages --json",
     "simulate": "--trace --json",
@@ -382,7 +388,17 @@ def test_version_is_the_package_version(run: Run) -> None:
 
 def test_the_next_commands_can_be_copied(run: Run, planner: Planner, tmp_path: Path) -> None:
     path = tmp_path / "my plan.yaml"
-    ran = run("plan", *QUESTION, "--inter-node", "100Gb/s", "--memory-margin", "0.1", "--save", str(path))
+    ran = run(
+        "plan",
+        "--target=any",
+        *QUESTION,
+        "--inter-node",
+        "100Gb/s",
+        "--memory-margin",
+        "0.1",
+        "--save",
+        str(path),
+    )
     commands = [line[15:] for line in ran.out.split(" next ")[1].splitlines() if line.strip()]
     commands[0] = ran.out.split(" next ")[1].splitlines()[0].strip()
     explain, simulate, launch, evaluate = (shlex.split(command) for command in commands)
@@ -409,7 +425,7 @@ def test_the_card_uses_characters_that_the_terminal_has(
 ) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", stream)
-    assert main(("plan", *QUESTION)) == 0
+    assert main(("plan", "--target=any", *QUESTION)) == 0
     stream.seek(0)
     text = stream.read()
     assert all(glyph in text for glyph in glyphs)
@@ -437,7 +453,7 @@ def test_colour_is_used_only_on_a_terminal_that_allows_it(
         monkeypatch.setenv(name, value)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert main(("plan", *QUESTION)) == 0
+    assert main(("plan", "--target=any", *QUESTION)) == 0
     assert ("\x1b[" in terminal.getvalue()) is is_styled
 
 
@@ -488,9 +504,9 @@ def test_plans_that_train_does_not_run_are_planned_on_request_and_marked(run: Ru
         "--optimizer",
         "muon",
     )
-    refused = run("plan", *command_line)
+    refused = run("plan", "--target=any", *command_line)
     assert refused.code == 2 and "runs no plan of this job; found optimizer muon" in refused.err
-    refused = run("plan", *command_line[:-1], "adamw")
+    refused = run("plan", "--target=any", *command_line[:-1], "adamw")
     assert refused.code == 3 and "shardwise train" in refused.err
     ran = run("plan", *command_line, "--target", "any", "--json")
     assert validated(ran.out, "plan-answer")["not_run"] == [
@@ -513,13 +529,15 @@ def test_context_ranks_are_planned_only_where_attention_has_no_windows(run: Run,
     for window, code in ((16, 2), (64, 0), (None, 0)):
         path = tmp_path / f"window-{window}.json"
         path.write_text(json.dumps({**config, "sliding_window": window}))
-        ran = run("plan", str(path), *command_line, "--fix", "cp=2")
+        ran = run("plan", "--target=any", str(path), *command_line, "--fix", "cp=2")
         assert ran.code == code, (window, ran.err)
         document = json.loads(
             run("plan", str(path), *command_line, "--fix", "cp=2", "--target", "any", "--json").out
         )
         assert bool(document["not_run"]) == (code == 2)
-    free = json.loads(run("plan", str(tmp_path / "window-16.json"), *command_line, "--json").out)
+    free = json.loads(
+        run("plan", "--target=any", str(tmp_path / "window-16.json"), *command_line, "--json").out
+    )
     assert free["best"]["strategy"]["cp"] == 1 and free["not_run"] == []
 
 

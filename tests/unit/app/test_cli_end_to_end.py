@@ -27,7 +27,7 @@ def validated(text: str, name: str) -> Any:
 
 
 def test_a_plan_answers_in_full_and_its_ledger_has_the_whole_space(run: Run) -> None:
-    ran = run("plan", *CORE, "--json")
+    ran = run("plan", "--target=any", *CORE, "--json")
     assert (ran.code, ran.err) == (0, "")
     document = validated(ran.out, "plan-answer")
     certificate = document["certificate"]
@@ -47,8 +47,8 @@ def test_a_plan_answers_in_full_and_its_ledger_has_the_whole_space(run: Run) -> 
 
 @pytest.mark.slow
 def test_everything_evaluated_gives_the_same_plan_hash(run: Run) -> None:
-    bounded = json.loads(run("plan", *CORE, "--json", "--use-all").out)
-    exhaustive = json.loads(run("plan", *CORE, "--json", "--exhaustive").out)
+    bounded = json.loads(run("plan", "--target=any", *CORE, "--json", "--use-all").out)
+    exhaustive = json.loads(run("plan", "--target=any", *CORE, "--json", "--exhaustive").out)
     assert exhaustive["plan_hash"] == bounded["plan_hash"]
     assert exhaustive["certificate"]["simulated"] > bounded["certificate"]["simulated"]
 
@@ -57,7 +57,7 @@ def test_the_same_question_gives_the_same_bytes_but_for_timings(run: Run, tmp_pa
     seen = set()
     for name in ("a.yaml", "b.yaml"):
         path = tmp_path / name
-        document = json.loads(run("plan", *CORE, "--json", "--save", str(path)).out)
+        document = json.loads(run("plan", "--target=any", *CORE, "--json", "--save", str(path)).out)
         lines = [
             line for line in path.read_text().splitlines() if "search_s" not in line and "cpu_s" not in line
         ]
@@ -71,7 +71,7 @@ def test_a_saved_plan_is_simulated_and_its_strategy_evaluates_to_the_same_time(
     run: Run, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "plan.yaml")
-    answer = json.loads(run("plan", *CORE, "--json", "--save", path, "--fix", "pp=2").out)
+    answer = json.loads(run("plan", "--target=any", *CORE, "--json", "--save", path, "--fix", "pp=2").out)
     plan = read_plan(path)
     assert plan.best.step_time_s == answer["best"]["step_time_s"]
     timeline = validated(run("simulate", path, "--json").out, "timeline")
@@ -83,17 +83,17 @@ def test_a_saved_plan_is_simulated_and_its_strategy_evaluates_to_the_same_time(
 
 
 def test_runners_up_are_slower_and_as_many_as_requested(run: Run) -> None:
-    document = json.loads(run("plan", *CORE, "--json", "--top", "5").out)
+    document = json.loads(run("plan", "--target=any", *CORE, "--json", "--top", "5").out)
     times = [result["step_time_s"] for result in (document["best"], *document["runners_up"])]
     assert len(times) == 6
     assert times == sorted(times)
-    assert json.loads(run("plan", *CORE, "--json", "--top", "0").out)["runners_up"] == []
+    assert json.loads(run("plan", "--target=any", *CORE, "--json", "--top", "0").out)["runners_up"] == []
 
 
 def test_a_model_that_does_not_fit_exits_3_with_the_missing_bytes(run: Run) -> None:
     """7 billion parameters with AdamW need 16 bytes each, over 100 GiB: not on one RTX 4090 of 24 GB."""
     question = ("llama-2-7b", "--cluster", "1xRTX4090", "--seq-len", "2048", "--global-batch-size", "1")
-    ran = run("plan", *question, "--space", "core", "--json")
+    ran = run("plan", "--target=any", *question, "--space", "core", "--json")
     assert ran.code == 3
     lines = ran.err.splitlines()
     assert lines[0].startswith("shardwise: infeasible: ")
@@ -113,7 +113,7 @@ def test_an_illegal_strategy_exits_3_with_its_reason(run: Run) -> None:
 
 
 def test_a_batch_that_the_requested_dp_does_not_divide_names_the_nearest(run: Run) -> None:
-    ran = run("plan", *CORE[:-4], "--global-batch-size", "10", "--fix", "dp=4")
+    ran = run("plan", "--target=any", *CORE[:-4], "--global-batch-size", "10", "--fix", "dp=4")
     assert ran.code == 2
     assert ran.err.count("\n") == 1
     assert "8 and 12" in ran.err

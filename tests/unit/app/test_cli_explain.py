@@ -39,7 +39,7 @@ def validated(text: str, name: str) -> Any:
 @pytest.fixture
 def saved(run: Run, tmp_path: Path) -> str:
     path = str(tmp_path / "plan.yaml")
-    assert run("plan", *CORE, "--save", path).code == 0
+    assert run("plan", "--target=any", *CORE, "--save", path).code == 0
     return path
 
 
@@ -103,7 +103,7 @@ def test_a_plan_file_has_the_question_and_the_checker_agrees(run: Run, tmp_path:
     space = tmp_path / "space.yaml"
     space.write_text("base: core\naxes: {tp: [1, 2], schedule: [1f1b, gpipe]}\n")
     path = str(tmp_path / "plan.yaml")
-    ran = run("plan", *QUESTION, "--space", str(space), "--fix", "dp=2", "--save", path)
+    ran = run("plan", "--target=any", *QUESTION, "--space", str(space), "--fix", "dp=2", "--save", path)
     assert ran.code == 0
     assert "only tp 1 2 · schedule 1f1b gpipe · dp 2" in " ".join(ran.out.split())
     certificate = read_plan(path).proof
@@ -140,9 +140,9 @@ def test_values_that_exclude_each_other(
 
 @pytest.mark.slow
 def test_the_frontier_is_listed_and_shown_in_part(run: Run) -> None:
-    ran = run("plan", *CORE, "--frontier")
+    ran = run("plan", "--target=any", *CORE, "--frontier")
     assert ran.code == 0 and fits(ran.out.split(" next ")[0])
-    document = validated(run("plan", *CORE, "--frontier", "--json").out, "plan-answer")
+    document = validated(run("plan", "--target=any", *CORE, "--frontier", "--json").out, "plan-answer")
     points = document["frontier"]
     times = [point["step_time_s"] for point in points]
     nbytes = [point["peak_memory_bytes"]["device"] for point in points]
@@ -166,7 +166,8 @@ def test_a_long_frontier_is_shown_at_selected_points() -> None:
 def test_objectives_are_saved_with_the_cluster_used(run: Run, tmp_path: Path, objective: str) -> None:
     path = str(tmp_path / "plan.yaml")
     document = validated(
-        run("plan", *CORE, "--objective", objective, "--json", "--save", path).out, "plan-answer"
+        run("plan", "--target=any", *CORE, "--objective", objective, "--json", "--save", path).out,
+        "plan-answer",
     )
     plan = read_plan(path)
     assert plan.objective == document["objective"] == objective
@@ -189,7 +190,7 @@ def test_a_search_out_of_time_reports_its_gap(run: Run) -> None:
         "--global-batch-size",
         "256",
     )
-    ran = run("plan", *question, "--budget", "1ms")
+    ran = run("plan", "--target=any", *question, "--budget", "1ms")
     assert (ran.code, ran.err) == (0, "")
     assert "not proven: gap " in ran.out and " unexplored" in ran.out
 
@@ -204,7 +205,7 @@ def test_a_search_that_finds_nothing_in_time_is_a_one_line_error(run: Run) -> No
         "--global-batch-size",
         "256",
     )
-    ran = run("plan", *question, "--budget", "1ms")
+    ran = run("plan", "--target=any", *question, "--budget", "1ms")
     assert (ran.code, ran.out) == (3, "")
     assert ran.err.count("\n") == 1
     assert "nothing that fits was found within the budget of 1 ms" in ran.err
@@ -245,13 +246,13 @@ def test_an_interrupt_in_the_first_heuristic_prints_the_best_so_far(
     run: Run, interrupted: Callable[[bool], None], tmp_path: Path
 ) -> None:
     interrupted(True)
-    ran = run("plan", *QUESTION)
+    ran = run("plan", "--target=any", *QUESTION)
     assert ran.code == 130
     assert ran.err == "shardwise: interrupted; this is the best so far\n"
     assert "step time" in ran.out and "not proven" in ran.out
     interrupted(True)
     path = str(tmp_path / "plan.yaml")
-    ran = run("plan", *QUESTION, "--json", "--save", path)
+    ran = run("plan", "--target=any", *QUESTION, "--json", "--save", path)
     assert ran.code == 130
     document = validated(ran.out, "plan-answer")
     assert document["is_interrupted"] and not document["is_proven"]
@@ -263,11 +264,11 @@ def test_an_interrupt_before_anything_was_found_is_one_line(
     run: Run, interrupted: Callable[[bool], None]
 ) -> None:
     interrupted(False)
-    ran = run("plan", *QUESTION)
+    ran = run("plan", "--target=any", *QUESTION)
     line = "shardwise: error: interrupted before there was an answer\n"
     assert (ran.code, ran.out, ran.err) == (130, "", line)
     interrupted(False)
-    ran = run("plan", *QUESTION, "--json")
+    ran = run("plan", "--target=any", *QUESTION, "--json")
     assert (ran.code, ran.err) == (130, line)
     assert validated(ran.out, "error")["error"]["kind"] == "interrupted"
 

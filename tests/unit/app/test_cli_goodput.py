@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 JOB = ("--seq-len", "4096", "--global-batch-size", "64")
-SMALL = ("plan", "llama-3.1-8b", "--cluster", "2x8xA100-80G", *JOB)
-LARGE = ("plan", "llama-3.1-8b", "--cluster", "128x8xA100-80G", *JOB[:-1], "1024")
+SMALL = ("plan", "--target=any", "llama-3.1-8b", "--cluster", "2x8xA100-80G", *JOB)
+LARGE = ("plan", "--target=any", "llama-3.1-8b", "--cluster", "128x8xA100-80G", *JOB[:-1], "1024")
 
 
 def answer(text: str) -> Any:

@@ -24,7 +24,7 @@ ABOUT = (
     "gpt2-xl", "--cluster", CLUSTER, "--inter-node", "200Gb/s", "--seq-len", "4096",
     "--global-batch-size", "8",
 )  # fmt: skip
-QUESTION = ("plan", *ABOUT, "--mixed-pool-stages", "4")
+QUESTION = ("plan", "--target=any", *ABOUT, "--mixed-pool-stages", "4")
 ON_CPU = (
     "plan", "examples/tiny.yaml", "--cluster", "examples/clusters/unequal.yaml", "--seq-len", "64",
     "--global-batch-size", "16", "--dtype", "fp32",
@@ -139,7 +139,10 @@ def test_a_plan_with_mixed_pool_stages_is_not_replanned(run: Any, saved: str) ->
     ("argv", "message"),
     [
         ((*QUESTION[:-1], "9"), "1 to 8"),
-        (("plan", "gpt2-xl", "--cluster", "1x4xA10G", *QUESTION[4:]), "applies to uneven plans only"),
+        (
+            ("plan", "--target=any", "gpt2-xl", "--cluster", "1x4xA10G", *QUESTION[5:]),
+            "applies to uneven plans only",
+        ),
         ((*ON_CPU, "--mixed-pool-stages", "4"), "shardwise train runs no mixed-pool stages"),
     ],
 )

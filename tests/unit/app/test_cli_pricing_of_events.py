@@ -53,7 +53,19 @@ def cluster(tmp_path: Path) -> str:
 def saved(run: Run, cluster: str, tmp_path: Path) -> str:
     path = str(tmp_path / "plan.yaml")
     assert (
-        run("plan", "gpt2", "--cluster", cluster, *JOB, "--space", "core", "--use-all", "--save", path).code
+        run(
+            "plan",
+            "--target=any",
+            "gpt2",
+            "--cluster",
+            cluster,
+            *JOB,
+            "--space",
+            "core",
+            "--use-all",
+            "--save",
+            path,
+        ).code
         == 0
     )
     return path
@@ -108,7 +120,17 @@ def test_answers_on_links_name_the_tiers_that_approximate_them(
 
 @pytest.mark.slow
 def test_a_plan_on_links_is_not_proven(run: Run, cluster: str) -> None:
-    command_line = ("plan", "gpt2", "--space", "core", "--use-all", "--cluster", cluster, *JOB)
+    command_line = (
+        "plan",
+        "--target=any",
+        "gpt2",
+        "--space",
+        "core",
+        "--use-all",
+        "--cluster",
+        cluster,
+        *JOB,
+    )
     document = answered(run, "plan-answer", *command_line)
     assert document["is_proven"] is False and document["uneven_gap"] is None
     assert document["certificate"]["gap"] is None and document["certificate"]["priced_as"] == [LINE]
@@ -197,7 +219,18 @@ def test_a_plan_on_links_without_its_approximation_is_refused(run: Run, saved: s
 def test_a_plan_on_a_part_of_links_names_its_approximation(run: Run, cluster: str, tmp_path: Path) -> None:
     """One device has no links; but links were approximated to find that it is best for the objective."""
     path = str(tmp_path / "part.yaml")
-    command_line = ("plan", "gpt2", "--cluster", cluster, *JOB, "--space", "core", "--objective", "devices")
+    command_line = (
+        "plan",
+        "--target=any",
+        "gpt2",
+        "--cluster",
+        cluster,
+        *JOB,
+        "--space",
+        "core",
+        "--objective",
+        "devices",
+    )
     assert "links are priced as tiers; " in read(run, *command_line, "--save", path)
     plan = read_plan(path)
     assert not plan.cluster.links and plan.cluster.devices == 1 and len(plan.priced_as) == 1
@@ -223,7 +256,10 @@ TAKEN = "d0 is taken for its node n0: all 2 devices of it {}; nothing is proven 
 @pytest.fixture
 def paired(run: Run, tmp_path: Path) -> str:
     path = str(tmp_path / "plan.yaml")
-    assert run("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--save", path).code == 0
+    assert (
+        run("plan", "--target=any", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--save", path).code
+        == 0
+    )
     return path
 
 

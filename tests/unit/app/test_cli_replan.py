@@ -98,7 +98,7 @@ def test_a_raised_horizon_is_reported(run: Any, saved: str) -> None:
 def test_an_uneven_plan_reports_a_raised_horizon(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "plan.yaml"), "1x2xA100-40G+1x2xV100-16G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "2048", "--global-batch-size", "64")
-    assert run("plan", *job, "--save", path).code == 0
+    assert run("plan", "--target=any", *job, "--save", path).code == 0
     lost = ("replan", path, "--cluster", cluster, "--events", "lost n1", "--horizon", "2min", "--json")
     found = json.loads(run(*lost).out)
     assert (found["horizon_s"], found["used_horizon_s"]) == (120.0, 600.0)
@@ -109,7 +109,17 @@ def test_an_uneven_plan_reports_a_raised_horizon(run: Any, tmp_path: Path) -> No
 def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     fix = "tp=1,pp=2,schedule=1f1b,zero_stage=0,micro_batch_size=1"
-    argv = ("plan", "opt-350m", "--cluster", CLUSTER, "--seq-len", "512", "--global-batch-size", "32")
+    argv = (
+        "plan",
+        "--target=any",
+        "opt-350m",
+        "--cluster",
+        CLUSTER,
+        "--seq-len",
+        "512",
+        "--global-batch-size",
+        "32",
+    )
     assert run(*argv, "--top", "0", "--fix", fix, "--save", path).code == 0
     command_line = ("replan", path, "--cluster", CLUSTER, "--events", "lost n1")
     document = json.loads(run(*command_line, "--json").out)
@@ -174,7 +184,7 @@ def test_devices_are_those_that_the_plan_was_made_for(run: Any, saved: str, tmp_
 def test_a_strategy_on_nodes_of_two_sizes_is_refused(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "u.yaml"), "2x4xA100-80G+1x8xA100-40G"
     job = ("--seq-len", "512", "--global-batch-size", "512", "--fix", "dp=16", "--top", "0")
-    assert run("plan", "opt-350m", "--cluster", cluster, *job, "--save", path).code == 0
+    assert run("plan", "--target=any", "opt-350m", "--cluster", cluster, *job, "--save", path).code == 0
     for argv in (("replan", path), ("replay", path, "--length", "1h")):
         ran = run(*argv, "--cluster", cluster, "--events", "slow n0 1")
         assert ran.code == 2 and ran.err.count("\n") == 1 and "nodes of several sizes" in ran.err

@@ -27,7 +27,7 @@ def saved(run: Any, tmp_path: Path) -> str:
     """A plan file."""
     path = str(tmp_path / "plan.yaml")
     fix = "tp=1,pp=2,dp=4,schedule=1f1b"
-    assert run("plan", *JOB, "--top", "0", "--fix", fix, "--save", path).code == 0
+    assert run("plan", "--target=any", *JOB, "--top", "0", "--fix", fix, "--save", path).code == 0
     return path
 
 
@@ -87,7 +87,7 @@ def test_shares_that_a_file_cannot_represent_are_not_chosen(run: Any, saved: str
 def test_an_uneven_plan_is_saved_too(run: Any, tmp_path: Path) -> None:
     first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
     job = ("opt-350m", "--cluster", MIXED, "--seq-len", "2048", "--global-batch-size", "64")
-    assert run("plan", *job, "--save", first).code == 0
+    assert run("plan", "--target=any", *job, "--save", first).code == 0
     found = decided(run, first, MIXED, "slow n1 0.8", "--save", path)
     plan = read_plan(path)
     assert plan.for_trace is not None and list(plan.for_trace.nodes) == found["plan"]["nodes"]
@@ -151,7 +151,7 @@ def test_events_that_change_nothing_are_answered_by_keep(run: Any, tmp_path: Pat
     """gpt2-xl on 6 nodes of 2 RTX4090: `slow d0 1.0` was once answered by a migration."""
     path, cluster = str(tmp_path / "plan.yaml"), ("6x2xRTX4090", "--inter-node", "25Gb/s")
     job = ("gpt2-xl", "--cluster", *cluster, "--seq-len", "1024", "--global-batch-size", "16")
-    assert run("plan", *job, "--use-all", "--top", "0", "--save", path).code == 0
+    assert run("plan", "--target=any", *job, "--use-all", "--top", "0", "--save", path).code == 0
     ran = run("replan", path, "--cluster", *cluster, "--events", events, "--json")
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
@@ -169,7 +169,7 @@ def test_a_new_plan_has_the_restrictions_of_the_old_one(run: Any, tmp_path: Path
     cluster = "4x2xV100-32G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
     command_line = ("--fix", f"{fix},pp=2", "--space", "core", "--use-all", "--top", "0")
-    assert run("plan", *job, *command_line, "--save", first).code == 0
+    assert run("plan", "--target=any", *job, *command_line, "--save", first).code == 0
     decided(run, first, cluster, "lost n3; lost n2", "--save", path)
     name, _, value = fix.partition("=")
     strategy = read_plan(path).best.strategy
@@ -188,14 +188,14 @@ def test_nodes_that_are_not_used_are_idle_and_those_that_are_gone_are_not(run: A
     """2 of 3 nodes run a plan that needs an even number of them; the third is idle, or gone."""
     path, cluster = str(tmp_path / "plan.yaml"), "3x2xV100-32G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
-    assert run("plan", *job, "--fix", "tp=2,pp=2", "--save", path).code == 0
+    assert run("plan", "--target=any", *job, "--fix", "tp=2,pp=2", "--save", path).code == 0
     for events, idle in (("slow n1 0.5", 2), ("lost n2", 0)):
         document = decided(run, path, cluster, events)
         assert document["idle"]["devices"] == idle, events
         assert document["idle"]["nodes"] == idle // 2
     # A node that is used in part is named, with advice.
     small = ("gpt2", "--cluster", "1x8xV100-32G", "--seq-len", "64", "--global-batch-size", "7")
-    assert run("plan", *small, "--fix", "dp=7", "--save", path).code == 0
+    assert run("plan", "--target=any", *small, "--fix", "dp=7", "--save", path).code == 0
     ran = run("replan", path, "--cluster", "1x8xV100-32G", "--events", "slow n0 0.5")
     assert ran.code == 2 and "plan with --use-all for whole nodes" in ran.err
 
@@ -204,7 +204,7 @@ def test_nodes_that_are_not_used_are_idle_and_those_that_are_gone_are_not(run: A
 def test_the_error_names_the_restriction_that_leaves_no_plan(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "plan.yaml"), "2x2xV100-32G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
-    assert run("plan", *job, "--fix", "tp=2,pp=2", "--save", path).code == 0
+    assert run("plan", "--target=any", *job, "--fix", "tp=2,pp=2", "--save", path).code == 0
     ran = run("replan", path, "--cluster", cluster, "--events", "lost n1")
     assert ran.code == 3 and "the plan's question allows only tp=2, pp=2" in ran.err
 
@@ -216,12 +216,14 @@ def test_a_plan_for_megatron_lm_is_replanned_to_one_that_it_runs(run: Any, tmp_p
     cluster = "4x2xV100-32G"
     job = ("gpt2-xl", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
     options = ("--target", "megatron-lm", "--fix", "sequence_parallel=false", "--use-all", "--top", "0")
-    assert run("plan", *job, *options, "--save", first).code == 0
+    assert run("plan", "--target=any", *job, *options, "--save", first).code == 0
     found = decided(run, first, cluster, "lost n3", "--save", path)
     assert len(found["plan"]["nodes"]) == 3
     before, after = read_plan(first), read_plan(path)
     assert after.target == "megatron-lm-0.19"
-    assert after.question == replace(before.question, events="events in words")
+    # four nodes were requested, of which three are left
+    assert before.question.cluster is None and after.cluster != before.cluster
+    assert after.question == replace(before.question, events="events in words", cluster=before.cluster)
     assert run("export", path, "--to", "megatron-lm", "--out", str(tmp_path / "run")).code == 0
     assert run("check", path).code == 0
     decided(run, path, cluster, "lost n2; lost n3", "--save", again)

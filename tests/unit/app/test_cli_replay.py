@@ -62,7 +62,7 @@ def test_pictures_and_pages_are_written(run: Any, trace: str, tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_replay_starts_with_the_plan_of_the_file(run: Any, trace: str, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
-    run("plan", *JOB, "--fix", "tp=2", "--top", "0", "--save", path)
+    run("plan", "--target=any", *JOB, "--fix", "tp=2", "--top", "0", "--save", path)
     argv = ("replay", path, "--cluster", CLUSTER, "--events", trace, "--json", "--policy", "static")
     (static,) = json.loads(run(*argv).out)["policies"]
     assert static["decisions"][0]["strategy"]["tp"] == 2
@@ -150,3 +150,19 @@ def test_a_source_with_signs_of_formulas_is_drawn_as_it_is(run: Any, trace: str,
     odd.write_text(text.replace('"nodes"', '"source": "$\\\\q{$", "nodes"', 1))
     ran = run("replay", *JOB, "--events", str(odd), "--plot", str(tmp_path / "a.png"))
     assert ran.code == 0 and (tmp_path / "a.png").exists()
+
+
+@pytest.mark.slow
+def test_a_plan_is_replayed_on_the_cluster_that_it_was_made_for(run: Any, tmp_path: Path) -> None:
+    """Seven replicas on eight nodes: when n3 is lost, the idle node takes over."""
+    plan = str(tmp_path / "plan.yaml")
+    job = ("opt-350m", "--cluster", "8x1xV100-32G", "--seq-len", "1024", "--global-batch-size", "28")
+    made = run("plan", *job, "--target", "any", "--fix", "dp=7,tp=1,pp=1,cp=1", "--save", plan)
+    assert made.code == 0
+    replayed = ("replay", plan, "--events", "lost n3", "--length", "4h", "--policy", "adaptive", "--json")
+    whole, part = (json.loads(run(*replayed, *more).out) for more in ((), ("--cluster", "7x1xV100-32G")))
+    nodes = [[one["nodes"] for one in found["policies"][0]["decisions"]] for found in (whole, part)]
+    assert nodes[0][-1] == 7 and nodes[1][-1] < 7
+    assert json.loads(run(*replayed, "--cluster", "8x1xV100-32G").out) == whole
+    missing = run("replay", "opt-350m", "--events", "lost n3", "--global-batch-size", "28")
+    assert missing.code == 2 and "--cluster: is missing; it is required for a model" in missing.err

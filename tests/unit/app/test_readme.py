@@ -19,7 +19,7 @@ def test_examples_print_what_the_page_says() -> None:
 
 def test_every_block_is_an_example() -> None:
     shown = [command for command in commands(PAGE) if command.shown is not None]
-    assert len(shown) == PAGE.read_text("utf-8").count("```text") == 6
+    assert len(shown) == PAGE.read_text("utf-8").count("```text") == 5
 
 
 def test_it_is_one_page() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 from pathlib import Path
@@ -28,7 +29,6 @@ from shardwise.cluster import (
     route,
 )
 from shardwise.cluster.file import cluster_of_fields
-from shardwise.cluster.tiers import group_members_of
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, parse_mapping
 
@@ -38,6 +38,15 @@ SHORTHANDS = [
     "8x8xH100", "12xH100", "1xcpu", "2x8xH100-NVL", "8x1xGH200", "20x4xGB200", "4x8xA100-80G+2x4xT4",
     "4x8xA100-80G+4x8xV100-16G", "3xH100", "2x3xA40",
 ]  # fmt: skip
+
+
+def group_members_of(tiers: Sequence[Tier], ranks: Sequence[int]) -> tuple[int, ...]:
+    """The largest number of `ranks` in one group of each tier, innermost first; for arbitrary groups."""
+    last = len(tiers) - 1
+    return tuple(
+        len(ranks) if index == last else max(Counter(rank // tier.span for rank in ranks).values())
+        for index, tier in enumerate(tiers)
+    )
 
 
 def of_yaml(text: str) -> Cluster:

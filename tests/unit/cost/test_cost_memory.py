@@ -22,7 +22,7 @@ from tests.unit.cost.hand_made import (
 )
 
 from shardwise.cost import Problem, costs_of_all_stages, host_bytes, peaks_of
-from shardwise.cost.memory import communicators
+from shardwise.cost.memory import communicators_of
 from shardwise.model import Experts
 from shardwise.operators import Attention, Extent, GroupedMatmul, Loss, Saved, Weight
 
@@ -442,8 +442,8 @@ def test_what_the_allocator_and_the_driver_add() -> None:
 )
 def test_communicators_in_use(text: str, count: int) -> None:
     p = problem(brick_model((0,) * 8))
-    assert communicators(table(p, text))[0] == count
-    assert communicators(table(p, text).replaced(ep=2))[0] == count + 1
+    assert communicators_of(table(p, text))[0] == count
+    assert communicators_of(table(p, text).replaced(ep=2))[0] == count + 1
 
 
 def test_the_peak_is_that_of_the_tightest_rank() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardwise.cluster import load_cluster
-from shardwise.cost import StageShape, bind, hop_s, stage_costs, stage_kinds_of
+from shardwise.cost import StageShape, bind, hop_s, stage_bytes, stage_costs, stage_kinds_of
 from shardwise.model import load_model
 from shardwise.search import default_job, evaluate
 from shardwise.sim import Durations, makespan_s
@@ -61,4 +61,6 @@ def test_stages_of_a_uniform_strategy_cost_the_same(
     )
     drained = makespan_s("1f1b", pp=pp, microbatches=microbatches, vpp=1, durations=durations)[0]
     assert drained + price.end_s[0].max() == pytest.approx(uniform.step_time_s, rel=1e-12)
-    assert price.device_bytes[way, 0].max() == pytest.approx(uniform.peak_memory.device, rel=1e-12)
+    assert stage_bytes(kinds, shape).device[way, 0].max() == pytest.approx(
+        uniform.peak_memory.device, rel=1e-12
+    )

@@ -14,11 +14,13 @@ import jsonschema
 import pytest
 from tests.property.software import SOFTWARE
 
+from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import dumps_yaml, read_mapping
-from shardwise.plans import Plan, plan_document, read_plan, write_plan
+from shardwise.plans import Idle, Plan, plan_document, read_plan, write_plan
 from shardwise.plans.documents import document_hash
 from shardwise.strategy import PROFILES
+from shardwise_verify import check_document
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,6 +31,32 @@ def path(tmp_path: Path, plan: Plan) -> Path:
     path = tmp_path / "plan.yaml"
     write_plan(str(path), plan)
     return path
+
+
+@pytest.fixture
+def on_a_part(plan: Plan) -> Plan:
+    """The same on the first two of three nodes."""
+    idle = Idle(devices=8, nodes=1, ranks="16-23")
+    whole = load_cluster("3x8xA100-80G")
+    return replace(plan, idle=idle, question=plan.question.of_part(plan.cluster, whole))
+
+
+def _set(*keys: str | int, to: object) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        document[keys[-1]] = to
+
+    return change
+
+
+def _delete(*keys: str | int) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        del document[keys[-1]]
+
+    return change
 
 
 def test_a_plan_reads_back_equal(path: Path, plan: Plan) -> None:
@@ -112,29 +140,72 @@ def test_every_part_of_the_answer_changes_the_hash(plan: Plan) -> None:
     assert len(hashes) == 7
 
 
+def test_the_requested_cluster_is_saved_where_the_plan_is_on_a_part_of_it(
+    plan: Plan, on_a_part: Plan, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "part.yaml")
+    write_plan(path, on_a_part)
+    document = read_mapping(path)
+    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / "plan.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert read_plan(path) == on_a_part
+    assert read_plan(path).requested_cluster.devices == 24 and read_plan(path).cluster.devices == 16
+    # a plan on all of the cluster has no such key, as files that were written before it
+    assert "cluster" not in plan_document(plan)["question"]  # type: ignore[operator]
+    assert plan.question.of_part(plan.cluster, plan.cluster) == plan.question
+    assert plan.requested_cluster == plan.cluster
+
+
+def test_the_hash_has_the_requested_cluster_without_its_provenance(on_a_part: Plan) -> None:
+    """By the planner and by the checker, which refuses a document whose hash it does not find again."""
+
+    def with_whole(**changes: Any) -> dict[str, object]:
+        whole = replace(on_a_part.requested_cluster, **changes)
+        question = replace(on_a_part.question, cluster=whole)
+        return plan_document(replace(on_a_part, question=question))
+
+    whole, named, moved = with_whole(), with_whole(assumptions=("another text",)), with_whole(name="other")
+    assert whole != named and whole["hash"] == named["hash"] != moved["hash"]
+    for document in (whole, named, moved):
+        check_document(document)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("question", "cluster", to=7), "question.cluster: is not a mapping"),
+        (_set("question", "cluster", to={}), "question.cluster"),
+        (
+            _set("question", "cluster", "nodes", 0, "count", to=4),
+            r"part.yaml: question.cluster.tiers: do not span the cluster; found \[8, 24\]",
+        ),
+        (
+            _set("question", "cluster", "classes", "A100-80G", "memory_bytes", to=10**10),
+            "question.cluster: does not have the plan's devices",
+        ),
+        (
+            _set("idle", "devices", to=7),
+            "question.cluster: does not have the used and the idle devices; found 24 devices; "
+            "allowed: 16 used and 7 idle",
+        ),
+    ],
+)
+def test_a_requested_cluster_that_does_not_hold_the_plan_is_refused(
+    on_a_part: Plan, change: Callable[[Any], None], message: str, tmp_path: Path
+) -> None:
+    path, document = tmp_path / "part.yaml", plan_document(on_a_part)
+    change(document)
+    document["hash"] = document_hash(document)
+    path.write_text(dumps_yaml(document))
+    with pytest.raises(ConfigError, match=message):
+        read_plan(str(path))
+
+
 def test_a_ledger_that_does_not_add_up_is_not_written(plan: Plan, tmp_path: Path) -> None:
     broken = replace(plan, certificate=replace(plan.proof, simulated=3))
     with pytest.raises(InternalError, match="1000000000006 candidates enumerated, 1000000000007"):
         write_plan(str(tmp_path / "plan.yaml"), broken)
     assert list(tmp_path.iterdir()) == []
-
-
-def _set(*keys: str | int, to: object) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for key in keys[:-1]:
-            document = document[key]
-        document[keys[-1]] = to
-
-    return change
-
-
-def _delete(*keys: str | int) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for key in keys[:-1]:
-            document = document[key]
-        del document[keys[-1]]
-
-    return change
 
 
 STAGE = ("best", "layout", "pipelines", 0, "stages", 0)
@@ -211,7 +282,7 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (_set("schedule", "stage_rank", to=[9]), "schedule.stage_rank: names a rank without actions"),
     (_set("cluster", to=7), "cluster: is not a mapping"),
     (_set("cluster", to={}), "cluster"),
-    (_set("cluster", "nodes", to=[]), "cluster"),
+    (_set("cluster", "nodes", to=[]), "plan.yaml: cluster.nodes: "),
     (_set("runners_up", to={}), "runners_up: "),
 ]
 

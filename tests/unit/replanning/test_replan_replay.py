@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from tests.unit.replanning.conftest import Job, job, trace_at_random
@@ -20,7 +21,7 @@ from shardwise.replanning import (
     replay,
 )
 from shardwise.replanning.situation import epochs_of
-from shardwise.replanning.trace_replay import EpochChoice, fixed, run_of
+from shardwise.replanning.trace_replay import EpochChoice, PolicyRun, best_of, fixed, run_of
 from shardwise.replanning.transition import Transitions
 
 SMALL = ("opt-350m", "4x2xT4", 32)
@@ -141,3 +142,24 @@ def test_checkpoints_are_as_far_apart_as_losses_suggest() -> None:
     trace = EventTrace(nodes=4, events=events)
     assert best_interval_s(trace, 3600.0) == pytest.approx(150.6, abs=0.05)
     assert best_interval_s(EventTrace(nodes=4, events=()), 3600.0) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ([(0.1 + 0.2, 7.0), (0.3, 7.0), (0.2, 9.0)], 0),
+        ([(0.3, 7.0), (0.1 + 0.2, 7.0), (0.2, 9.0)], 0),  # 0.1 + 0.2 is more than 0.3 by rounding
+        ([(0.3, 7.0), (0.1 + 0.2, 8.0), (0.2, 9.0)], 1),  # equal rates: the second value decides
+        ([(0.1 + 0.2, 7.0), (0.3, 8.0), (0.2, 9.0)], 1),
+    ],
+)
+def test_of_equal_arrangements_a_policy_takes_the_first(scores: list[tuple[float, float]], best: int) -> None:
+    """The second and the last case fail with `max`: it returns the larger rate, whatever the difference."""
+    given = iter(scores)
+    none: Any = None
+
+    def score(run: PolicyRun) -> tuple[float, ...]:
+        return next(given)
+
+    every: list[Any] = ["first", "second", "third"]
+    assert best_of(none, [], every, score) == every[best]

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from shardwise.cluster import load_cluster
+from shardwise.errors import InternalError
 from shardwise.model import load_model
 from shardwise.plans import Layout, Pipeline
-from shardwise.search import Question, RecordCostModel, best_uneven, predicted_result
-from shardwise.search.hetero import predict_record
+from shardwise.search import Question, RecordCostModel, UnevenSpace, best_uneven, predicted_result
+from shardwise.search.hetero import predict_record, search_uneven
+from shardwise.search.hetero.result import uneven_record, uneven_result
 from shardwise.strategy import Job
 
 JOB = Job(seq_len=1024, global_batch_size=16, dtype="fp16")
@@ -76,3 +78,20 @@ def test_a_stage_that_does_not_divide_its_node_is_refused() -> None:
     laid = replace(found, layout=Layout(pipelines=(pipeline,)), is_alike=False)
     faults = predict_record(model, load_cluster(five), job, laid).faults
     assert any("no stage has tp 2" in fault for fault in faults)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["1x2xT4+3x1xRTX3090", "1x2xA100-80G+1x2xT4"])
+def test_a_plan_whose_record_is_predicted_otherwise_is_refused(cluster: str) -> None:
+    """The answer's figures are those of the record; its time must be that of the search, to 1e-9."""
+    space = UnevenSpace(load_model("gpt2"), load_cluster(cluster), JOB)
+    plan = search_uneven(space).plan
+    assert plan is not None
+    record, found = uneven_record(space, plan), uneven_result(space, plan)
+    assert found.layout == record.layout and found.step_time_s == record.step_time_s == plan.time_s
+    assert found.peak_memory.device > 0.0
+    assert sum(found.memory.values()) == pytest.approx(found.peak_memory.device)
+    assert sum(found.breakdown.values()) == pytest.approx(plan.time_s)
+    with pytest.raises(InternalError, match="by its record"):
+        uneven_result(space, replace(plan, time_s=plan.time_s * (1.0 + 2e-9)))
+    uneven_result(space, replace(plan, time_s=plan.time_s * (1.0 + 0.5e-9)))

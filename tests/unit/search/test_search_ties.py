@@ -14,8 +14,11 @@ from shardwise.cluster import load_cluster
 from shardwise.model import load_model, model_from_config
 from shardwise.plans import plan_document, plan_of
 from shardwise.search.bnb import incumbent
-from shardwise.search.bnb.incumbent import TIE_TOLERANCE, Fastest, Goal, Smallest, Tradeoff
+from shardwise.search.bnb.incumbent import Fastest, Goal, Smallest, Tradeoff
+from shardwise.search.hetero import branch_and_bound
+from shardwise.search.hetero.space import PipelineShape
 from shardwise.strategy import Strategy, StrategyTable, complete
+from shardwise.ties import PROVEN_TIE
 from shardwise_verify.memory import PARTS, Memory
 
 ROUTED: dict[str, Any] = {
@@ -58,7 +61,7 @@ def test_enumeration_and_search_give_the_same_plan(name: str) -> None:
     assert found["certificate"]["simulated"] < every["certificate"]["simulated"]
     assert found["hash"] == every["hash"]
     times = [found["best"]["step_time_s"], *(one["step_time_s"] for one in found["runners_up"])]
-    assert any(abs(a - b) <= TIE_TOLERANCE * a for a, b in pairwise(times)), "no longer a question with ties"
+    assert any(abs(a - b) <= PROVEN_TIE * a for a, b in pairwise(times)), "no longer a question with ties"
 
 
 def test_any_number_of_workers_gives_the_same_plan() -> None:
@@ -96,7 +99,7 @@ def found_by(goal: Goal, order: tuple[int, ...], times: list[float], nbytes: lis
     return [every.index(one.table[0]) for one in goal.incumbents]
 
 
-LESS = 1.0 - 0.9 * TIE_TOLERANCE
+LESS = 1.0 - 0.9 * PROVEN_TIE
 """A factor within the tolerance: the difference does not count."""
 
 
@@ -191,3 +194,25 @@ def test_a_stage_is_tightest_by_the_lowest_of_equal_ranks() -> None:
     for row, (rank, nbytes) in enumerate([(0, 4.0 - 1e-9), (1, 3.0)]):
         found, named = memory.tightest(row)
         assert (found, named["parameters"]) == (rank, nbytes)
+
+
+@pytest.mark.parametrize(
+    ("each_s", "microbatches"),
+    [
+        ((0.1 + 0.2, 0.3), [3, 4]),  # 1.2 s both, but for rounding: the first does less
+        ((0.3, 0.1 + 0.2), [3, 4]),  # fails where the exact maximum counts, which is the second
+        ((0.3, 0.4), [4, 3]),  # 1.2 and 1.6 s
+    ],
+)
+def test_of_equally_slow_pipelines_the_first_does_less(
+    each_s: tuple[float, float], microbatches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pipelines of 4 micro-batches each, one more than needed."""
+    monkeypatch.setattr(
+        branch_and_bound, "pipeline_s", lambda _, kinds, stages, count: count * each_s[kinds[0]]
+    )
+    options: Any = None
+    pipelines = [(PipelineShape((kind,), (1,)), ((0, 8),), 4) for kind in (0, 1)]
+    trimmed = branch_and_bound._trimmed(options, pipelines, 7)
+    assert [one.microbatches for one in trimmed] == microbatches
+    assert [one.kinds for one in trimmed] == [(0,), (1,)]

@@ -17,7 +17,7 @@ from shardwise.search.hetero import lower_bounds, pipeline_search, predict_recor
 from shardwise.search.hetero.branch_and_bound import UnevenPipeline, UnevenPlan
 from shardwise.search.hetero.lower_bounds import StageTable, layout_figures
 from shardwise.search.hetero.pipeline_search import best_pipeline, pipeline_s
-from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.result import uneven_record
 from shardwise.search.hetero.space import StageKind, UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions, node_slots_of_pool
 from shardwise.search.hetero.subproblem import subproblem_search
@@ -142,7 +142,7 @@ def test_replicas_are_placed_where_their_cost_assumes(
     cluster = load_cluster(on, inter_node="1Gb/s")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=1024, global_batch_size=BATCH))
     options, node = StageCostModel(space).options(plan.subproblem), cluster.nodes[0].devices
-    found = uneven_result(space, plan)
+    found = uneven_record(space, plan)
     for index in range(pp):
         firsts = [int(one.stages[index].ranks.partition("-")[0]) for one in found.layout.pipelines]
         node_slot = options.hops[0].node_slots[1, plan.pipelines[0].kinds[0], pp, pp - index]
@@ -173,13 +173,13 @@ def test_stages_that_are_spread_have_nodes_of_their_own(monkeypatch: pytest.Monk
     )
     subproblem = UnevenSubproblem(pools=(0, 1), micro_batch_size=1, least=3, most=3)
     plan = UnevenPlan(subproblem=subproblem, pipelines=pipelines, time_s=max(one.time_s for one in pipelines))
-    found = uneven_result(space, plan)
+    found = uneven_record(space, plan)
     ranks = [[stage.ranks for stage in one.stages] for one in found.layout.pipelines]
     assert ranks == [["4"], ["0", "2"], ["1", "3"]]
     again = predict_record(model, cluster, space.job, found)
     assert again.pipeline_s == pytest.approx([one.time_s for one in pipelines], rel=1e-12)
     monkeypatch.setattr(result, "_spread_shape", lambda *_: None)
-    again = predict_record(model, cluster, space.job, uneven_result(space, plan))
+    again = predict_record(model, cluster, space.job, uneven_record(space, plan))
     assert again.faults[0] == "pipeline 1 is spread over nodes that identical pipelines do not fill"
 
 

@@ -8,7 +8,7 @@ import pytest
 from shardwise.errors import ConfigError, InternalError
 from shardwise.schedule import Action, ActionKind, Schedule, generate
 from shardwise.sim import Durations, makespan_s
-from shardwise.sim.maxplus import compile_schedule
+from shardwise.sim.maxplus import CompiledSchedule, FinishTimes, Floats, compile_schedule
 
 TWO_RANKS = generate("1f1b", pp=2, microbatches=2, vpp=1)
 
@@ -18,6 +18,21 @@ def table(*rows: str, stage_rank: tuple[int, ...], microbatches: int) -> Schedul
         [Action(int(word[0]), ActionKind(word[1]), int(word[2])) for word in row.split()] for row in rows
     ]
     return Schedule(name="own", microbatches=microbatches, stage_rank=stage_rank, ranks=ranks)
+
+
+class Times:
+    """Start and finish of every action, gather and reduction, in seconds, for every case."""
+
+    def __init__(self, compiled: CompiledSchedule, durations: Durations) -> None:
+        cases = FinishTimes(compiled, durations)
+        cases.run(compiled.rows.levels)
+        self.finish_s: Floats = cases.finish[compiled.rows.row_of].T
+        self.start_s = self.finish_s - cases.parts[compiled.duration_row].T
+        self.gather_finish_s = cases.gathered.T.copy()
+        self.gather_start_s = self.gather_finish_s - durations.gather_s
+        self.reduce_finish_s = cases.reduced_s().T
+        self.reduce_start_s = self.reduce_finish_s - durations.reduce_s
+        self.makespan_s = cases.makespan_s()
 
 
 def test_two_ranks_by_hand() -> None:
@@ -34,7 +49,7 @@ def test_two_ranks_by_hand() -> None:
         hop_backward_s=2,
     )
     compiled = compile_schedule(TWO_RANKS)
-    times = compiled.finish_s(durations)
+    times = Times(compiled, durations)
     assert times.start_s.tolist() == [[1, 3, 18, 25, 9, 12, 16, 19]]
     assert times.finish_s.tolist() == [[3, 5, 23, 30, 12, 16, 19, 23]]
     assert times.gather_start_s.tolist() == [[0, 0]]
@@ -50,7 +65,7 @@ def test_gathers_and_reductions_of_one_rank_queue() -> None:
     # 8-9, B0 9-10. Reduction of stage 1 from 9 to 15; that of stage 0 waits for it: 15-17.
     schedule = table("0F0 1F0 1B0 0B0", stage_rank=(0, 0), microbatches=1)
     durations = Durations.of(stages=2, forward_s=1, backward_s=1, gather_s=[4, 3], reduce_s=[2, 6])
-    times = compile_schedule(schedule).finish_s(durations)
+    times = Times(compile_schedule(schedule), durations)
     assert times.start_s.tolist() == [[4, 7, 8, 9]]
     assert times.gather_start_s.tolist() == [[0, 4]]
     assert times.reduce_start_s.tolist() == [[15, 9]]

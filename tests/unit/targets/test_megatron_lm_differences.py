@@ -15,7 +15,8 @@ from shardwise.targets.megatron_lm_read_back import Reading, differences, read_b
 
 ARGUMENTS: dict[str, Any] = {
     "accumulate_allreduce_grads_in_fp32": True, "attention_backend": "auto", "context_parallel_size": 1,
-    "cpu_offloading_num_layers": 0, "data_parallel_size": 4, "expert_model_parallel_size": 4,
+    "cpu_offloading_num_layers": 0, "data_parallel_sharding_strategy": "optim_grads_params",
+    "data_parallel_size": 4, "outer_dp_sharding_strategy": "no_shard", "expert_model_parallel_size": 4,
     "expert_tensor_parallel_size": 1, "fine_grained_activation_offloading": False, "fp4": None, "fp8": None,
     "global_batch_size": 32, "max_position_embeddings": 2048, "micro_batch_size": 1,
     "num_distributed_optimizer_instances": 1, "num_experts": 8, "num_layers": 8, "optimizer": "adam",

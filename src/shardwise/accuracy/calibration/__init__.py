@@ -16,7 +16,7 @@ from shardwise.accuracy.calibration.curves import (
     hidden_share,
     kernel_curves,
     link_curve,
-    mean_error,
+    matmul_errors,
     with_bidirectional,
 )
 from shardwise.accuracy.calibration.device import (
@@ -41,6 +41,7 @@ from shardwise.accuracy.calibration.steps import (
     predicted_step_s,
     queued_costs,
     software_costs,
+    step_errors,
     with_dispatch,
 )
 
@@ -70,11 +71,12 @@ __all__ = [
     "kernel_curves",
     "link_curve",
     "logged_times",
-    "mean_error",
+    "matmul_errors",
     "nccl_tables",
     "predicted_step_s",
     "queued_costs",
     "software_costs",
+    "step_errors",
     "table_samples",
     "tiles_of",
     "with_accelerated_kernels",

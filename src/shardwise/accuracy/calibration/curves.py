@@ -7,12 +7,12 @@ fits a link (section 5). `coefficients` solves their non-negative least squares 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import log2, sqrt
 from statistics import fmean, geometric_mean, median
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
@@ -175,9 +175,6 @@ class KernelCurves:
         traffic_s = traffic_bytes(sample, self.number_bytes) / self.memory_bytes_per_s
         return self.launch_s + max(work_s, traffic_s)
 
-    def memory_s(self, sample: MemorySample) -> float:
-        return self.launch_s + sample.nbytes / self.memory_bytes_per_s
-
 
 def traffic_bytes(sample: MatmulSample, number_bytes: float) -> float:
     """Bytes of both operands and the result, each counted once."""
@@ -274,12 +271,10 @@ def attention_curve(
     )
 
 
-Sample = TypeVar("Sample", MatmulSample, MemorySample)
-
-
-def mean_error(predicted: Callable[[Sample], float], samples: Iterable[Sample]) -> float:
-    """Mean absolute relative error of the predicted times."""
-    return fmean(abs(predicted(sample) / sample.seconds - 1.0) for sample in samples)
+def matmul_errors(curves: KernelCurves, matmuls: Sequence[MatmulSample]) -> Mapping[str, float]:
+    """The number of `matmuls`, and the mean absolute relative error of their predicted times."""
+    errors = [abs(curves.matmul_s(sample) / sample.seconds - 1.0) for sample in matmuls]
+    return {"times": len(errors), "mean_error": fmean(errors)}
 
 
 # Links

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardwise.accuracy.calibration.curves import KernelCurves, LinkCurve, Tiles
-from shardwise.cluster import AttentionCurve, Device, Tier, find_device
+from shardwise.cluster import AttentionCurve, CollectiveCurve, Device, Tier, find_device
 from shardwise.strategy import CALIBRATION_SCHEMA, CALIBRATION_VERSION, OWN_PROFILE, PROFILES, Profile
 
 KERNEL = "flash-2"
@@ -113,31 +113,15 @@ def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
     Inside a node the latency and the bandwidth become those of the device. On the network the bandwidth
     becomes a fraction of the cluster's bandwidth."""
     for each in measured:
-        efficiency, curve = device.efficiency, each.curve
-        if each.tier.is_network:
-            fraction = min(curve.bytes_per_s / each.tier.bytes_per_s, 2.0)
-            reached = replace(
-                efficiency.scale_out, fraction=fraction, startup_s=curve.startup_s,
-                partial_fraction=1.0, crowding=0.0, exchange_fraction=curve.exchange_fraction,
-                lockstep_s=curve.lockstep_s,
-            )  # fmt: skip
-            device = replace(
-                device,
-                scale_out_latency_s=curve.latency_s,
-                efficiency=replace(efficiency, scale_out=reached),
-            )
-        else:
-            inside = replace(
-                efficiency.scale_up, fraction=1.0, startup_s=curve.startup_s,
-                partial_fraction=1.0, crowding=0.0, exchange_fraction=curve.exchange_fraction,
-                lockstep_s=curve.lockstep_s,
-            )  # fmt: skip
-            device = replace(
-                device,
-                scale_up_bytes_per_s=curve.bytes_per_s,
-                scale_up_latency_s=curve.latency_s,
-                efficiency=replace(efficiency, scale_up=inside),
-            )
+        curve = each.curve
+        fraction = min(curve.bytes_per_s / each.tier.bytes_per_s, 2.0) if each.tier.is_network else 1.0
+        reached = replace(
+            _link_of(device, each), fraction=fraction, startup_s=curve.startup_s, partial_fraction=1.0,
+            crowding=0.0, exchange_fraction=curve.exchange_fraction, lockstep_s=curve.lockstep_s,
+        )  # fmt: skip
+        device = _with_link(device, each, reached)
+        if not each.tier.is_network:
+            device = replace(device, scale_up_bytes_per_s=curve.bytes_per_s)
     return device
 
 
@@ -148,19 +132,25 @@ def with_link_fractions(device: Device, measured: Sequence[TierCurve]) -> Device
     corrected for the number of groups that were measured.
     """
     for each in measured:
-        efficiency, curve, tier = device.efficiency, each.curve, each.tier
-        known = efficiency.scale_out if tier.is_network else efficiency.scale_up
-        fraction = min(curve.bytes_per_s / tier.bytes_per_s * each.groups**known.crowding, 2.0)
+        curve, known = each.curve, _link_of(device, each)
+        fraction = min(curve.bytes_per_s / each.tier.bytes_per_s * each.groups**known.crowding, 2.0)
         reached = replace(known, fraction=fraction, startup_s=curve.startup_s)
-        if tier.is_network:
-            device = replace(
-                device, scale_out_latency_s=curve.latency_s, efficiency=replace(efficiency, scale_out=reached)
-            )
-        else:
-            device = replace(
-                device, scale_up_latency_s=curve.latency_s, efficiency=replace(efficiency, scale_up=reached)
-            )
+        device = _with_link(device, each, reached)
     return device
+
+
+def _link_of(device: Device, measured: TierCurve) -> CollectiveCurve:
+    """The efficiency of the device's link that the tier consists of."""
+    return device.efficiency.scale_out if measured.tier.is_network else device.efficiency.scale_up
+
+
+def _with_link(device: Device, measured: TierCurve, link: CollectiveCurve) -> Device:
+    """`device` with this efficiency of the link, and its measured latency."""
+    efficiency, latency_s = device.efficiency, measured.curve.latency_s
+    if measured.tier.is_network:
+        efficiency = replace(efficiency, scale_out=link)
+        return replace(device, scale_out_latency_s=latency_s, efficiency=efficiency)
+    return replace(device, scale_up_latency_s=latency_s, efficiency=replace(efficiency, scale_up=link))
 
 
 def with_speed(device: Device, factor: float) -> Device:

@@ -185,6 +185,17 @@ def predicted_step_s(plan: Plan, device: Device, profile: Profile) -> float:
     return search.evaluate(plan.model, cluster, job, plan.best.strategy).step_time_s
 
 
+def step_errors(steps: Sequence[MeasuredStep], device: Device, profile: Profile) -> Mapping[str, float]:
+    """The number of `steps`, their seconds, and the mean and worst relative error of the predicted ones."""
+    errors = [abs(predicted_step_s(step.plan, device, profile) / step.seconds - 1.0) for step in steps]
+    return {
+        "times": len(steps),
+        "mean_error": fmean(errors),
+        "worst_error": max(errors),
+        "seconds": sum(step.seconds for step in steps),
+    }
+
+
 def _with_device(cluster: Cluster, device: Device) -> Cluster:
     return replace(cluster, classes={name: device for name in cluster.classes})
 

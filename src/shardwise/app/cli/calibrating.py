@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING
 
 from shardwise import accuracy
@@ -266,12 +266,7 @@ def calibrate_accelerator(cluster: str | None) -> CalibrationResult:
         times.attentions, launch_s=curves.launch_s, flop_per_s=device.peak_flop_per_s[dtype]
     )
     device = accuracy.with_accelerated_kernels(device, curves, attention, dtype=dtype)
-    measured: dict[str, object] = {
-        "matmuls": {
-            "times": len(times.matmuls),
-            "mean_error": accuracy.mean_error(curves.matmul_s, times.matmuls),
-        }
-    }
+    measured: dict[str, object] = {"matmuls": accuracy.matmul_errors(curves, times.matmuls)}
     profile = None
     plans = accuracy.accelerator_plans(load_cluster(f"1x1x{device.name}"), _unmeasured(), dtype)
     if dtype == "bf16" and len(plans.large) >= MIN_PLANS:  # the dtype of our runtime
@@ -293,15 +288,7 @@ def _software(device: Device, plans: AcceleratorPlans) -> tuple[Profile, object]
     """The overhead of our runtime beyond kernels, and the errors of the fit."""
     large, small = _taken([*plans.large, *plans.small], len(plans.large))
     profile = accuracy.with_dispatch(small, device, accuracy.queued_costs(large, device, _unmeasured()))
-    errors = [
-        abs(accuracy.predicted_step_s(step.plan, device, profile) / step.seconds - 1.0) for step in large
-    ]
-    return profile, {
-        "times": len(large),
-        "mean_error": fmean(errors),
-        "worst_error": max(errors),
-        "seconds": sum(step.seconds for step in large),
-    }
+    return profile, accuracy.step_errors(large, device, profile)
 
 
 def _taken(plans: Sequence[Plan], large: int) -> tuple[list[MeasuredStep], list[MeasuredStep]]:

@@ -48,8 +48,7 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
     yield ()
     yield from _objective(answer, cluster, of_devices)
     yield from _verdicts(answer)
-    for line in words.wrapped(_restrictions(certificate), " · ", WIDTH - LABEL):
-        yield row("", (line, ""))
+    yield from words.wrapped_rows("", _restrictions(certificate))
     counts = f"{rejected:,} rejected · " if rejected else ""
     counts += f"{certificate.cut_by_bound:,} pruned by the bound · "
     unexplored = f" · {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
@@ -309,8 +308,8 @@ def _targets(answer: Answer, target: str | None) -> Iterator[Line]:
         over = "" if one.over_any is None else f"{one.over_any * 100:+.1f} %"
         division = "uneven" if one.strategy is None else words.degrees_text(one.strategy)
         fixed = f"{words.seconds(one.step_time_s):>12}{over:>9}  "
-        if one.strategy is not None:
-            division += f" · {words.sharding_text(one.strategy)}"
+        if one.strategy is not None and (sharding := words.sharding_text(one.strategy)):
+            division += f" · {sharding}"
         style = "value" if is_chosen else ""
         yield ((name, style), (fixed, style), (words.shortened(division, WIDTH - 50), style or "dim"))
     yield ()

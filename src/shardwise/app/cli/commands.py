@@ -116,7 +116,8 @@ def export(
         option(
             "--to",
             "TARGET",
-            "Target: megatron-lm-0.19 or torchtitan-0.3; the newest where it has no version.",
+            "Target: megatron-lm-0.19, torchtitan-0.3, fsdp2, deepspeed-0.19, megatron-fsdp-0.19 or "
+            "transformers-5; a name without a version means the newest.",
         ),
     ],
     out: Annotated[str, option("--out", "DIR", "Folder for the files; created if missing.")],
@@ -247,6 +248,7 @@ def frontier(
     epsilon: Epsilon = "0.001",
     inter_node: InterNode = None,
     calibration: CalibrationFile = None,
+    software: SoftwareName = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
     space: Space = "default",

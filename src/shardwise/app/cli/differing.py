@@ -57,8 +57,7 @@ def _different_questions(plan: Plan, other: Plan) -> Iterator[Line]:
         ("target", plan.target or "any", other.target or "any"),
     )
     texts = [f"{name} {first} and {second}" for name, first, second in pairs if first != second]
-    for index, line in enumerate(words.wrapped(texts, " · ", WIDTH - 15)):
-        yield row("differ in" if index == 0 else "", (line, "warn"))
+    yield from words.wrapped_rows("differ in", texts, "warn")
 
 
 def changed_lines(difference: ResultDifference) -> Iterator[Line]:
@@ -69,8 +68,7 @@ def changed_lines(difference: ResultDifference) -> Iterator[Line]:
         f"{name} {words.value_text(old)} → {words.value_text(new)}"
         for name, (old, new) in difference.fields.items()
     ]
-    for index, line in enumerate(words.wrapped(changed or ["nothing"], " · ", WIDTH - 15)):
-        yield row("changes" if index == 0 else "", (line, "dim"))
+    yield from words.wrapped_rows("changes", changed or ["nothing"], "dim")
 
 
 def term_lines(difference: ResultDifference, names: Names) -> Iterator[Line]:

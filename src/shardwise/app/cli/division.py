@@ -81,8 +81,7 @@ def plan_lines(result: Result) -> Iterator[Line]:
     order."""
     label, head, details = division(result)
     yield row(label, (head, "value"))
-    for line in words.wrapped(details, " · ", WIDTH - LABEL):
-        yield row("", (line, ""))
+    yield from words.wrapped_rows("", details)
     total = sum(result.microbatches)
     # The degrees of a strategy are those of all stages.
     groups = identical_pipelines(result, is_brief=label == "strategy")

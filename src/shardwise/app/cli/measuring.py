@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardwise import accuracy
@@ -305,20 +305,9 @@ class KernelMeasurement:
             for plan, each in zip(self.steps.plans, seconds, strict=True)
         ]
         device, profile = accuracy.software_costs(taken, device, self._profile)
-        errors = [
-            abs(accuracy.predicted_step_s(step.plan, device, profile) / step.seconds - 1.0) for step in taken
-        ]
         measured = {
-            "matmuls": {
-                "times": len(times.matmuls),
-                "mean_error": accuracy.mean_error(curves.matmul_s, times.matmuls),
-            },
-            "steps": {
-                "times": len(taken),
-                "mean_error": fmean(errors),
-                "worst_error": max(errors),
-                "seconds": sum(seconds),
-            },
+            "matmuls": accuracy.matmul_errors(curves, times.matmuls),
+            "steps": accuracy.step_errors(taken, device, profile),
         }
         return MeasuredMachine(device, profile, measured, tuple(seconds))
 

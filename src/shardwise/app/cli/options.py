@@ -34,6 +34,16 @@ ModelOrGraphText = Annotated[
         "Operator graph: a YAML or JSON of operators, or graph:NAME (see `shardwise graphs`).",
     ),
 ]
+PlanClusterText = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="C",
+        help="Cluster of a plan, as of `plan`. Default: the one that the plan was made for, with its idle "
+        "nodes.",
+        show_default=False,
+    ),
+]
 ClusterText = Annotated[
     str,
     option(

@@ -13,7 +13,7 @@ from shardwise.app.cli.request import JobOptions, PlanOptions, check_output_path
 from shardwise.cluster import Cluster
 from shardwise.errors import InternalError
 from shardwise.launch import not_run
-from shardwise.plans import GOODPUT_FROM_DEVICES, Answer, Goodput, Plan, Reliability, goodput_of
+from shardwise.plans import GOODPUT_FROM_DEVICES, Goodput, Plan, Reliability, goodput_of
 from shardwise.questions import (
     MIXED_POOL_STAGES,
     OWN_TARGET,
@@ -128,7 +128,7 @@ def _plan_output(
         target=plan.target,
         tolerance=plan.question.tolerance,
         goodput=goodput,
-        next_commands=_after_plan(plan, answer, options, plan_options, save=save),
+        next_commands=_after_plan(plan, options, plan_options, save=save),
     )
     return Output(lines=lines, notes=notes, code=code)
 
@@ -180,7 +180,7 @@ def counted(options: JobOptions, *, space: str, fix: str, limits: Mapping[str, i
 
 
 def _after_plan(
-    plan: Plan, answer: Answer, options: JobOptions, plan_options: PlanOptions, *, save: str | None
+    plan: Plan, options: JobOptions, plan_options: PlanOptions, *, save: str | None
 ) -> tuple[str, ...]:
     """Follow-up commands of a plan, ready to copy."""
     question = question_arguments(options)
@@ -213,8 +213,7 @@ def _after_plan(
         commands.append(
             f"shardwise train {file}" if is_here else f"shardwise launch {file} --with slurm --print"
         )
-    is_whole_cluster = answer.cluster is None or answer.cluster is answer.whole
-    if is_whole_cluster and plan.best.can_be_evaluated:
+    if plan.question.cluster is None and plan.best.can_be_evaluated:
         text = search.shortest_text(plan.model, plan.cluster, plan.job, plan.strategy)
         commands.append(" ".join(("shardwise evaluate", *question, "--strategy", shlex.quote(text))))
     return tuple(commands)

@@ -14,6 +14,7 @@ from shardwise.app.cli.options import (
     Margin,
     OptimizerName,
     OptionalSeqLen,
+    PlanClusterText,
     PlanFile,
     argument,
     option,
@@ -92,7 +93,6 @@ LostInterval = Annotated[
 
 def replan(
     plan: PlanFile,
-    cluster: ClusterText,
     events: Annotated[
         str,
         option(
@@ -101,6 +101,7 @@ def replan(
             "Trace of events, or text such as 'lost n3; slow n5 0.5; link n0>s1g0 5GB/s'.",
         ),
     ],
+    cluster: PlanClusterText = None,
     horizon: Annotated[
         str, typer.Option(metavar="T", help="Time that training continues under these conditions.")
     ] = "6h",
@@ -142,8 +143,8 @@ def replan(
 
 def replay(
     subject: Annotated[str, argument("MODEL|PLAN", "Model, or plan file that runs at the start.")],
-    cluster: ClusterText,
     events: Annotated[str, option("--events", "TRACE", "Trace of events, or text.")],
+    cluster: PlanClusterText = None,
     policy: Annotated[
         str,
         typer.Option(metavar="NAMES", help="Policies: static, robust, expected, adaptive, oracle, or all."),
@@ -182,7 +183,7 @@ def replay(
 
     options = request.JobOptions(
         model=subject,
-        cluster=cluster,
+        cluster=cluster or "",
         inter_node=inter_node,
         seq_len=seq_len,
         global_batch_size=global_batch_size,

@@ -39,7 +39,7 @@ MAX_NAMED_NODES = 8
 def replanned(
     path: str,
     *,
-    cluster: str,
+    cluster: str | None,
     inter_node: str | None,
     events: str,
     horizon_s: float,
@@ -50,7 +50,7 @@ def replanned(
     """The answer of `replan` for the plan file at `path` after all events of a trace (a file or text). With
     `save`, decides among plans that a plan file can represent, and writes the decision there."""
     if save is not None:
-        check_output_path("--save", save, inputs=(path, cluster, events))
+        check_output_path("--save", save, inputs=(path, cluster or path, events))
     found = api.replan(
         api.load(path),
         cluster=cluster,

@@ -13,10 +13,11 @@ from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.replanning import described, unreachable_lines
 from shardwise.app.cli.request import JobOptions, check_output_path, choice, load_request
 from shardwise.app.plot import ReplayPlot, TokenCurve, check_plot_file, write_replay_plot
-from shardwise.cluster import Cluster, EventTrace, load_cluster
+from shardwise.cluster import Cluster, EventTrace
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.plans import is_plan_file, read_plan
+from shardwise.questions import cluster_after
 from shardwise.replanning import (
     ANY_SPACE,
     KEEP,
@@ -33,7 +34,6 @@ from shardwise.replanning import (
     allowed_space_of,
     arrangement_of,
     best_interval_s,
-    cluster_for,
     mixed_planner_of,
     planner_of,
     replay,
@@ -77,7 +77,9 @@ def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: boo
     if replay_options.plot is not None:
         check_plot_file(replay_options.plot, key="--plot")
         check_output_path(
-            "--plot", replay_options.plot, inputs=(options.model, options.cluster, replay_options.events)
+            "--plot",
+            replay_options.plot,
+            inputs=(options.model, options.cluster or options.model, replay_options.events),
         )
     subject = _subject(options)
     given = trace_for(replay_options.events, subject.cluster)
@@ -127,7 +129,7 @@ def _subject(options: JobOptions) -> _Subject:
                 raise ConfigError("applies to models; a plan file has its own", key=key, found=str(value))
         plan = read_plan(options.model)
         plan.require_kind("uniform", "uneven", key="PLAN")
-        cluster = cluster_for(plan, load_cluster(options.cluster, inter_node=options.inter_node))
+        cluster = cluster_after(plan, options.cluster or None, inter_node=options.inter_node)
         return _Subject(
             model=plan.model,
             cluster=cluster,
@@ -135,10 +137,12 @@ def _subject(options: JobOptions) -> _Subject:
             start=arrangement_of(plan, cluster),
             allowed_space=allowed_space_of(plan),
         )
-    if not options.global_batch_size:
-        raise ConfigError(
-            "is missing; it is required for a model", key="--global-batch-size", allowed="1 or more"
-        )
+    for key, value, allowed in (
+        ("--cluster", options.cluster, "a cluster"),
+        ("--global-batch-size", options.global_batch_size, "1 or more"),
+    ):
+        if not value:
+            raise ConfigError("is missing; it is required for a model", key=key, allowed=allowed)
     request = load_request(options)
     return _Subject(model=request.model, cluster=request.cluster, job=request.job)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.plans import Result
 from shardwise.strategy import AXES, FIELDS, Job, Strategy, even_ends
 
@@ -205,6 +206,14 @@ def wrapped(words: Sequence[str], separator: str, width: int) -> list[str]:
         else:
             lines.append(word)
     return lines
+
+
+def wrapped_rows(
+    label: str, texts: Sequence[str], style: str = "", *, separator: str = " · "
+) -> Iterator[Line]:
+    """`texts`, joined by `separator`, as lines of a card; the first has the label."""
+    for place, line in enumerate(wrapped(texts, separator, WIDTH - LABEL)):
+        yield row("" if place else label, (line, style))
 
 
 def tokens_per_s(result: Result, devices: int) -> float:

@@ -20,9 +20,7 @@ from shardwise.cost.bounds.subproblem import CheapestLayers, Subproblem, Totals,
 from shardwise.cost.bounds.time import CriticalPaths, end_s, micro_batch_work_s
 from shardwise.cost.problem import Problem
 from shardwise.equations import compute
-
-ROUNDING = 1e-9
-"""Tolerance in layers before rounding down, since sums differ in their last digits."""
+from shardwise.ties import ROUNDING
 
 
 @dataclass(frozen=True, slots=True)

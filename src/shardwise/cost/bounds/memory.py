@@ -8,9 +8,9 @@ import numpy as np
 
 from shardwise.cost.activations import ACTIVATIONS, BOTH, FULL, OPTIMIZER, SELECTIVE
 from shardwise.cost.bounds.subproblem import CheapestLayers, LayerCounts, Subproblem, Totals
-from shardwise.cost.memory import BOUNDARY_BUFFERS
 from shardwise.cost.problem import Problem
 from shardwise.cost.sharding import PREFETCHED_LAYERS, host_own_bytes
+from shardwise.cost.stage_formulas import allocated_within, boundary_bytes, device_bytes
 from shardwise.equations import memory
 from shardwise.schedule import in_flight, pending_weights
 
@@ -148,22 +148,15 @@ def _spread_bytes(
 
 def free_bytes(problem: Problem, subproblem: Subproblem, totals: Totals, states: StateBytes) -> Any:
     """Bytes on a device that are free for states and activations of layers and ends."""
-    efficiency = problem.efficiency
-    fixed = totals.communicators * efficiency.communicator_bytes + efficiency.context_bytes
-    allocated = (problem.usable_bytes - fixed) / (1.0 + efficiency.fragmentation_ratio)
-    buffers = np.where(subproblem.pp > 1, BOUNDARY_BUFFERS, 0.0) * totals.hop_bytes
+    allocated = allocated_within(problem.efficiency, problem.usable_bytes, totals.communicators)
+    buffers = boundary_bytes(subproblem.pp > 1, totals.hop_bytes)
     return allocated - buffers - totals.temporary_bytes - states.gathered
 
 
 def _device_bytes(problem: Problem, subproblem: Subproblem, totals: Totals, allocated: Any) -> Any:
     """All bytes on the device, given those in tensors without the pipeline's buffers."""
-    efficiency = problem.efficiency
-    allocated = allocated + np.where(subproblem.pp > 1, BOUNDARY_BUFFERS, 0.0) * totals.hop_bytes
-    return (
-        memory.reserved_bytes(allocated, efficiency.fragmentation_ratio)
-        + totals.communicators * efficiency.communicator_bytes
-        + efficiency.context_bytes
-    )
+    allocated = allocated + boundary_bytes(subproblem.pp > 1, totals.hop_bytes)
+    return device_bytes(problem.efficiency, allocated, totals.communicators)
 
 
 def is_single_backward(problem: Problem, subproblem: Subproblem) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwise.cost.estimate import GridCostTable, taken
 from shardwise.cost.layers import GridCost, grid_cost
-from shardwise.cost.memory import communicators
+from shardwise.cost.memory import communicators_of
 from shardwise.cost.problem import Problem, distinct_rows
 from shardwise.cost.sharding import ShardedBlocks, shard_degrees
 from shardwise.cost.stages import IS_SPLIT, Sums, block_columns, whole_sums
@@ -338,7 +338,7 @@ def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
         temporary_bytes=grid.temporaries.layer,
         head_temporary_bytes=np.maximum(grid.temporaries.layer, grid.temporaries.head),
         expert_replicas=grid.expert_replicas,
-        communicators=communicators(table),
+        communicators=communicators_of(table),
     )
 
 

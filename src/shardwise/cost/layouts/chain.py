@@ -33,8 +33,8 @@ from shardwise.cost.layouts.redistribute import (
     local_elements,
     value_placements,
 )
-from shardwise.cost.memory import BOUNDARY_BUFFERS
 from shardwise.cost.problem import machine_of
+from shardwise.cost.stage_formulas import BOUNDARY_BUFFERS
 from shardwise.cost.training import StepCounts, Training
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (

@@ -10,6 +10,7 @@ from shardwise.graph.kinds.kind import (
     Attribute,
     OperatorKind,
     dims_text,
+    input_saved,
     integer_of,
     refuse,
     text_of,
@@ -176,10 +177,6 @@ def _convolution_work(op: OpNode) -> tuple[KernelWork, ...]:
     return (KernelWork(kind="matmul", m=rows, n=(made,), k=weight[1:], splits_sums=True),)
 
 
-def _convolution_saved(op: OpNode) -> SavedTensors:
-    return SavedTensors(inputs=(0,))
-
-
 CONVOLUTION = OperatorKind(
     name="convolution",
     summary="Windows of the input times filters, over one to three spatial dims.",
@@ -196,7 +193,7 @@ CONVOLUTION = OperatorKind(
     check=_check_convolution,
     splits=_convolution_rules,
     work=_convolution_work,
-    saved=_convolution_saved,
+    saved=input_saved,
 )
 
 

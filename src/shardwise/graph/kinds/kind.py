@@ -83,6 +83,11 @@ def no_work(op: OpNode) -> tuple[KernelWork, ...]:
     return ()
 
 
+def input_saved(op: OpNode) -> SavedTensors:
+    """The saved tensors of an operator whose backward pass needs its first input."""
+    return SavedTensors(inputs=(0,))
+
+
 def nothing_saved(op: OpNode) -> SavedTensors:
     """The saved tensors of an operator whose backward pass needs only the gradient."""
     return SavedTensors()

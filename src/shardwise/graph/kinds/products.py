@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from shardwise.graph.kinds.kind import OperatorKind, dims_text, refuse, without
+from shardwise.graph.kinds.kind import OperatorKind, dims_text, input_saved, refuse, without
 from shardwise.graph.record import KernelWork, Moved, OpNode, SavedTensors
 from shardwise.graph.rules import ShardingRule, operands_of, product_rules
 
@@ -119,10 +119,6 @@ def _einsum_saved(op: OpNode) -> SavedTensors:
     return SavedTensors(inputs=tuple(range(len(op.inputs))) if len(operands_of(op)) > 1 else ())
 
 
-def _linear_saved(op: OpNode) -> SavedTensors:
-    return SavedTensors(inputs=(0,))
-
-
 EINSUM = OperatorKind(
     name="einsum",
     summary="Any contraction: the product of all operands, summed over the dims that the output lacks.",
@@ -156,7 +152,7 @@ LINEAR = OperatorKind(
     check=_check_linear,
     splits=_linear_rules,
     work=_linear_work,
-    saved=_linear_saved,
+    saved=input_saved,
 )
 
 
@@ -191,10 +187,6 @@ def _work(op: OpNode) -> tuple[KernelWork, ...]:
     )
 
 
-def _saved(op: OpNode) -> SavedTensors:
-    return SavedTensors(inputs=(0,))
-
-
 EMBEDDING = OperatorKind(
     name="embedding",
     summary="A row of a table for each index; rows along a dim that the output lacks are summed (a bag).",
@@ -204,5 +196,5 @@ EMBEDDING = OperatorKind(
     check=_check,
     splits=_rules,
     work=_work,
-    saved=_saved,
+    saved=input_saved,
 )

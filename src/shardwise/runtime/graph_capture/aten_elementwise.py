@@ -436,10 +436,8 @@ def _pool(function: str) -> Handler:
 
     def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
         spatial = int(call.target.split(".")[1].rstrip("_")[-2])
-        view = builder.plain(call, tensor(builder, call, 0))
+        view, space, names = _named(builder, call)
         is_adaptive = "adaptive" in call.target
-        space = IndexSpace()
-        names = space.names(view.dims)
         if is_adaptive and function == "average" and all(dim.is_unit for dim in dims[-spatial:]):
             remaining = names[:-spatial]
             return builder.emit(
@@ -491,13 +489,18 @@ POINTWISE: Mapping[str, Handler] = {
 # Norms and softmax
 
 
+def _named(builder: Builder, call: TracedCall) -> tuple[View, IndexSpace, Names]:
+    """The first operand of a call, with the names of its dims in an index space of its own."""
+    view = builder.plain(call, tensor(builder, call, 0))
+    space = IndexSpace()
+    return view, space, space.names(view.dims)
+
+
 def _norm(kind: str, weight_at: int) -> Handler:
     """A handler of a norm over the last dims, with optional scale and shift."""
 
     def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-        view = builder.plain(call, tensor(builder, call, 0))
-        space = IndexSpace()
-        names = space.names(view.dims)
+        view, space, names = _named(builder, call)
         count = len(argument(call, 1, "normalized_shape"))
         over = [name for name in names[len(names) - count :] if name is not None]
         weights = _weights(builder, call, weight_at, names[len(names) - count :])
@@ -516,9 +519,7 @@ def _weights(builder: Builder, call: TracedCall, place: int, names: Names) -> li
 
 def _batch_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     """Statistics over the whole batch. With running statistics it is an elementwise function."""
-    view = builder.plain(call, tensor(builder, call, 0))
-    space = IndexSpace()
-    names = space.names(view.dims)
+    view, space, names = _named(builder, call)
     weights = _weights(builder, call, 1, names[1:2])
     if not argument(call, 5, "training", True):
         operands = [(view, names), *weights]
@@ -532,37 +533,18 @@ def _batch_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult
 
 
 def _group_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    view = builder.plain(call, tensor(builder, call, 0))
-    space = IndexSpace()
-    names = space.names(view.dims)
-    weights = _weights(builder, call, 2, names[1:2])
-    groups = argument(call, 1, "num_groups")
-    return builder.emit(
-        call,
-        "group_norm",
-        space,
-        [(view, names), *weights],
-        names,
-        dims,
-        attributes={"groups": groups, "channel": str(names[1])},
-    )
-
-
-def _instance_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    """A group norm with one group per channel."""
-    view = builder.plain(call, tensor(builder, call, 0))
-    space = IndexSpace()
-    names = space.names(view.dims)
-    weights = _weights(builder, call, 1, names[1:2])
-    settings: dict[str, Setting] = {"groups": view.dims[1].size, "channel": str(names[1])}
+    """A group norm; an instance norm has one group per channel."""
+    view, space, names = _named(builder, call)
+    has_groups = "group_norm" in call.target
+    weights = _weights(builder, call, 2 if has_groups else 1, names[1:2])
+    groups = argument(call, 1, "num_groups") if has_groups else view.dims[1].size
+    settings: dict[str, Setting] = {"groups": groups, "channel": str(names[1])}
     operands = [(view, names), *weights]
     return builder.emit(call, "group_norm", space, operands, names, dims, attributes=settings)
 
 
 def _softmax(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
-    view = builder.plain(call, tensor(builder, call, 0))
-    space = IndexSpace()
-    names = space.names(view.dims)
+    view, space, names = _named(builder, call)
     over = str(names[argument(call, 1, "dim")])
     function = "log_softmax" if "log" in call.target else "softmax"
     return builder.emit(
@@ -575,7 +557,7 @@ NORMS: Mapping[str, Handler] = {
     "rms_norm": _norm("rms_norm", 2),
     "batch_norm": _batch_norm,
     "group_norm": _group_norm,
-    "instance_norm": _instance_norm,
+    "instance_norm": _group_norm,
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _softmax),
 }
 """By the name of the ATen operator without `aten.` and its overload."""

@@ -47,11 +47,11 @@ class GraphTrainingJob(TrainingJob):
         own = self._stages[self.grid.mesh]
         here = {name: placed(source.values[name], device_type) for name in own.parameters}
         self.store: dict[str, ShardedParameter] = shard_parameters(self.grid, own, here, self._dtype)
-        self._dtypes = {name: source.values[name].dtype for name in program.parameters}
+        dtypes = [source.values[name].dtype for name in program.parameters]
         self._stage = GraphStage(
             Interpreter(own, self.grid, self.store, self._placed),
             weight=loss_weight(plan.graph, plan.microbatches),
-            dtype=self._dtype or next(iter(self._dtypes.values()), torch.float32),
+            dtype=self._dtype or next(iter(dtypes), torch.float32),
             trains_before=any(part.parameters for part in self._stages[: self.grid.mesh]),
             device=device_type,
         )
@@ -156,32 +156,6 @@ class GraphTrainingJob(TrainingJob):
         if not states:
             states.update(first_states(self.plan.job.optimizer, param.owned))
         yield from states.items()
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Every parameter, whole, by its name in the graph. A collective: every rank calls it at the same
-        point."""
-        return self._of_all_stages(ShardedParameter.whole)
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Every gradient between `backward` and `update`, whole. A collective, as `parameters` is."""
-        return self._of_all_stages(ShardedParameter.whole_gradient)
-
-    def _of_all_stages(self, whole: Callable[[ShardedParameter], Tensor]) -> dict[str, Tensor]:
-        """The value of `whole` for every parameter, broadcast from the stage that holds it, by name."""
-        found: dict[str, Tensor] = {}
-        for stage, program in enumerate(self._stages):
-            for name, stored in program.parameters.items():
-                if self.plan.stages == 1:
-                    found[name] = whole(self.store[name])
-                    continue
-                if stage == self.grid.mesh:
-                    found[name] = whole(self.store[name]).clone(memory_format=torch.contiguous_format)
-                else:
-                    found[name] = torch.empty(
-                        stored.spec.shape, dtype=self._dtypes[name], device=self.device_type
-                    )
-                distributed.broadcast(found[name], src=self._first_rank_of(stage))
-        return found
 
     def _first_rank_of(self, stage: int) -> int:
         """The first rank of a stage."""

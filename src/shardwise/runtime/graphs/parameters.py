@@ -204,9 +204,6 @@ class ShardedParameter:
             self.weight.copy_((yield from self._join_steps(share)))
         return self.weight
 
-    def _joined(self, share: Tensor) -> Tensor:
-        return run_alone(self.grid, self._join_steps(share))
-
     def _join_steps(self, share: Tensor) -> CollectiveCoroutine:
         """The shares of all ranks of the group, joined."""
         if not self.shares:
@@ -264,25 +261,6 @@ class ShardedParameter:
             found[place] = own[taken : taken + elements(box_of_range)].view(extents(box_of_range))
             taken += elements(box_of_range)
         return found
-
-    def whole(self) -> Tensor:
-        """The whole parameter in the dtype in which it is updated, on every rank."""
-        own = self._joined(self.owned.detach()) if self.is_copied else self.weight.detach()
-        return self._whole(own)
-
-    def whole_gradient(self) -> Tensor:
-        """The whole gradient after `reduce_gradients`, on every rank."""
-        gradient = self.owned.grad
-        if gradient is None:
-            return self.owned.new_zeros(self.stored.spec.shape)
-        whole = self._whole(self._joined(gradient))
-        is_buffer = whole.untyped_storage() is self.sums.untyped_storage()
-        return whole.clone() if is_buffer else whole  # the buffer is reused
-
-    def _whole(self, local: Tensor) -> Tensor:
-        shape, start = self.stored.spec.shape, self.stored.spec.value
-        everything = start.with_axes_as(range(len(start.by_axis)), "whole")
-        return redistribute_local_tensor(self.grid, local, shape, start, everything)
 
 
 class _Gather(Function):

@@ -18,7 +18,6 @@ from torch.distributed import ProcessGroup
 from shardwise.graph import OpNode, Placement, ShardingRule, divided_dims
 from shardwise.runtime.graphs.placements import (
     AxisPlacement,
-    Coordinates,
     MeshPlacements,
     ProcessMesh,
     shard_range,
@@ -43,15 +42,13 @@ class ShardedOperator:
     grid: ProcessMesh
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def interval(self, dim: str, at: Coordinates | None = None) -> tuple[int, int]:
-        """The elements of `dim` on the rank at `at` (default: this rank), where tensors are sharded along
-        it."""
-        place = self.grid.here if at is None else at
+    def interval(self, dim: str) -> tuple[int, int]:
+        """The elements of `dim` on this rank, where tensors are sharded along it."""
         start, stop = 0, self.op.dims[dim]
         for axis, rule in enumerate(self.rules):
             if dim in divided_dims(self.op, rule):
                 count, unit = self.grid.counts[axis], self.unit(dim, rule)
-                start, stop = shard_range(start, stop, count, place[axis], unit)
+                start, stop = shard_range(start, stop, count, self.grid.here[axis], unit)
         return start, stop
 
     def length(self, dim: str) -> int:

@@ -4,7 +4,7 @@ A `Goal` says which rows may still improve on its incumbents. A row is a strateg
 the fullest rank, or a node with lower bounds of both. `Fastest` keeps a solution pool, `Smallest` the
 strategy of least memory, `Tradeoff` the Pareto frontier of time and memory.
 
-Of strategies within `TIE_TOLERANCE` of each other, the first in canonical text order is the incumbent, in
+Of strategies within `PROVEN_TIE` of each other, the first in canonical text order is the incumbent, in
 whatever order they are evaluated. So a bound prunes only above `PRUNE_FACTOR` times the incumbent.
 """
 
@@ -20,17 +20,13 @@ from numpy.typing import NDArray
 from shardwise.cost import Index, distinct_rows
 from shardwise.plans import PROVEN_GAP
 from shardwise.strategy import StrategyTable
-from shardwise.ties import least_first, ties_of_least
+from shardwise.ties import PROVEN_TIE, are_less, is_less, least_first, ties_of_least
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 KIND_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
 """A kind of strategy. The members of the solution pool differ in at least one of these fields."""
-
-TIE_TOLERANCE = PROVEN_GAP / 4
-"""Relative difference in time or bytes up to which two strategies are tied. It is above rounding errors, and
-far enough below PROVEN_GAP that any of the tied strategies is still proven optimal."""
 
 PRUNE_FACTOR = 1.0 + PROVEN_GAP
 """Factor over the incumbent up to which a bound is not pruned, so that tied strategies are met."""
@@ -127,7 +123,7 @@ class Fastest:
         _, kind = kinds_of(table)
         least_s = np.full(len(table), np.inf)
         np.minimum.at(least_s, kind, time_s)
-        tied = np.flatnonzero(self.may_improve(time_s) & (time_s <= (least_s * (1.0 + TIE_TOLERANCE))[kind]))
+        tied = np.flatnonzero(self.may_improve(time_s) & ~are_less(least_s[kind], time_s, PROVEN_TIE))
         order = tied[table.take(tied).text_order()]
         _, first = np.unique(kind[order], return_index=True)
         for row in order[first]:
@@ -163,7 +159,7 @@ class Smallest:
             return np.ones(np.shape(time_s), dtype=bool)
         best = self._best
         return np.asarray(
-            (device_bytes < best.device_bytes * (1.0 - TIE_TOLERANCE))
+            are_less(device_bytes, best.device_bytes, PROVEN_TIE)
             | ((device_bytes <= best.device_bytes * PRUNE_FACTOR) & (time_s <= best.time_s * PRUNE_FACTOR))
         )
 
@@ -179,13 +175,15 @@ class Smallest:
     def offer(self, table: StrategyTable, time_s: Floats, device_bytes: Floats) -> None:
         if not len(table):
             return
+        if len(self._best.table):
+            table = StrategyTable.joined([self._best.table, table])
+            time_s = np.append(self._best.time_s, time_s)
+            device_bytes = np.append(self._best.device_bytes, device_bytes)
         tied = np.arange(len(table))
         for figures in (device_bytes, time_s):
-            tied = tied[ties_of_least(figures[tied], TIE_TOLERANCE)]
+            tied = tied[ties_of_least(figures[tied], PROVEN_TIE)]
         row = int(tied[table.take(tied).text_order()[0]])
-        found = Incumbent(float(time_s[row]), float(device_bytes[row]), _row(table, row))
-        if not len(self._best.table) or _is_better(found, self._best, weighs_memory=True):
-            self._best = found
+        self._best = Incumbent(float(time_s[row]), float(device_bytes[row]), _row(table, row))
 
     @property
     def incumbents(self) -> list[Incumbent]:
@@ -268,15 +266,12 @@ def incumbents_of(goal: Goal) -> Incumbents:
     )
 
 
-def _is_better(one: Incumbent, other: Incumbent, *, weighs_memory: bool = False) -> bool:
-    """Whether `one` is smaller (where memory is weighed), else faster, else first in text order."""
-    figures = [(one.time_s, other.time_s)]
-    if weighs_memory:
-        figures.insert(0, (one.device_bytes, other.device_bytes))
-    for own, theirs in figures:
-        if abs(own - theirs) > TIE_TOLERANCE * theirs:
-            return own < theirs
-    return bool(StrategyTable.joined([other.table, one.table]).text_order()[0] == 1)
+def _is_better(one: Incumbent, other: Incumbent) -> bool:
+    """Whether `one` is faster, or as fast and first in text order."""
+    if is_less(other.time_s, one.time_s, PROVEN_TIE):
+        return False
+    is_first = StrategyTable.joined([other.table, one.table]).text_order()[0] == 1
+    return bool(is_first or is_less(one.time_s, other.time_s, PROVEN_TIE))
 
 
 def _non_dominated(table: StrategyTable, time_s: Floats, device_bytes: Floats) -> list[int]:
@@ -285,10 +280,10 @@ def _non_dominated(table: StrategyTable, time_s: Floats, device_bytes: Floats) -
     non_dominated: list[int] = []
     for row in range(len(table)):
         last = non_dominated[-1] if non_dominated else row
-        is_as_small = device_bytes[row] <= device_bytes[last] * (1.0 + TIE_TOLERANCE)
-        if not non_dominated or time_s[row] < time_s[last] * (1.0 - TIE_TOLERANCE):
+        is_as_small = not is_less(device_bytes[last], device_bytes[row], PROVEN_TIE)
+        if not non_dominated or is_less(time_s[row], time_s[last], PROVEN_TIE):
             non_dominated[len(non_dominated) - (bool(non_dominated) and is_as_small) :] = [row]
-        elif is_as_small and time_s[row] <= time_s[last] * (1.0 + TIE_TOLERANCE):
+        elif is_as_small and not is_less(time_s[last], time_s[row], PROVEN_TIE):
             non_dominated[-1] = min(last, row, key=place_in_text.__getitem__)
     return non_dominated
 
@@ -297,7 +292,7 @@ def _best_first(found: list[Incumbent]) -> list[Incumbent]:
     """From the fastest to the slowest; ties in text order."""
     order = StrategyTable.joined([NO_INCUMBENTS.table, *(one.table for one in found)]).text_order()
     in_order = [found[place] for place in order.tolist()]
-    return [in_order[place] for place in least_first([one.time_s for one in in_order], TIE_TOLERANCE)]
+    return [in_order[place] for place in least_first([one.time_s for one in in_order], PROVEN_TIE)]
 
 
 def kinds_of(table: StrategyTable) -> tuple[Index, Index]:

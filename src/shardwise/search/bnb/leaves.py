@@ -20,7 +20,7 @@ from shardwise.cost import (
 from shardwise.search.bnb.incumbent import Goal
 from shardwise.search.bnb.ledger import SIMULATED
 from shardwise.search.bnb.nodes import NO_SPLIT, SearchNodes
-from shardwise.search.bnb.prune import ROUNDING_SLACK, Pruner
+from shardwise.search.bnb.prune import BYTES_FACTOR, Pruner
 from shardwise.search.space import Space, expanded
 from shardwise.search.step_times import microbatches_of, pipeline_makespan_s, step_times_s
 from shardwise.strategy import HOST_MEMORY, MEMORY, StrategyTable
@@ -87,7 +87,7 @@ class Leaves:
         """
         problem = self._problem
         known = self._pruner.may_improve_kind(
-            rows.table, rows.lower_bound_s, ROUNDING_SLACK * rows.device_bytes
+            rows.table, rows.lower_bound_s, BYTES_FACTOR * rows.device_bytes
         )
         rows = self._pruner.pruned_to(rows, "layers", known)
         if not len(rows):

@@ -39,9 +39,10 @@ from shardwise.search.bnb.nodes import NO_SPLIT, SPLIT_FIELDS, SearchNodes, empt
 from shardwise.search.space import FAMILIES, FULL, Space, Variants
 from shardwise.search.step_times import microbatches_of
 from shardwise.strategy import HOST_MEMORY, MEMORY, StrategyTable
+from shardwise.ties import ROUNDING
 
-ROUNDING_SLACK = 1.0 - 1e-12
-"""Factor on bytes before a node is rejected or pruned: sums in another order differ in their last digits."""
+BYTES_FACTOR = 1.0 - ROUNDING
+"""Factor on bytes before a node is rejected or pruned."""
 
 
 class Pruner:
@@ -77,7 +78,7 @@ class Pruner:
         self.outcomes.bounded_nodes += int(np.size(time_s))
         if self.is_exhaustive or level in self._without:
             return np.ones(np.shape(time_s), dtype=bool)
-        return self._goal.may_improve(time_s, ROUNDING_SLACK * device_bytes)
+        return self._goal.may_improve(time_s, BYTES_FACTOR * device_bytes)
 
     def may_improve_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Any:
         """Which rows may improve on the incumbents, given their kind."""
@@ -87,11 +88,11 @@ class Pruner:
 
     def fits(self, device_bytes: Any) -> Any:
         """Which rows may fit on the device."""
-        return (ROUNDING_SLACK * device_bytes <= self._problem.usable_bytes) | ("memory" in self._without)
+        return (BYTES_FACTOR * device_bytes <= self._problem.usable_bytes) | ("memory" in self._without)
 
     def fits_host(self, host_bytes: Any) -> Any:
         """Which rows may fit on the host. In an exhaustive search this is left to single strategies."""
-        return (ROUNDING_SLACK * host_bytes <= self._problem.host_bytes_per_device) | (
+        return (BYTES_FACTOR * host_bytes <= self._problem.host_bytes_per_device) | (
             self.is_exhaustive or "memory" in self._without
         )
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from shardwise.cost import Problem, peaks_of
 from shardwise.errors import InternalError
+from shardwise.plans import PROVEN_GAP
 from shardwise.search.bnb.branch import SubtreeSearch
 from shardwise.search.bnb.heuristics import NeighbourhoodSpace, neighbourhood_space, restricted_space
 from shardwise.search.bnb.incumbent import NO_INCUMBENTS, Goal, Incumbent, Incumbents, incumbents_of
@@ -39,9 +40,9 @@ from shardwise.strategy import RULES, Strategy, StrategyTable, first_broken
 
 Progress = Callable[[str], None]
 
-INCUMBENT_SLACK = 1e-12
+INCUMBENT_SLACK = PROVEN_GAP
 """Relative slack that is added to the time and bytes of a heuristic's incumbent, so that the search meets,
-evaluates and counts it once."""
+evaluates and counts it once: more than PROVEN_TIE, and no more than PRUNE_FACTOR allows."""
 
 HEURISTIC_ROOTS = 256
 """Grids that a primal heuristic searches, at most: those with the least bounds."""

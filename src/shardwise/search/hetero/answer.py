@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from shardwise.cluster import pools_of
-from shardwise.errors import Infeasible, InternalError
+from shardwise.errors import Infeasible
 from shardwise.plans import PROVEN_GAP, UNEVEN_SPACE, Answer, Certificate, MixedFigures, Result, idle_in
 from shardwise.search.answer import all_devices_s, answered, figures_of, plan, searched
 from shardwise.search.bnb.solver import Progress
 from shardwise.search.clock import SearchClock
 from shardwise.search.cluster_parts import MOST_POOLS, Searched
-from shardwise.search.hetero.branch_and_bound import UnevenOutcome, search_uneven
+from shardwise.search.hetero.branch_and_bound import UnevenOutcome, UnevenPlan, search_uneven
 from shardwise.search.hetero.result import uneven_result
 from shardwise.search.hetero.space import UnevenLimits, UnevenSpace
 from shardwise.search.question import Question
@@ -153,15 +153,14 @@ def _faster(
 ) -> tuple[Answer | None, str, float]:
     """The best uneven plan that is faster than uniform strategies. If there is none: None, the reason, and by
     which share an uneven plan may still be faster."""
-    space = _space_of(question)
+    space, gap = _space_of(question), _default_gap(question)
     cutoff_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
-    gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
     outcome = search_uneven(
         space, clock=clock, cutoff_s=cutoff_s, gap=gap, workers=question.workers, progress=progress
     )
     if outcome.plan is None:
         return None, *_why_uniform(outcome, cutoff_s)
-    answer = _answer(space, outcome, figures)
+    answer = _answer(space, outcome.plan, outcome, figures)
     idle = answer.idle.devices
     if question.use_all and idle:
         left = (cutoff_s - outcome.lower_bound_s) / cutoff_s if cutoff_s < float("inf") else 1.0
@@ -174,6 +173,10 @@ def _space_of(question: Question) -> UnevenSpace:
     return UnevenSpace(question.model, question.cluster, question.job, limits)
 
 
+def _default_gap(question: Question) -> float:
+    return 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
+
+
 def best_uneven(
     question: Question, cutoff_s: float = float("inf"), gap: float | None = None
 ) -> UnevenSearchResult:
@@ -183,8 +186,7 @@ def best_uneven(
     if refusal(question) is not None or question.cluster.links or is_many:
         return UnevenSearchResult(result=None, lower_bound_s=float("inf"))
     space = _space_of(question)
-    if gap is None:
-        gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
+    gap = _default_gap(question) if gap is None else gap
     outcome = search_uneven(space, cutoff_s=cutoff_s, gap=gap, workers=question.workers)
     result = None if outcome.plan is None else uneven_result(space, outcome.plan)
     return UnevenSearchResult(result=result, lower_bound_s=outcome.lower_bound_s)
@@ -204,10 +206,8 @@ def _why_uniform(outcome: UnevenOutcome, cutoff_s: float) -> tuple[str, float]:
     return f"no faster uneven plan was found; none is faster by more than {left * 100:.1f} %", left
 
 
-def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> Answer:
-    if outcome.plan is None:
-        raise InternalError("an answer needs a plan")
-    result = uneven_result(space, outcome.plan)
+def _answer(space: UnevenSpace, best: UnevenPlan, outcome: UnevenOutcome, mixed: MixedFigures) -> Answer:
+    result = uneven_result(space, best)
     stages = result.layout.stages
     used = {one.device_class for stage in stages for one in (stage.parts or (stage,))}
     idle = tuple(pool.name for pool in space.pools if pool.name not in used)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
+
+import numpy as np
 
 from shardwise.search.clock import SearchClock
 from shardwise.search.hetero.pipeline_search import StagePlacement, pipeline_s
@@ -25,10 +27,10 @@ from shardwise.search.hetero.subproblem import (
     subproblem_search,
 )
 from shardwise.search.worker_pool import SearchWorkers
+from shardwise.ties import PROVEN_TIE, first_largest, is_less
 
-IMPROVEMENT_FACTOR = 1.0 - 5e-13
-"""A plan improves on the incumbent if it takes less than this factor of its time. The difference is smaller
-than PROVEN_GAP."""
+IMPROVEMENT_FACTOR = 1.0 - PROVEN_TIE
+"""A plan improves on the incumbent if it takes less than this factor of its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class UnevenIncumbent:
         options = pricing.options(own)
         trimmed = _trimmed(options, pipelines, options.microbatches)
         time_s = max(pipeline.time_s for pipeline in trimmed)
-        if time_s < self.time_s * IMPROVEMENT_FACTOR:
+        if is_less(time_s, self.time_s, PROVEN_TIE):
             self.improving.add(own)
             self.plan = UnevenPlan(subproblem=own, pipelines=tuple(trimmed), time_s=time_s)
             self.time_s = time_s
@@ -108,20 +110,16 @@ def _trimmed(options: StageOptions, pipelines: Sequence[_Pipeline], required: in
             known[one] = pipeline_s(options, one[0].kinds, one[1], one[2])
         return known[one]
 
-    entries = [(-time_s(one), place, one) for place, one in enumerate(pipelines)]
-    heap = [entry for entry in entries if entry[2][2] > 1]
-    done = [entry for entry in entries if entry[2][2] == 1]
-    heapify(heap)
+    trimmed, times = list(pipelines), np.array([time_s(one) for one in pipelines])
+    may_do_less = np.array([one[2] > 1 for one in pipelines])
     for _ in range(sum(one[2] for one in pipelines) - required):
-        _, place, (shape, stages, microbatches) = heappop(heap)
-        one = (shape, stages, microbatches - 1)
-        if one[2] > 1:
-            heappush(heap, (-time_s(one), place, one))
-        else:
-            done.append((-time_s(one), place, one))
+        slowest = int(first_largest(np.where(may_do_less, times, 0.0)))
+        shape, stages, microbatches = trimmed[slowest]
+        trimmed[slowest] = (shape, stages, microbatches - 1)
+        times[slowest], may_do_less[slowest] = time_s(trimmed[slowest]), microbatches > 2
     return [
-        UnevenPipeline(kinds=shape.kinds, stages=stages, microbatches=microbatches, time_s=-negative_s)
-        for negative_s, _, (shape, stages, microbatches) in sorted(heap + done, key=lambda entry: entry[1])
+        UnevenPipeline(kinds=shape.kinds, stages=stages, microbatches=microbatches, time_s=seconds)
+        for (shape, stages, microbatches), seconds in zip(trimmed, times.tolist(), strict=True)
     ]
 
 
@@ -460,7 +458,9 @@ class _BranchAndBound:
                 self._report_progress(nodes[0])
                 sizes = [node.subproblem.micro_batch_size for node in nodes]
                 outcomes = (
-                    pool.results_at(sizes, nodes) if round_index >= SERIAL_ROUNDS else self._serially(nodes)
+                    pool.results_at(sizes, nodes)
+                    if round_index >= SERIAL_ROUNDS
+                    else [self._processor.process(node) for node in nodes]
                 )
                 for node, outcome in zip(nodes, outcomes, strict=True):
                     self._apply(outcome)
@@ -469,9 +469,6 @@ class _BranchAndBound:
                             node.subproblem, outcome.fathomed_bound_s, is_searched=outcome.evaluated > 0
                         )
             return self._outcome(pool.cpu_s)
-
-    def _serially(self, nodes: list[OpenNode]) -> list[NodeOutcome]:
-        return [self._processor.process(node) for node in nodes]
 
     def _next_round(self) -> list[OpenNode]:
         """The nodes of the next round, none where the search has ended; nodes that their bound prunes are
@@ -509,12 +506,10 @@ class _BranchAndBound:
         """Merges the outcome of a node."""
         self._evaluated += outcome.evaluated
         self._bounded += outcome.bounded
-        self._incumbent.improving |= outcome.best.improving
-        if (
-            outcome.best.plan is not None
-            and outcome.best.time_s < self._incumbent.time_s * IMPROVEMENT_FACTOR
-        ):
-            self._incumbent.plan, self._incumbent.time_s = outcome.best.plan, outcome.best.time_s
+        best = outcome.best
+        self._incumbent.improving |= best.improving
+        if best.plan is not None and is_less(best.time_s, self._incumbent.time_s, PROVEN_TIE):
+            self._incumbent.plan, self._incumbent.time_s = best.plan, best.time_s
         for node in outcome.left:
             self._push(node)
 

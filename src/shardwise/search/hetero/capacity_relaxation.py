@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shardwise.cost import NodeSlot
 from shardwise.search.hetero.lower_bounds import INFINITE_S
 from shardwise.search.hetero.stage_costs import SiteCosts, StageOptions
+from shardwise.ties import ROUNDING
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,9 +26,6 @@ Ints = NDArray[np.int64]
 PROBE_FRACTION = 16
 """Share (1 / this) of a pipeline's largest possible number of micro-batches by which the search for the most
 first steps down."""
-
-ROUNDING = 1e-9
-"""Relative slack of a rate, so that nothing is excluded by rounding."""
 
 
 class CapacityRelaxation:
@@ -276,5 +274,5 @@ def _min_over_fuller_slots(values: Floats, node_slots: Sequence[NodeSlot]) -> Fl
 
 def _divided(time_s: Floats, parts: Floats) -> Floats:
     """`time_s` / `parts`; infinity where there are no parts and time is left, 0 where no time is left."""
-    share = time_s / np.maximum(parts, 1e-9)
+    share = time_s / np.where(parts > 0.0, parts, 1.0)
     return np.where(time_s < 0.0, 0.0, np.where(parts > 0.0, share, np.inf))

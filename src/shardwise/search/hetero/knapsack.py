@@ -17,6 +17,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.ties import ROUNDING
+
 Ints = NDArray[np.int64]
 
 MAX_EXACT_DP = 200_000
@@ -228,7 +230,7 @@ def _lagrangian_knapsack(
     found: Counter[int] | None = None
     for _ in range(MULTIPLIER_STEPS):
         value, chosen = _unbounded_knapsack(devices, items, multiplier)
-        if value + multiplier * (most if multiplier > 0.0 else least) < required - 1e-9:
+        if value + multiplier * (most if multiplier > 0.0 else least) < required * (1.0 - ROUNDING):
             return None
         does = sum(items[place].microbatches * count for place, count in chosen.items())
         number = sum(items[place].pipelines * count for place, count in chosen.items())

@@ -32,7 +32,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from shardwise.search.hetero.stage_costs import SiteCosts, StageOptions, hops_s, node_slots_of
+from shardwise.search.hetero.stage_costs import StageOptions, hops_s, node_slots_of
+from shardwise.ties import ROUNDING
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -42,9 +43,6 @@ Order = tuple[int, ...]
 
 INFINITE_S = 1e30
 """Finite seconds that stand for infinity, so that no arithmetic on them gives NaN."""
-
-ROUNDING = 1e-9
-"""Relative slack of a time limit, so that no layout is excluded by rounding."""
 
 MAX_TABLE_ENTRIES = 200_000
 """Entries of a table that are computed in one batch: they fit the processor's cache."""
@@ -73,7 +71,7 @@ class StageTable:
         self.figures: Floats = np.minimum(
             [
                 np.concatenate(
-                    [part for stages, _, begin in of for part in _with_selection(stages, name, begin)]
+                    [part for one, _, begin in of for part in (getattr(one, name), getattr(one, name)[begin])]
                 )
                 for name in FIGURES
             ],
@@ -439,12 +437,6 @@ class SuffixRelaxation:
         least = np.maximum(found.drained_s + r, found.reduced_s) + g + e
         least = np.maximum(least, found.alone_s)
         np.minimum.at(self._bounds, rows.pipelines, least.min(axis=(1, 2)))
-
-
-def _with_selection(stages: SiteCosts, name: str, kinds: Ints) -> tuple[Floats, Floats]:
-    """The values of all kinds, and again of the selected ones."""
-    values: Floats = getattr(stages, name)
-    return values, values[kinds]
 
 
 def _with_run_minimum(hops_s: Floats, begins: Ints) -> tuple[Floats, Floats]:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from shardwise.search.clock import SearchClock
 from shardwise.search.hetero.lower_bounds import (
     INFINITE_S,
-    ROUNDING,
     STAGE_FIGURES,
     Counts,
     Order,
@@ -31,7 +30,7 @@ from shardwise.search.hetero.lower_bounds import (
 )
 from shardwise.search.hetero.stage_costs import StageOptions
 from shardwise.sim import Durations, makespan_s
-from shardwise.ties import first_least, is_less
+from shardwise.ties import PROVEN_TIE, ROUNDING, first_least, is_less
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -431,7 +430,7 @@ def _best_first(
             continue
         time_s = pipeline_s(options, kinds, node.stages, microbatches)
         evaluated += 1
-        if time_s < best_s:
+        if is_less(time_s, best_s, PROVEN_TIE):
             best_s, best = time_s, node.stages
     bound_s = min(best_s, pruned_bound_s, next_above(most_s), heap[0][0] if heap else float("inf"))
     is_ended = expanded >= effort or clock.is_over

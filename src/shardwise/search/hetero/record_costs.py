@@ -17,15 +17,15 @@ import numpy as np
 from shardwise.cluster import Cluster, pools_of
 from shardwise.cost import (
     NodeSlot,
-    Problem,
-    StageCosts,
     StageKinds,
     StageShape,
     find_recipe,
     hop_s,
+    stage_bytes,
     stage_costs,
     stage_kinds_of,
 )
+from shardwise.equations import memory
 from shardwise.model import Model, model_flop_per_token
 from shardwise.plans import PeakMemory, Pipeline, Result, Stage, StagePart
 from shardwise.search.hetero.placement import HopEndpoint, NodeLookup, StagesPerNode, faults_of, hop_endpoints
@@ -127,9 +127,7 @@ class RecordCostModel:
         found = []
         for pool, kind, rows in _kinds(self._names, stage, result.micro_batch_size):
             kinds = self._kinds_of(pool, union, result.is_alike, kind, rows)
-            found.append(
-                _figures_of(stage_costs(kinds, shape, node_slot), RECOMPUTES.index(way), kinds.problem)
-            )
+            found.append(_figures_of(kinds, shape, node_slot, RECOMPUTES.index(way)))
         part = int(first_largest([one.device_bytes / one.usable_bytes for one in found]))
         return replace(
             found[part],
@@ -179,15 +177,17 @@ def _kinds(names: Sequence[str], stage: Stage, size: int) -> list[tuple[int, tup
     return [(names.index(stage.device_class), (stage.tp, stage.dp), size)]
 
 
-def _figures_of(price: StageCosts, way: int, problem: Problem) -> StageFigures:
+def _figures_of(kinds: StageKinds, shape: StageShape, node_slot: NodeSlot, way: int) -> StageFigures:
+    price, nbytes = stage_costs(kinds, shape, node_slot), stage_bytes(kinds, shape)
+    problem = kinds.problem
     return StageFigures(
         forward_s=float(price.forward_s[0, 0]),
         backward_s=float(price.backward_s[way, 0, 0, 0]),
         gather_s=float(price.gather_s[0, 0, 0]),
         reduce_s=float(price.reduce_s[way, 0, 0, 0]),
         end_s=float(price.end_s[0, 0, 0]),
-        allocated_bytes=float(price.allocated_bytes[way, 0, 0, 0]),
-        device_bytes=float(price.device_bytes[way, 0, 0, 0]),
+        allocated_bytes=float(nbytes.allocated[way, 0, 0, 0]),
+        device_bytes=float(nbytes.device[way, 0, 0, 0]),
         usable_bytes=problem.usable_bytes,
         capacity_bytes=problem.capacity_bytes,
         fragmentation_ratio=problem.efficiency.fragmentation_ratio,
@@ -361,7 +361,7 @@ def _peak(prediction: RecordPrediction, result: Result) -> tuple[int, PeakMemory
     for stage, one in zip(result.layout.stages, figures, strict=True):
         peak = PeakMemory(
             allocated=one.allocated_bytes,
-            reserved=one.allocated_bytes * (1.0 + one.fragmentation_ratio),
+            reserved=memory.reserved_bytes(one.allocated_bytes, one.fragmentation_ratio),
             device=one.device_bytes,
             capacity=one.capacity_bytes,
         )

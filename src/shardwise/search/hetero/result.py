@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isclose
 
-import numpy as np
-
-from shardwise.cost import Problem
-from shardwise.model import model_flop_per_token
+from shardwise.errors import InternalError
 from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage, StagePart
 from shardwise.search.hetero.branch_and_bound import UnevenPipeline, UnevenPlan
-from shardwise.search.hetero.lower_bounds import layout_figures
-from shardwise.search.hetero.record_costs import tightest_of, widest_band
+from shardwise.search.hetero.record_costs import RecordCostModel, predicted_result
 from shardwise.search.hetero.space import MixedPoolKind, StageKind, UnevenSpace, devices_by_pool
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions, group_sizes
 from shardwise.strategy import RECOMPUTES
-from shardwise.ties import first_largest
+from shardwise.ties import TIE
 
 UNEVEN_EVALUATOR = "max-plus, pipeline by pipeline"
 UNEVEN_SCHEDULE = "1f1b"
@@ -31,48 +28,41 @@ _Group = tuple[tuple[int, int], ...]
 
 
 def uneven_result(space: UnevenSpace, plan: UnevenPlan) -> Result:
-    """The record of the plan on the devices of its cluster."""
-    pricing = StageCostModel(space)
-    options = pricing.options(plan.subproblem)
-    job, cluster = space.job, space.cluster
-    taken = _taken(options, plan)
-    ranks = _assigned_ranks(space, options, plan, taken)
-    tokens_per_s = job.global_batch_size * job.seq_len / plan.time_s
-    problems = {pool: pricing.single_pool_problem(pool) for pool in plan.subproblem.pools}
-    tightest, peak = _peak(options, plan, problems, ranks)
-    pools = tuple(space.pools[pool].name for pool in plan.subproblem.pools)
-    low, high = widest_band(cluster, job.profile, pools)
-    size = plan.subproblem.micro_batch_size
-    return Result(
-        fields=None,
-        layout=Layout(
-            pipelines=tuple(
-                Pipeline(
-                    stages=tuple(
-                        _stage(space, options, plan, ranks, place, index)
-                        for index in range(len(pipeline.stages))
-                    ),
-                    micro_batch_size=size,
-                    microbatches=pipeline.microbatches,
-                    rows=pipeline.microbatches * size,
-                    makespan_s=pipeline.time_s,
-                )
-                for place, pipeline in enumerate(plan.pipelines)
-            )
-        ),
-        step_time_s=plan.time_s,
-        band_s=(plan.time_s * low, plan.time_s * high),
-        tokens_per_s_per_device=tokens_per_s / cluster.devices,
-        mfu=_utilisation(options, taken, problems, tokens_per_s, is_causal=True),
-        mfu_full_attention=_utilisation(options, taken, problems, tokens_per_s, is_causal=False),
-        peak_memory=peak,
-        breakdown=_breakdown(options, plan),
-        memory=peak.parts,
-        tightest_rank=tightest,
-        pools=pools,
-        is_alike=plan.subproblem.is_alike,
-        evaluator=UNEVEN_EVALUATOR,
+    """The record of the plan with all of its figures. Raises InternalError if it is predicted otherwise than
+    the search did."""
+    record = uneven_record(space, plan)
+    prices = RecordCostModel(space.model, space.cluster, space.job)
+    found = predicted_result(prices, record, space.job.global_batch_size)
+    if found is None or not isclose(found.step_time_s, plan.time_s, rel_tol=TIE):
+        again = "is none or does not fit" if found is None else f"takes {found.step_time_s!r} s"
+        raise InternalError(f"a plan that takes {plan.time_s!r} s in the search {again} by its record")
+    return replace(found, layout=record.layout, step_time_s=plan.time_s)
+
+
+def uneven_record(space: UnevenSpace, plan: UnevenPlan) -> Result:
+    """The plan on the devices of its cluster; of its figures only the times, the others are 0."""
+    options = StageCostModel(space).options(plan.subproblem)
+    ranks = _assigned_ranks(space, options, plan, _taken(options, plan))
+    size, time_s = plan.subproblem.micro_batch_size, plan.time_s
+    pipelines = tuple(
+        Pipeline(
+            stages=tuple(
+                _stage(space, options, plan, ranks, place, index) for index in range(len(pipeline.stages))
+            ),
+            micro_batch_size=size,
+            microbatches=pipeline.microbatches,
+            rows=pipeline.microbatches * size,
+            makespan_s=pipeline.time_s,
+        )
+        for place, pipeline in enumerate(plan.pipelines)
     )
+    return Result(
+        fields=None, layout=Layout(pipelines=pipelines), step_time_s=time_s, band_s=(time_s, time_s),
+        tokens_per_s_per_device=0.0, mfu=0.0, mfu_full_attention=0.0, breakdown={}, memory={},
+        peak_memory=PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=0.0), tightest_rank=0,
+        pools=tuple(space.pools[pool].name for pool in plan.subproblem.pools),
+        is_alike=plan.subproblem.is_alike, evaluator=UNEVEN_EVALUATOR,
+    )  # fmt: skip
 
 
 def _taken(options: StageOptions, plan: UnevenPlan) -> dict[PartIndex, tuple[int, int]]:
@@ -153,13 +143,6 @@ def _spread_shape(
     return (pipeline.kinds, counts) if is_spread else None
 
 
-def _entry(plan: UnevenPlan, place: int, index: int) -> tuple[int, tuple[int, int, int, int]]:
-    """The site of a stage, and its index in the arrays of `SiteCosts`."""
-    pipeline = plan.pipelines[place]
-    site, layers = pipeline.stages[index]
-    return site, (pipeline.kinds[site], len(pipeline.stages) - index, int(index == 0), layers)
-
-
 def _stage(
     space: UnevenSpace,
     options: StageOptions,
@@ -168,7 +151,10 @@ def _stage(
     place: int,
     index: int,
 ) -> Stage:
-    site, (number, _, _, layers) = _entry(plan, place, index)
+    pipeline = plan.pipelines[place]
+    site, layers = pipeline.stages[index]
+    number = pipeline.kinds[site]
+    recompute = options.stages[site].recompute[number, len(pipeline.stages) - index, int(index == 0), layers]
     kind = options.stages[site].kinds[number]
     names = [space.pools[options.pools[pool]].name for pool in options.sites[site]]
     texts = [_ranks_text(ranks[place, index, part]) for part in range(len(names))]
@@ -186,72 +172,11 @@ def _stage(
         tp=tp,
         dp=dp,
         layers=(layers,),
-        share=plan.pipelines[place].microbatches / options.microbatches,
+        share=pipeline.microbatches / options.microbatches,
         parts=parts,
-        recompute=_recompute(options, plan, place, index),
+        recompute=RECOMPUTES[int(recompute)],
     )
 
 
 def _ranks_text(ranks: range) -> str:
     return f"{ranks.start}-{ranks.stop - 1}" if len(ranks) > 1 else f"{ranks.start}"
-
-
-def _recompute(options: StageOptions, plan: UnevenPlan, place: int, index: int) -> str:
-    site, at = _entry(plan, place, index)
-    return RECOMPUTES[int(options.stages[site].recompute[at])]
-
-
-def _peak(
-    options: StageOptions, plan: UnevenPlan, problems: Mapping[int, Problem], ranks: Mapping[PartIndex, range]
-) -> tuple[int, PeakMemory]:
-    """The first rank of the stage or part whose devices are fullest, and its peak memory."""
-    found: list[tuple[int, PeakMemory]] = []
-    for place, pipeline in enumerate(plan.pipelines):
-        for index in range(len(pipeline.stages)):
-            site, at = _entry(plan, place, index)
-            part = int(options.stages[site].fullest[at])
-            problem = problems[options.pools[options.sites[site][part]]]
-            allocated = float(options.stages[site].allocated_bytes[at])
-            peak = PeakMemory(
-                allocated=allocated,
-                reserved=allocated * (1.0 + problem.efficiency.fragmentation_ratio),
-                device=float(options.stages[site].device_bytes[at]),
-                capacity=problem.capacity_bytes,
-            )
-            found.append((ranks[place, index, part].start, peak))
-    return tightest_of(found)
-
-
-def _breakdown(options: StageOptions, plan: UnevenPlan) -> dict[str, float]:
-    """Seconds of the slowest pipeline: work of its busiest stage, the rest of the pipeline with gradients,
-    and the end of the step."""
-    place = int(first_largest([pipeline.time_s for pipeline in plan.pipelines]))
-    pipeline = plan.pipelines[place]
-    entries = [_entry(plan, place, index) for index in range(len(pipeline.stages))]
-    works = [float(options.stages[site].work_s[at]) for site, at in entries]
-    pools, layers = (np.array([list(one)]) for one in zip(*pipeline.stages, strict=True))
-    end_s = float(layout_figures(options, pipeline.kinds, pools, layers).end_s.max())
-    busy_s = pipeline.microbatches * max(works)
-    return {
-        "busiest_stage": busy_s,
-        "pipeline_and_gradients": pipeline.time_s - busy_s - end_s,
-        "end_of_step": end_s,
-    }
-
-
-def _utilisation(
-    options: StageOptions,
-    taken: Mapping[PartIndex, tuple[int, int]],
-    problems: Mapping[int, Problem],
-    tokens_per_s: float,
-    *,
-    is_causal: bool,
-) -> float:
-    """Model FLOP per second over the dense peak rates of all devices used."""
-    problem = next(iter(problems.values()))
-    flop = model_flop_per_token(problem.model, problem.job.seq_len, causal_half=is_causal)
-    peaks = 0.0
-    for pool, size in taken.values():
-        device = problems[options.pools[pool]].device
-        peaks += size * device.peak_flop_per_s[problem.recipe.matmul]
-    return flop * tokens_per_s / peaks

@@ -29,6 +29,7 @@ from shardwise.cluster import Tier
 from shardwise.cost import (
     NodeSlot,
     Problem,
+    StageBytes,
     StageCosts,
     StageKinds,
     StageShape,
@@ -54,9 +55,6 @@ Floats = NDArray[np.float64]
 
 # Mixed-pool stages
 
-MEMORY_FIELDS = ("allocated_bytes", "device_bytes")
-"""Fields of `StageCosts` that are those of the fuller part, not of the slower one."""
-
 
 @dataclass(frozen=True, slots=True)
 class PoolPart:
@@ -65,20 +63,31 @@ class PoolPart:
     at once."""
 
     price: StageCosts
+    nbytes: StageBytes
     usable_bytes: float
     hop_s: Floats
 
     @staticmethod
-    def of(kinds: StageKinds, price: StageCosts, chosen: Sequence[int], devices: int) -> PoolPart:
-        """The `chosen` ones of these kinds on nodes of `devices` devices."""
+    def of(kinds: StageKinds, shape: StageShape, chosen: Sequence[int], devices: int) -> PoolPart:
+        """Stages of these shapes on the `chosen` ones of the kinds, on nodes of `devices` devices."""
         count = len(np.atleast_1d(kinds.tp))
 
         def some(values: Any) -> Any:
             return np.broadcast_to(values, (*np.shape(values)[:-1], count))[..., list(chosen)]
 
-        own = StageCosts(**{one.name: some(getattr(price, one.name)) for one in fields(StageCosts)})
+        price, nbytes = stage_costs(kinds, shape), stage_bytes(kinds, shape)
         hops_s = np.asarray(hop_s(kinds, -1, np.full(count, devices)), dtype=np.float64)
-        return PoolPart(own, kinds.problem.usable_bytes, hops_s[list(chosen)])
+        return PoolPart(
+            StageCosts(**{one.name: some(getattr(price, one.name)) for one in fields(StageCosts)}),
+            StageBytes(some(nbytes.allocated), some(nbytes.device)),
+            kinds.problem.usable_bytes,
+            hops_s[list(chosen)],
+        )
+
+    @property
+    def filled(self) -> Any:
+        """The share of the usable bytes that each stage fills."""
+        return self.nbytes.device / self.usable_bytes
 
 
 def _is_fuller(one: Any, other: Any) -> Any:
@@ -86,27 +95,26 @@ def _is_fuller(one: Any, other: Any) -> Any:
     return first_largest(np.stack(np.broadcast_arrays(one, other))) == 1
 
 
-def mixed_pool_cost(one: PoolPart, other: PoolPart) -> tuple[StageCosts, Any, Any]:
+def mixed_pool_cost(one: PoolPart, other: PoolPart) -> tuple[StageCosts, StageBytes, Any, Any]:
     """Costs of mixed-pool stages for every pair of tp, the tp of `other` varying fastest.
 
-    Returns the times of the slower part with the bytes of the fuller one, whether both fit, and which part (0
-    or 1) has the fuller devices.
+    Returns the times of the slower part, the bytes of the fuller one, whether both fit, and which part (0 or
+    1) has the fuller devices.
     """
     price = {
         field.name: _all_pairs(np.maximum, getattr(one.price, field.name), getattr(other.price, field.name))
         for field in fields(StageCosts)
-        if field.name not in MEMORY_FIELDS
     }
-    fullest = _all_pairs(_is_fuller, *(part.price.device_bytes / part.usable_bytes for part in (one, other)))
-    for name in MEMORY_FIELDS:
-        mine, theirs = getattr(one.price, name)[..., None], getattr(other.price, name)[..., None, :]
+    fullest = _all_pairs(_is_fuller, one.filled, other.filled)
+
+    def fuller(name: str) -> Any:
+        mine, theirs = getattr(one.nbytes, name)[..., None], getattr(other.nbytes, name)[..., None, :]
         both = np.broadcast_arrays(mine, theirs)
         mine, theirs = (values.reshape(*values.shape[:-2], -1) for values in both)
-        price[name] = np.where(fullest, theirs, mine)
-    fits = _all_pairs(
-        np.logical_and, *(part.price.device_bytes <= part.usable_bytes for part in (one, other))
-    )
-    return StageCosts(**price), fits, 1 * fullest
+        return np.where(fullest, theirs, mine)
+
+    fits = _all_pairs(np.logical_and, *(part.nbytes.device <= part.usable_bytes for part in (one, other)))
+    return StageCosts(**price), StageBytes(fuller("allocated"), fuller("device")), fits, 1 * fullest
 
 
 def mixed_pool_hops(one: PoolPart, other: PoolPart) -> Floats:
@@ -469,15 +477,15 @@ class StageCostModel:
         )
         shape, at = self._timed_shape(replicas, groups)
         prices = stage_costs_by_slot(kinds, shape, node_slots)
-        allocated, device = stage_bytes(kinds, self._shape(replicas, groups))
-        fits = device <= kinds.problem.usable_bytes
+        nbytes = stage_bytes(kinds, self._shape(replicas, groups))
+        fits = nbytes.device <= kinds.problem.usable_bytes
         return self._fastest_recompute(
             self._space.kinds(pool, size),
             self._degree_indices(pool, size),
             node_slots,
             prices,
             at,
-            (allocated, device),
+            nbytes,
             fits,
             0,
         )
@@ -506,11 +514,10 @@ class StageCostModel:
                 for pool, of in zip(pair, (rows, size - rows), strict=True)
             )
             some = tuple(mixed_stage for mixed_stage in mixed_pool_stages if mixed_stage.rows[0] == rows)
-            price, fits, fullest = mixed_pool_cost(one, other)
-            every = range(len(some))
-            at, bytes_ = np.arange(price.forward_s.shape[-2]), (price.allocated_bytes, price.device_bytes)
+            price, nbytes, fits, fullest = mixed_pool_cost(one, other)
+            every, at = range(len(some)), np.arange(price.forward_s.shape[-2])
             found.append(
-                self._fastest_recompute(some, every, (NodeSlot(),), [price], at, bytes_, fits, fullest)
+                self._fastest_recompute(some, every, (NodeSlot(),), [price], at, nbytes, fits, fullest)
             )
             hops_s.append(mixed_pool_hops(one, other))
         names = [field.name for field in fields(SiteCosts) if field.name not in ("kinds", "node_slots")]
@@ -527,7 +534,7 @@ class StageCostModel:
         kinds = self._kinds(pool, subproblem.pools, rows)
         alone = [index for index, (_, dp) in enumerate(self._space.degrees(pool, rows)) if dp == 1]
         devices = self._space.pools[pool].node.devices
-        return PoolPart.of(kinds, stage_costs(kinds, shape), alone, devices)
+        return PoolPart.of(kinds, shape, alone, devices)
 
     def _shape(self, replicas: Sequence[int], groups: int) -> StageShape:
         """Every stage by its place, whether it is the first, and its layers."""
@@ -558,14 +565,14 @@ class StageCostModel:
         node_slots: tuple[NodeSlot, ...],
         prices: Sequence[StageCosts],
         at: Ints,
-        bytes_: tuple[Any, Any],
+        nbytes: StageBytes,
         fits: Any,
         fullest: Any,
     ) -> SiteCosts:
         place, _, count = (axis.reshape(-1, 1) for axis in np.indices(self._axes))
         is_one = (place >= 1) & (count >= 1)
         return _fastest_recompute(
-            kinds, of, node_slots, prices, at, bytes_, fits & is_one, fullest, self._axes
+            kinds, of, node_slots, prices, at, nbytes, fits & is_one, fullest, self._axes
         )
 
     def _hops_of(self, pool: int, union: tuple[int, ...], size: int) -> StageHops:
@@ -595,7 +602,7 @@ def _fastest_recompute(
     node_slots: tuple[NodeSlot, ...],
     prices: Sequence[StageCosts],
     at: Ints,
-    bytes_: tuple[Any, Any],
+    nbytes: StageBytes,
     fits: Any,
     fullest: Any,
     shape: tuple[int, ...],
@@ -628,7 +635,6 @@ def _fastest_recompute(
         return np.stack([arranged(some) for some in values], axis=1)
 
     backward = arranged(backward_s.min(axis=(0, 1)))
-    allocated, device = bytes_
     return SiteCosts(
         kinds=kinds,
         node_slots=node_slots,
@@ -638,7 +644,7 @@ def _fastest_recompute(
         reduce_s=by_node_slot([picked(one.reduce_s).min(axis=0) for one in prices]),
         end_s=by_node_slot([one.end_s.min(axis=0)[at] for one in prices]),
         recompute=np.where(np.isinf(backward), -1, arranged(chosen[0])),
-        allocated_bytes=first(allocated),
-        device_bytes=first(device),
+        allocated_bytes=first(nbytes.allocated),
+        device_bytes=first(nbytes.device),
         fullest=first(fullest).astype(np.int64),
     )

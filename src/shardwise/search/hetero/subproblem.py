@@ -25,6 +25,7 @@ from shardwise.search.hetero.lower_bounds import StageTable, SuffixRelaxation
 from shardwise.search.hetero.pipeline_search import PipelineSolution, best_pipeline, next_above
 from shardwise.search.hetero.space import PipelineShape, UnevenSubproblem, families_of, shapes_of
 from shardwise.search.hetero.stage_costs import StageOptions
+from shardwise.ties import ROUNDING
 
 Ints = NDArray[np.int64]
 
@@ -371,9 +372,6 @@ def _tighten(bounds: dict[int, float], more: dict[int, float]) -> None:
 
 
 _NONE: Ints = np.empty(0, dtype=np.int64)
-
-ROUNDING = 1e-9
-"""Relative slack of the required micro-batches, for rounding."""
 
 
 def subproblem_search(

@@ -14,12 +14,9 @@ import numpy.typing as npt
 
 from shardwise.pareto import non_dominated
 from shardwise.search.pareto.solution import Measure, Solution
+from shardwise.ties import ROUNDING
 
 Values = npt.NDArray[np.float64]
-
-SLACK = 1e-11
-"""Relative rounding error of sums that are added in different orders: a bound this close to a nadir point
-does not exclude it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,11 +107,11 @@ def is_open(lower_bounds: LagrangianBounds, nadir_points: Values) -> npt.NDArray
     """Which nadir points are open, (n): no bound excludes everything below them, and no enumeration has
     explored it."""
     found = (
-        lower_bounds.explored_sums[None] < weighted(lower_bounds.weights, nadir_points) * (1.0 - SLACK)
+        lower_bounds.explored_sums[None] < weighted(lower_bounds.weights, nadir_points) * (1.0 - ROUNDING)
     ).all(axis=1)
     for explored in lower_bounds.explored:
         found &= (nadir_points > explored.box).any(axis=1) | (
-            nadir_points @ explored.weights * (1.0 - SLACK) > explored.limit
+            nadir_points @ explored.weights * (1.0 - ROUNDING) > explored.limit
         )
     return np.asarray(found)
 
@@ -151,7 +148,7 @@ class IncumbentSet:
         memories = np.concatenate([[np.inf], self.points[:, 1]])
         if isfinite(self.most_bytes):
             # A little above the limit, so that a solution of exactly this size is below it.
-            memories[memories > self.most_bytes] = self.most_bytes * (1.0 + 4.0 * SLACK)
+            memories[memories > self.most_bytes] = self.most_bytes * (1.0 + 4.0 * ROUNDING)
         nadir_points = np.column_stack([times, memories]) / (1.0 + epsilon)
         nadir_points[:-1][self.points[:, 1] > self.most_bytes] = 0.0
         return nadir_points

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from shardwise.pareto import FactorGraph
 from shardwise.search.pareto import tuning
-from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.dominance import EpsilonDominance
 from shardwise.search.pareto.labels import LabelPruning, Labels, keys_on
 from shardwise.search.pareto.weighted_sums import ChainSums, shared_of
+from shardwise.ties import ROUNDING
 
 Values = npt.NDArray[np.float64]
 
@@ -294,7 +294,7 @@ class Completions:
         left = np.flatnonzero(matches.is_there)
         own = dualised_points(table.points[left], self.rate)
         found = are_within(
-            own, matches.at[left], matches.completions, matches.places, self.cutoff * (1.0 + SLACK)
+            own, matches.at[left], matches.completions, matches.places, self.cutoff * (1.0 + ROUNDING)
         )
         return _some(table, left[found])
 
@@ -318,7 +318,7 @@ class Completions:
         found[left] = are_within_both(
             np.ascontiguousarray(own[left]), one.at[left], one.completions, one.places, other.at[left],
             other.completions,
-            other.places, self.share, self.cutoff * (1.0 + SLACK),
+            other.places, self.share, self.cutoff * (1.0 + ROUNDING),
         )  # fmt: skip
         return found
 

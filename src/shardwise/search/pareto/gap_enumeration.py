@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shardwise.pareto import Segment, non_dominated
 from shardwise.search.pareto import tuning
-from shardwise.search.pareto.bound_sets import SLACK, representatives
+from shardwise.search.pareto.bound_sets import representatives
 from shardwise.search.pareto.chain_labels import (
     ChainFrontier,
     SegmentLabels,
@@ -38,6 +38,7 @@ from shardwise.search.pareto.presolve import (
 )
 from shardwise.search.pareto.state import State
 from shardwise.search.pareto.weighted_sums import ChainSums
+from shardwise.ties import ROUNDING
 
 Values = npt.NDArray[np.float64]
 
@@ -187,7 +188,7 @@ def tighten(state: State, lower_bound: int, tolerances: Tolerances) -> None:
     dualised_chain = memory_dualised(state.presolved.chain, float(weights[1] / weights[0]))
     least = float((state.incumbents.points @ weights).min())
     start = replace(state.presolved, chain=dualised_chain)
-    end = _labels_near(state, start, lower_bound, least * (1.0 + SLACK), tolerances, UNBOUNDED_BOX)
+    end = _labels_near(state, start, lower_bound, least * (1.0 + ROUNDING), tolerances, UNBOUNDED_BOX)
     if end is not None:
         near, labels = end
         sums = labels.points @ weights

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from shardwise.pareto import Costs
 from shardwise.search.pareto import tuning
-from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.dominance import EpsilonDominance, dominance_arrays
+from shardwise.ties import ROUNDING
 
 if TYPE_CHECKING:
     from shardwise.search.pareto.joins_numba import PreparedSide, PruningArrays
@@ -60,7 +60,7 @@ class LabelPruning:
     @property
     def padded_limit(self) -> float:
         """The limit with a margin for rounding, since sums are added in any order."""
-        return self.limit * (1.0 + SLACK)
+        return self.limit * (1.0 + ROUNDING)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

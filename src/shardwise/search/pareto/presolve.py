@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from shardwise.pareto import COLUMNS, Chain, Factor, FactorGraph, Segment, first_occurrences, shared_sizes
 from shardwise.search.pareto import tuning
-from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.solution import SegmentChoice, Solution, occurrences
 from shardwise.search.pareto.weighted_sums import ChainSums, Sums, costs_of, shared_of
+from shardwise.ties import ROUNDING
 
 Mask = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
@@ -143,7 +143,7 @@ def _part(part: FactorGraph, rows_left: Sequence[Indices]) -> FactorGraph:
 
 def may_matter(bounds: Sums, limits: npt.NDArray[np.float64]) -> Mask:
     """Which rows of bounds (n, J) are below some row of limits (m, J) under all weights: (n)."""
-    padded_limits = limits * (1.0 + SLACK)
+    padded_limits = limits * (1.0 + ROUNDING)
     is_alive = np.zeros(len(bounds), dtype=bool)
     rows = np.flatnonzero((bounds < padded_limits.max(axis=0, initial=-np.inf)).all(axis=1))
     for limit in padded_limits:

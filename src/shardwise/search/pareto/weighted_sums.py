@@ -334,15 +334,6 @@ class ChainWeights:
     peaks: npt.NDArray[np.float64]
     peak_shares: tuple[tuple[PeakShares, ...], ...]
 
-    @staticmethod
-    def without_peaks(chain: Chain, weights: npt.NDArray[np.float64]) -> ChainWeights:
-        """Weights of all columns but the peak's."""
-        return ChainWeights(
-            weights,
-            np.zeros((len(chain), len(weights))),
-            tuple(((),) * len(segment.modes) for segment in chain),
-        )
-
 
 @dataclass(slots=True)
 class ChainSums:

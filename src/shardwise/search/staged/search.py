@@ -18,14 +18,13 @@ import numpy.typing as npt
 from shardwise.errors import ConfigError
 from shardwise.graph import GraphLayout
 from shardwise.pareto import non_dominated
+from shardwise.plans import PROVEN_GAP
 from shardwise.search.staged.problem import Cuts, Path, StagedProblem, critical_path, plain_paths
 from shardwise.search.staged.stage_frontier import QuickPartitionBounds, StageFrontier, StageFrontiers
+from shardwise.ties import PROVEN_TIE, ROUNDING, first_best, first_largest
 
 Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
-
-ROUNDING = 1e-12
-"""Relative rounding error of sums that are added in different orders."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,8 +130,8 @@ class Partition:
         least = min(each.memory_bytes for each in self.evaluated)
         within = np.array([max(limit * (1.0 + self.stage_frontiers.epsilon), least) * (1.0 + ROUNDING)])
         fitting = [each for each in self.evaluated if each.memory_bytes <= within[0]]
-        best = min(fitting, key=lambda each: (each.time_s, each.memory_bytes))
-        longest = self.paths[int(self._path_bounds(within)[:, 0].argmax())]
+        best = first_best(fitting, lambda each: (-each.time_s, -each.memory_bytes), PROVEN_TIE)
+        longest = self.paths[int(first_largest(self._path_bounds(within)[:, 0], PROVEN_TIE))]
         fastest = self._picks(longest, within)[0]
         for picks in (np.array(best.picks), fastest):
             prices = self.prices(picks[None])[0, :, :3]
@@ -214,7 +213,7 @@ def staged_frontier(
                 lower_bounds.append(_solved(found, Partition.of(quick.stage_frontiers, cuts), epsilon))
                 found.evaluated += 1
                 found.epsilon = max(
-                    epsilon, *(_epsilon_left(found, *lower_bound) for lower_bound in lower_bounds)
+                    epsilon, *(float(_gaps(found, *one).max(initial=0)) for one in lower_bounds)
                 )
         # Partitions pruned with a smaller epsilon than the one known now are compared again.
         unproven = [(quick, cuts) for used, quick, cuts in pruned if used > found.epsilon]
@@ -252,7 +251,7 @@ def _is_matched(found: StagedFrontier, quick: QuickPartitionBounds, cuts: Cuts) 
     are solved with relaxed borders, heaviest first."""
     if not found.points:
         return False
-    figures, factor = found.figures, 1.0 + max(found.epsilon, ROUNDING)
+    figures, factor = found.figures, 1.0 + max(found.epsilon, PROVEN_GAP)
     # Between the memory of two points, the slower one is the fastest that fits.
     rising = figures[np.argsort(figures[:, 1])]
     limits = np.append(rising[:, 1] / factor, np.inf)
@@ -272,14 +271,9 @@ def _is_matched(found: StagedFrontier, quick: QuickPartitionBounds, cuts: Cuts) 
     return False
 
 
-def _epsilon_left(found: StagedFrontier, seconds: Values, nbytes: Values) -> float:
-    """The least epsilon with which the points match everything above a lower-bound curve."""
-    return float(_gaps(found, seconds, nbytes).max(initial=0.0))
-
-
 def _gaps(found: StagedFrontier, seconds: Values, nbytes: Values) -> Values:
     """The epsilon needed for each step (n) of a lower-bound curve."""
     figures = found.figures
     ratios = np.maximum(figures[None, :, 0] / seconds[:, None], figures[None, :, 1] / nbytes[:, None])
     left = ratios.min(axis=1) - 1.0
-    return np.where(left > ROUNDING, left, 0.0)
+    return np.where(left > PROVEN_GAP, left, 0.0)

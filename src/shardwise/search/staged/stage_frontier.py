@@ -20,6 +20,7 @@ from shardwise.pareto import Chain
 from shardwise.search.pareto import ParetoSearchResult, pareto_search
 from shardwise.search.pareto.solution import Solution, measure
 from shardwise.search.staged.problem import Cuts, StagedProblem, Weights
+from shardwise.ties import PROVEN_TIE, first_least
 
 Values = npt.NDArray[np.float64]
 
@@ -97,7 +98,7 @@ class StageFrontier:
         seconds = self.prices[:, :3] @ np.array(weights, dtype=np.float64)
         fits = self.prices[None, :, 3] <= limits[:, None]
         best = np.where(fits, seconds[None], np.inf)
-        return np.where(fits.any(axis=1), best.argmin(axis=1), -1)
+        return np.where(fits.any(axis=1), first_least(best.T, PROVEN_TIE), -1)
 
     def _solve(self, weights: Weights) -> LowerBoundCurve:
         """The lower-bound curve of a weighted sum; the layouts found are added."""

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from shardwise.app.cli import words
 from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
-from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.output import WIDTH, Line, row
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (  # fmt: skip
     GRAPH_PREFIX,
@@ -205,8 +205,7 @@ class GraphSubject:
         what = {"tiers": "the mesh of the tiers", "all": "all meshes"}.get(choice, "these meshes only")
         described = list(dict.fromkeys(", ".join(mesh.name for mesh in curve.meshes) for curve in curves))
         described = [f"on {what}{self.mesh_text}: {described[0]}", *described[1:]]
-        for line in words.wrapped(described, "; ", WIDTH - LABEL):
-            yield row("", (line, ""))
+        yield from words.wrapped_rows("", described, separator="; ")
         if choice == "tiers":
             yield row("", ("--meshes all searches the others too and takes longer", "dim"))
 
@@ -223,8 +222,7 @@ class GraphSubject:
             for kind, counts in of_kind.items()
         ]
         described[0] = f"on {words.counted(curve.devices, 'device')}: {described[0]}"
-        for place, line in enumerate(words.wrapped(described, " · ", WIDTH - LABEL)):
-            yield row("" if place else "layouts", (line, ""))
+        yield from words.wrapped_rows("layouts", described)
 
     def proof(self, curves: Sequence[Curve[GraphLayout]]) -> Iterator[Line]:
         own = [_graph_curve(curve) for curve in curves]
@@ -238,8 +236,7 @@ class GraphSubject:
         yield from self._meshes(own)
         spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
         yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))
-        for line in words.wrapped(self._request.cluster.assumptions, " · ", WIDTH - LABEL):
-            yield row("", (line, "dim"))
+        yield from words.wrapped_rows("", self._request.cluster.assumptions, "dim")
 
 
 def _mesh_record(curves: Sequence[GraphCurve]) -> dict[str, list[list[int]]]:
@@ -338,8 +335,7 @@ class StagedSubject(GraphSubject):
         yield row("", (f"micro-batches: {many} (--microbatches)", "dim"))
         if refusal := self._refusal():
             described = f"shardwise train does not run them: it {refusal}".split()
-            for line in words.wrapped(described, " ", WIDTH - LABEL):
-                yield row("", (line, "dim"))
+            yield from words.wrapped_rows("", described, "dim", separator=" ")
 
     def _refusal(self) -> str | None:
         """Why our own runtime cannot split the graph into micro-batches; None where it can."""

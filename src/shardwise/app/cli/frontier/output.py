@@ -13,7 +13,7 @@ from typing import TypeVar
 from shardwise.app.cli import words
 from shardwise.app.cli.card import NOT_AS_GIVEN, all_devices_line, idle_line, spaced_indices
 from shardwise.app.cli.frontier.subject import Subject
-from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.output import WIDTH, Line, row
 from shardwise.app.plot import Dot, Mark, Plot, PlotLine
 from shardwise.cluster import Cluster, pools_of
 from shardwise.questions import FrontierAnswer, point_document
@@ -130,10 +130,8 @@ def frontier_idle_lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT
 def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Iterator[Line]:
     """The point that the mode chooses, and why."""
     yield row("chosen", (subject.title(pick), "value"), (f"   {why}", "dim"))
-    for line in words.wrapped(subject.details(pick), " · ", WIDTH - LABEL):
-        yield row("", (line, ""))
-    for line in words.wrapped(figures(pick), " · ", WIDTH - LABEL):
-        yield row("", (line, "value"))
+    yield from words.wrapped_rows("", subject.details(pick))
+    yield from words.wrapped_rows("", figures(pick), "value")
 
 
 def curve_table(

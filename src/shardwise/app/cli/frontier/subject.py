@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
-from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.output import Line, row
 from shardwise.errors import InternalError
 from shardwise.questions import FrontierSource, StrategySource
 from shardwise.search import Curve, Point, StrategyCurve
@@ -145,8 +145,7 @@ class StrategySubject:
         )
         yield from priced_as_lines(self.priced_as)
         counts = (f"{rejected:,} rejected", f"{pruned:,} pruned as dominated", f"{simulated:,} evaluated")
-        for line in words.wrapped(counts, " · ", WIDTH - LABEL):
-            yield row("", (line, ""))
+        yield from words.wrapped_rows("", counts)
         if not self._request.cluster.is_uniform:
             yield row("", ("uniform strategies only, each at the speed of its slowest device", ""))
         spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)

@@ -1,0 +1,158 @@
+"""Export of a uniform plan to FSDP2 by Accelerate 1.15: `accelerate.yaml`, and its comparison with what
+Accelerate's launcher reads in it (`fsdp2_reader`).
+
+The file has what Accelerate reads from files: processes, precision, sharding, recomputation. The rest of the
+plan is a commented block, because the training script sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from shardwise.plans import Plan
+from shardwise.targets.child_process import Reader
+from shardwise.targets.hugging_face import (
+    LAYER_CLASSES,
+    batch_lines,
+    check_replicas,
+    micro_batches,
+    model_lines,
+    processes_per_node,
+)
+from shardwise.targets.read_back import ReadBack, compared, rejected
+from shardwise.targets.writing import head_lines
+
+TARGET = "fsdp2"
+
+FILE = "accelerate.yaml"
+
+PRECISIONS = {"bf16": "bf16", "fp32": "no"}
+"""Our dtypes and the values of `mixed_precision`."""
+
+READER = Reader(
+    module="shardwise.targets.fsdp2_reader",
+    software="Accelerate",
+    install="pip install accelerate==1.15.*, with PyTorch",
+)
+
+
+def fsdp2_files(plan: Plan) -> dict[str, str]:
+    """The text of `accelerate.yaml`, by its name. Raises ConfigError, with the key of the plan file, for a
+    value that cannot be exported."""
+    target = check_replicas(plan, TARGET)
+    own = yaml.safe_dump(_settings(plan, processes_per_node(plan, target)), sort_keys=False)
+    lines = [*(f"# {line}".rstrip() for line in (*head_lines(plan, target), "", *_notes(plan))), "", own]
+    return {FILE: "\n".join(lines)}
+
+
+def _settings(plan: Plan, per_node: int) -> dict[str, Any]:
+    """The values that Accelerate reads, by their keys."""
+    strategy = plan.best.strategy
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP",
+        "mixed_precision": PRECISIONS[plan.job.dtype],
+        "num_machines": plan.cluster.devices // per_node,
+        "num_processes": plan.cluster.devices,
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": True,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_transformer_layer_cls_to_wrap": LAYER_CLASSES[plan.model.family],
+            "fsdp_activation_checkpointing": strategy.recompute == "full",
+            "fsdp_offload_params": False,
+        },
+        "parallelism_config": {
+            "parallelism_config_dp_replicate_size": strategy.dp // strategy.param_shard,
+            "parallelism_config_dp_shard_size": strategy.param_shard,
+            "parallelism_config_tp_size": strategy.tp,
+            "parallelism_config_cp_size": strategy.cp,
+        },
+    }
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    """The values that the script sets, and how the run is started."""
+    yield "Accelerate does not read these values of the plan: set them in the training script."
+    yield from model_lines(plan)
+    yield from batch_lines(plan)
+    if micro_batches(plan) > 1:
+        yield "- gradients stay sharded between micro-batches: Accelerator(gradient_accumulation_plugin="
+        yield f"    GradientAccumulationPlugin(num_steps={micro_batches(plan)}, sync_each_batch=True))"
+    if plan.job.dtype != "fp32" and plan.job.profile.reduce_in_fp32:
+        yield "- gradients are reduced in fp32: Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin("
+        yield "    mixed_precision_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16,"
+        yield "    reduce_dtype=torch.float32)))"
+    if plan.best.strategy.tp > 1:
+        yield '- from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh)'
+    yield "Data, learning rate and number of steps are not part of a plan."
+    yield ""
+    yield f"accelerate launch --config_file {FILE} train.py"
+    if len(plan.cluster.nodes) > 1:
+        yield "With several nodes, on each: --machine_rank N --main_process_ip HOST --main_process_port 29500"
+
+
+def read_files_back(
+    plan: Plan, files: Mapping[str, str], *, environment: Mapping[str, str] | None = None
+) -> ReadBack:
+    """Compare `plan` with what Accelerate's launcher reads in its file. Raises as `Reader.answers`."""
+    (answer,) = READER.answers([{"file": files[FILE]}], environment=environment)
+    return read_back(plan, answer)
+
+
+def read_back(plan: Plan, answer: Mapping[str, Any]) -> ReadBack:
+    """Compare the values of `plan` in the file with an answer of the reader."""
+    if "error" in answer:
+        return rejected(answer["error"])
+    return compared(_of_plan(plan), _of_answer(plan, answer))
+
+
+def _of_plan(plan: Plan) -> dict[str, object]:
+    strategy = plan.best.strategy
+    fields = (
+        "tp", "cp", "pp", "dp", "param_shard", "grad_shard", "optim_shard", "recompute", "recompute_layers",
+        "offload",
+    )  # fmt: skip
+    return {
+        "job.dtype": plan.job.dtype,
+        "devices": plan.cluster.devices,
+        "nodes": len(plan.cluster.nodes),
+        **{f"strategy.{name}": getattr(strategy, name) for name in fields},
+        "layer class": [LAYER_CLASSES[plan.model.family]],
+        "keys that Accelerate ignores": [],
+        "FSDP version": 2,
+        "Ulysses ranks": 1,
+    }
+
+
+def _of_answer(plan: Plan, answer: Mapping[str, Any]) -> dict[str, object]:
+    read, fsdp, sizes = answer["arguments"], answer["fsdp"], answer["sizes"]
+    dtypes = {value: name for name, value in PRECISIONS.items()}
+    shards = sizes["dp_shard_size"] if fsdp["reshard_after_forward"] is True else 1
+    is_full = fsdp["activation_checkpointing"]
+    offloads = {(False, False): "none", (False, True): "activations", (True, False): "parameters"}
+    offload = offloads.get((answer["offloads"], fsdp["activation_checkpointing_offload"]), "both")
+    devices = read["num_processes"]
+    return {
+        "job.dtype": dtypes.get(read["mixed_precision"], read["mixed_precision"]),
+        "devices": devices,
+        "nodes": read["num_machines"],
+        "strategy.tp": sizes["tp_size"],
+        "strategy.cp": sizes["cp_size"],
+        # Ranks that no axis has: Accelerate ignores a size of pipeline parallelism.
+        "strategy.pp": devices / sizes["total_size"],
+        "strategy.dp": sizes["dp_replicate_size"] * sizes["dp_shard_size"],
+        "strategy.param_shard": shards,
+        "strategy.grad_shard": sizes["dp_shard_size"],
+        "strategy.optim_shard": sizes["dp_shard_size"],
+        "strategy.recompute": "full" if is_full else "none",
+        "strategy.recompute_layers": plan.model.layers if is_full else 0,
+        "strategy.offload": offload,
+        "layer class": fsdp["transformer_cls_names_to_wrap"],
+        "keys that Accelerate ignores": answer["ignored"],
+        "FSDP version": fsdp["fsdp_version"] if read["use_fsdp"] else 0,
+        "Ulysses ranks": sizes["sp_size"],
+    }

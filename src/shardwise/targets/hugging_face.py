@@ -1,0 +1,112 @@
+"""What the exports for training scripts on Hugging Face Transformers share: the classes of decoder layers,
+the check of plans over data-parallel and tensor-parallel ranks, and the values that a script sets itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from shardwise.cost import has_fused_attention
+from shardwise.model import GroupedQueryAttentionShape, Model, decoder_of, parameters
+from shardwise.plans import Plan
+from shardwise.strategy import Target
+from shardwise.targets.writing import check_plan, refusal
+from shardwise.units import format_count
+
+LAYER_CLASSES: Mapping[str, str] = {
+    "deepseek_v2": "DeepseekV2DecoderLayer",
+    "deepseek_v3": "DeepseekV3DecoderLayer",
+    "falcon": "FalconDecoderLayer",
+    "gemma2": "Gemma2DecoderLayer",
+    "gemma3": "Gemma3DecoderLayer",
+    "gpt2": "GPT2Block",
+    "gpt_neox": "GPTNeoXLayer",
+    "gpt_oss": "GptOssDecoderLayer",
+    "llama": "LlamaDecoderLayer",
+    "mistral": "MistralDecoderLayer",
+    "mixtral": "MixtralDecoderLayer",
+    "opt": "OPTDecoderLayer",
+    "phi3": "Phi3DecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+    "qwen3_moe": "Qwen3MoeDecoderLayer",
+}
+"""Families of Transformers and the class of their decoder layers (`_no_split_modules`, Transformers 5.23)."""
+
+
+def check_model(model: Model, seq_len: int) -> None:
+    """Accept every model of the target's families: Transformers builds it from its own config."""
+
+
+def micro_batches(plan: Plan) -> int:
+    """Micro-batches of a replica in one step (gradient accumulation)."""
+    strategy = plan.best.strategy
+    return plan.job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
+
+
+def check_replicas(plan: Plan, name: str) -> Target:
+    """The target of this name for a plan of data-parallel and tensor-parallel ranks. ConfigError for the
+    first value of the plan that the capability file excludes, or that is no legal plan."""
+    strategy = plan.best.strategy
+    target = check_plan(plan, name)
+    rows = strategy.dp * strategy.micro_batch_size
+    for field, is_legal, allowed in (
+        ("micro_batch_size", plan.job.global_batch_size % rows == 0, "a divisor of the batch of a replica"),
+        (
+            "recompute_layers",
+            strategy.recompute_layers == (plan.model.layers if strategy.recompute == "full" else 0),
+            f"{plan.model.layers} with full recomputation, else 0",
+        ),
+        ("param_shard", strategy.dp % strategy.param_shard == 0, f"a divisor of dp, {strategy.dp}"),
+        ("optim_shard", strategy.dp % strategy.optim_shard == 0, f"a divisor of dp, {strategy.dp}"),
+        ("ep", plan.model.experts is not None or strategy.ep * strategy.etp == 1, "1 without experts"),
+    ):
+        if not is_legal:
+            raise refusal(target, f"best.strategy.{field}", getattr(strategy, field), allowed)
+    return target
+
+
+def processes_per_node(plan: Plan, target: Target) -> int:
+    """Devices of each node. ConfigError where nodes differ, because launchers start equally many processes
+    on each."""
+    counts = [node.devices for node in plan.cluster.nodes]
+    if len(set(counts)) > 1:
+        raise refusal(target, "cluster", f"nodes of {', '.join(map(str, counts))} devices", "equal nodes")
+    return counts[0]
+
+
+def attention(plan: Plan) -> str:
+    """The value of `attn_implementation`: a fused kernel where the prediction assumes one. PyTorch's SDPA has
+    neither soft caps nor sinks."""
+    if not has_fused_attention(plan.cluster, plan.job.profile):
+        return "eager"
+    shapes = [shape.attention for shape in decoder_of(plan.model).layers]
+    queries = [shape for shape in shapes if isinstance(shape, GroupedQueryAttentionShape)]
+    if any(shape.sinks for shape in queries):
+        return SINKS_KERNEL
+    return "flash_attention_2" if any(shape.softcap for shape in queries) else "sdpa"
+
+
+SINKS_KERNEL = "kernels-community/vllm-flash-attn3"
+"""A kernel of the Hugging Face Hub that Transformers lists for gpt-oss, for Hopper devices."""
+
+
+def model_lines(plan: Plan) -> Iterator[str]:
+    """The model and its input, which the training script builds."""
+    job = plan.job
+    size = format_count(parameters(plan.model))
+    yield f"- model: {plan.model.name} ({size} parameters), built from model.config of the plan file"
+    yield f'- from_pretrained or from_config: attn_implementation="{attention(plan)}"'
+    yield f"- sequence length: {job.seq_len} tokens"
+
+
+def batch_lines(plan: Plan) -> Iterator[str]:
+    """Optimizer and batch, for software that does not read them from a file."""
+    job, strategy = plan.job, plan.best.strategy
+    yield f"- optimizer: {OPTIMIZER_CLASSES[job.optimizer]}"
+    batch = f"{strategy.micro_batch_size} sequences on each of {strategy.dp} data-parallel ranks"
+    yield f"- micro-batch: {batch}"
+    yield f"- gradient accumulation: {micro_batches(plan)} micro-batches ({job.global_batch_size} sequences)"
+
+
+OPTIMIZER_CLASSES = {"adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD"}
+"""Our optimizers and PyTorch's."""

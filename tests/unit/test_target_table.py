@@ -1,0 +1,147 @@
+"""Which target is recommended, and the table of all of them, with answers by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+import shardwise as sw
+from shardwise.errors import Infeasible
+from shardwise.plans import UNEVEN_SPACE, Answer
+from shardwise.questions import target_table
+from shardwise.questions.request import OWN_TARGET, JobArguments, Request, request_of
+from shardwise.questions.target_table import (
+    RECOMMENDED_WITHIN,
+    TargetAnswer,
+    answers_of_targets,
+    recommended_target,
+    table_of,
+    targets_in_order,
+)
+from shardwise.search import Question
+from shardwise.strategy import Target, newest_target
+
+MEGATRON, TITAN, FSDP2 = (newest_target(name) for name in ("megatron-lm", "torchtitan", "fsdp2"))
+JOB = JobArguments(model="llama-2-7b", cluster="1x8xA100-80G", seq_len=4096, global_batch_size=64)
+
+
+@pytest.fixture(scope="module")
+def request_() -> Request:
+    return request_of(JOB)
+
+
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    """A real answer, whose step time the tests replace."""
+    plan = sw.plan(
+        "llama-2-7b", cluster="1x8xA100-80G", seq_len=4096, global_batch_size=64, target="any", space="core"
+    )
+    assert plan.answer is not None
+    return plan.answer
+
+
+def question_of(request: Request) -> Question:
+    return Question(model=request.model, cluster=request.cluster, job=request.job)
+
+
+def with_time(answer: Answer, seconds: float, space: str = "default") -> Answer:
+    certificate = replace(answer.certificate, space=space)
+    return replace(answer, best=replace(answer.best, step_time_s=seconds), certificate=certificate)
+
+
+def found(
+    request: Request,
+    answer: Answer,
+    times_s: Mapping[str, float],
+    *,
+    any_s: float,
+    any_space: str = "default",
+) -> tuple[TargetAnswer, list[TargetAnswer]]:
+    """The answer for any target, and those for every target that is asked: with these times, else none."""
+    of_any = TargetAnswer(None, request, question_of(request), with_time(answer, any_s, any_space))
+
+    def ask(target: Target | None, own: Request) -> tuple[Question, Answer]:
+        assert target is not None
+        if target.name not in times_s:
+            raise Infeasible("nothing", reasons={})
+        return question_of(own), with_time(answer, times_s[target.name])
+
+    return of_any, answers_of_targets(request, of_any, ask)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "recommended"),
+    [
+        # 1.03 times 100 is 103: the first in order that is at most that.
+        ({MEGATRON: 103.0, TITAN: 100.0}, MEGATRON),
+        ({MEGATRON: 103.1, TITAN: 100.0}, TITAN),
+        ({MEGATRON: 110.0, TITAN: 102.0, FSDP2: 100.0}, TITAN),
+        ({FSDP2: 100.0}, FSDP2),
+        # Our own runtime is the fastest, and recommended only without the others.
+        ({FSDP2: 100.0, OWN_TARGET: 50.0}, FSDP2),
+        ({OWN_TARGET: 50.0}, OWN_TARGET),
+    ],
+)
+def test_the_first_target_near_the_fastest_is_recommended(
+    request_: Request, answer: Answer, times_s: Mapping[str, float], recommended: str
+) -> None:
+    assert RECOMMENDED_WITHIN == 0.03
+    _, rows = found(request_, answer, times_s, any_s=90.0)
+    best = recommended_target(rows)
+    assert best is not None and best.name == recommended
+
+
+def test_the_table_has_every_target_and_its_distance_to_any(request_: Request, answer: Answer) -> None:
+    of_any, rows = found(request_, answer, {MEGATRON: 99.0, TITAN: 81.0}, any_s=90.0)
+    table = {row.target: row for row in table_of(rows, of_any)}
+    assert list(table) == [*(target.name for target in targets_in_order()), "any"]
+    assert table[MEGATRON].over_any == pytest.approx(0.1)  # 99 / 90 - 1
+    assert table[TITAN].over_any == pytest.approx(-0.1)  # 81 / 90 - 1: its software is faster
+    assert table["any"].over_any == 0.0
+    assert table[FSDP2].reason == "nothing that fits" and table[FSDP2].step_time_s is None
+
+
+def test_each_target_is_asked_with_its_own_software(request_: Request, answer: Answer) -> None:
+    names = {}
+
+    def ask(target: Target | None, own: Request) -> tuple[Question, Answer]:
+        assert target is not None
+        names[target.name] = own.job.profile.name
+        return question_of(own), answer
+
+    of_any = TargetAnswer(None, request_, question_of(request_), answer)
+    answers_of_targets(request_, of_any, ask)
+    assert names == {target.name: target.profile for target in targets_in_order()}
+    assert len(set(names.values())) > 2
+
+
+def test_our_own_runtime_is_asked_for_uneven_plans(request_: Request, answer: Answer) -> None:
+    _, rows = found(request_, answer, {MEGATRON: 99.0, OWN_TARGET: 95.0}, any_s=90.0, any_space=UNEVEN_SPACE)
+    assert rows[-1].name == OWN_TARGET and rows[-1].answer is not None
+    _, rows = found(request_, answer, {MEGATRON: 99.0, OWN_TARGET: 95.0}, any_s=90.0)
+    assert OWN_TARGET not in [row.name for row in rows]
+
+
+def test_a_target_that_cannot_train_the_model_says_why(answer: Answer) -> None:
+    request = request_of(replace(JOB, model="opt-350m"))
+    of_any, rows = found(request, answer, {}, any_s=90.0)
+    (row,) = (row for row in table_of(rows, of_any) if row.target == MEGATRON)
+    assert row.reason is not None and "opt" in row.reason
+
+
+def test_an_interrupted_search_ends_the_table(request_: Request, answer: Answer) -> None:
+    of_any = TargetAnswer(None, request_, question_of(request_), answer)
+
+    def ask(target: Target | None, own: Request) -> tuple[Question, Answer]:
+        return question_of(own), replace(answer, is_interrupted=True)
+
+    assert len(answers_of_targets(request_, of_any, ask)) == 1
+
+
+def test_another_order_is_noticed(request_: Request, answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_table, "ORDER", tuple(reversed(target_table.ORDER)))
+    _, rows = found(request_, answer, {MEGATRON: 100.0, TITAN: 100.0}, any_s=90.0)
+    best = recommended_target(rows)
+    assert best is not None and best.name == TITAN
