@@ -17,6 +17,7 @@ from shardwise.questions.arguments import (
     text,
 )
 from shardwise.questions.explaining import PlanExplanation, explained, what_if, why_not
+from shardwise.questions.exporting import ExportedPlan, exported
 from shardwise.questions.frontiers import (
     FrontierAnswer,
     FrontierArguments,
@@ -43,6 +44,7 @@ __all__ = [
     "OPTIMIZERS",
     "OWN_TARGET",
     "CheckedPlan",
+    "ExportedPlan",
     "FrontierAnswer",
     "FrontierArguments",
     "FrontierSource",
@@ -62,6 +64,7 @@ __all__ = [
     "counted_uneven",
     "evaluated",
     "explained",
+    "exported",
     "fields",
     "flag",
     "frontier_of",

@@ -16,15 +16,19 @@ WRITTEN_BY = "Written by shardwise export"
 
 def head_lines(plan: Plan, target: Target) -> Iterator[str]:
     """The first lines of a file: its target, the hash of the plan and the prediction."""
-    best = plan.best
-    low, high = best.band_s
     yield f"{WRITTEN_BY} for the target {target.name} ({target.command})."
     yield f"Plan: {plan_hash(plan)}"
-    band = f"{format_seconds(low)} to {format_seconds(high)}"
-    yield f"Predicted step time: {best.step_time_s:.6g} s (band {band}; profile {plan.job.profile.name})."
-    peak = best.peak_memory
+    yield step_time_line(plan)
+    peak = plan.best.peak_memory
     yield f"Predicted peak memory: {format_bytes(peak.device)} of {format_bytes(peak.capacity)} per device."
     yield "Predictions only: this file was not run on hardware."
+
+
+def step_time_line(plan: Plan) -> str:
+    """The line with the predicted step time, and the software profile that it is the prediction of."""
+    best = plan.best
+    band = " to ".join(map(format_seconds, best.band_s))
+    return f"Predicted step time: {best.step_time_s:.6g} s (band {band}; profile {plan.job.profile.name})."
 
 
 def refusal(target: Target, key: str, found: object, allowed: str) -> ConfigError:

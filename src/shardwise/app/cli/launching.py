@@ -13,11 +13,11 @@ from shardwise import launch
 from shardwise.app.cli.adapting import advisor_for
 from shardwise.app.cli.launched import COMMAND_VARIABLE
 from shardwise.app.cli.output import Output, print_notes
-from shardwise.app.cli.request import check_output_path, choice
+from shardwise.app.cli.request import choice
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_bytes
 from shardwise.launch import LAUNCHERS, PLAN_PATH, Launch
-from shardwise.plans import Plan, read_plan, write_file
+from shardwise.plans import Plan, check_output_path, read_plan, write_file
 
 _MAX_PLAN_BYTES = 8 * 2**20
 """Largest plan file, bytes."""
