@@ -232,6 +232,7 @@ REFUSED_MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "dropout": (LLAMA | {"attention_dropout": 0.1}, "model.config.attention_dropout"),
     "activation": (LLAMA | {"hidden_act": "gelu"}, "model.config.hidden_act"),
     "window": (LLAMA | {"model_type": "mistral", "sliding_window": 512}, "model.config.sliding_window"),
+    "no number": (LLAMA | {"initializer_range": float("inf")}, "model.config.initializer_range"),
     "biases": (LLAMA | {"attention_bias": True}, "model.config.attention_bias"),
     "MLP biases": (LLAMA | {"mlp_bias": True}, "model.config.mlp_bias"),
     "scaling": (
