@@ -6,7 +6,7 @@ PyTorch.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shardwise.api import check, evaluate, frontier, load, plan, replan, review, save, sweep
+    from shardwise.api import check, evaluate, export, frontier, load, plan, replan, review, save, sweep
     from shardwise.errors import ConfigError, Infeasible, InternalError
     from shardwise.plans import Plan
     from shardwise.runtime import graph_module, parallelize, reference_module
@@ -18,6 +18,7 @@ __all__ = [
     "Plan",
     "check",
     "evaluate",
+    "export",
     "frontier",
     "graph_module",
     "load",

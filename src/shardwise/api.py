@@ -19,6 +19,7 @@ from shardwise.inputs import nearest, record_of, short_repr
 from shardwise.model import Model
 from shardwise.plans import Plan, Value, read_plan, write_plan
 from shardwise.questions import (
+    ExportedPlan,
     FrontierAnswer,
     FrontierArguments,
     JobArguments,
@@ -28,6 +29,7 @@ from shardwise.questions import (
     Sweep,
     evaluated,
     explained,
+    exported,
     flag,
     frontier_of,
     optional_text,
@@ -368,6 +370,21 @@ def save(plan: Plan, path: Path) -> str:
         return write_plan(text("path", path), _plan("plan", plan))
 
 
+def export(plan: Plan | Path, *, to: str, out: Path, validate: bool = False) -> ExportedPlan:
+    """Writes a plan, or the one in a file, as files of the target `to` into the folder `out`.
+
+    `to` is a target such as `megatron-lm-0.19` or `torchtitan`; the folder is created if missing. With
+    `validate` the target's own code, which has to be installed, reads the files first; where it reads other
+    values than the plan has, `read_back.differences` of the answer names them, and nothing is written.
+
+    Raises ConfigError, with the key of the plan file, for a value that the target cannot express, and for a
+    folder that cannot be written.
+    """
+    inputs = () if isinstance(plan, Plan) else (os.fspath(plan),)
+    with naming_arguments():
+        return exported(_plan("plan", plan), to, out, validate=validate, inputs=inputs)
+
+
 def _plan(name: str, given: object) -> Plan:
     """A plan, or the one in the file that it names."""
     if isinstance(given, Plan):
@@ -434,11 +451,13 @@ def what_if(
 
 
 __all__ = [
+    "ExportedPlan",
     "PlanComparison",
     "PlanExplanation",
     "check",
     "evaluate",
     "explain",
+    "export",
     "frontier",
     "load",
     "plan",

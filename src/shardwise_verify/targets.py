@@ -7,7 +7,7 @@ is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -118,7 +118,7 @@ def target_limits_of(limits: Sequence[LimitRecord], model: LayersRecord, job: Jo
     orders = tuple(
         limit for limit, names in zip(own, fields, strict=True) if limit not in grid and names <= ORDER_FIELDS
     )
-    shards = tuple(limit for limit in own if _is_of_shards(limit))
+    shards = tuple(limit for limit in own if _is_of_shards(limit, sizes))
     return TargetLimits(grid=grid, orders=orders, shards=shards, sizes=sizes)
 
 
@@ -190,14 +190,12 @@ def _fields(limit: LimitRecord) -> set[str]:
     return {name for product in products for name in _factors(product)}
 
 
-def _is_of_shards(limit: LimitRecord) -> bool:
-    """Whether a limit reads only sharding degrees, numbers, and the product dp * cp."""
+def _is_of_shards(limit: LimitRecord, sizes: Container[str]) -> bool:
+    """Whether a limit reads only sharding degrees, numbers, sizes, and the product dp * cp."""
     for left, spec in limit.where.items():
-        relations = _right_sides(spec)
-        if not set(relations) <= {"above", "below"}:
-            return False
-        for product in (left, *(str(relations[name]) for name in relations if name == "below")):
-            if not set(_factors(product)) <= set(SHARD_FIELDS) and sorted(_factors(product)) != ["cp", "dp"]:
+        for product in (left, *map(str, _right_sides(spec).values())):
+            fields = [name for name in _factors(product) if name not in sizes]
+            if not set(fields) <= set(SHARD_FIELDS) and sorted(fields) != ["cp", "dp"]:
                 return False
     return True
 

@@ -8,7 +8,9 @@ from shardwise.app.cli.commands import command
 
 NESTED = {"emulate": [], "launch": ["train", "PLAN"]}
 """Commands whose words after `--` are a command line of `shardwise`, with the words to put before them; an
-empty list means that they begin with `shardwise` themselves."""
+empty list means that they begin with `shardwise` themselves. After `launch --target` they are those of other
+software.
+"""
 
 
 def check(words: list[str], *, is_partial: bool) -> None:
@@ -31,7 +33,7 @@ def _check(node: Any, name: str, words: list[str], parent: Any, is_partial: bool
         words, nested = words[:at], words[at + 1 :]
         if nested[:1] == ["shardwise"]:
             check(nested[1:], is_partial=is_partial)
-        elif NESTED[name]:
+        elif NESTED[name] and "--target" not in words:
             check([*NESTED[name], *nested], is_partial=is_partial)
     given = [word for word in words if word not in ("...", "…")]
     try:

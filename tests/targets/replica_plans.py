@@ -150,6 +150,7 @@ def _is_fsdp2(strategy: Strategy, model: Model, job: Job) -> bool:
         and strategy.ep == 1
         and (model.experts is None or strategy.etp == strategy.tp)
         and 1 < strategy.param_shard == strategy.grad_shard == strategy.optim_shard
+        and (model.experts is None or model.experts.experts % strategy.param_shard == 0)
         and strategy.offload == "none"
     )
 
@@ -168,9 +169,10 @@ def _is_transformers(strategy: Strategy, model: Model, job: Job) -> bool:
     if model.experts is None:
         has_its_experts = True
     elif strategy.ep > 1:
-        has_its_experts = strategy.etp == 1 and strategy.ep % strategy.tp == 0
+        is_whole = model.experts.experts % (strategy.dp * strategy.tp) == 0
+        has_its_experts = strategy.etp == 1 and strategy.ep % strategy.tp == 0 and is_whole
     else:
-        has_its_experts = strategy.etp == strategy.tp
+        has_its_experts = strategy.etp == strategy.tp and model.experts.experts % strategy.dp == 0
     return (
         _is_of_replicas(strategy, model)
         and _is_tensor_parallel(strategy, model)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ from tests.targets.folders import environment_with
 from tests.targets.mapping_mutants import mapping_mutants
 from tests.targets.random_plans import plan_of_text
 from tests.targets.replica_plans import FAMILIES, replica_plans
+from tests.unit.launch.stand_ins import free_port, install, run_nodes
+from tests.unit.targets.small_plans import LLAMA, small_plan
 
+from shardwise.app.cli import main
 from shardwise.errors import ConfigError
-from shardwise.plans import Plan
+from shardwise.plans import Plan, write_plan
 from shardwise.strategy import target_of
 from shardwise.targets.fsdp2 import FILE, READER, fsdp2_files, read_back, read_files_back
 
@@ -111,3 +116,34 @@ def test_the_command_reads_its_own_files_back() -> None:
     )
     found = read_files_back(plan, fsdp2_files(plan), environment=environment_with("accelerate"))
     assert found.differences == () and found.values == 17
+
+
+ACCELERATE = """\
+import runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_module("accelerate.commands.launch", run_name="__main__")
+"""
+"""The command `accelerate launch`."""
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_accelerate_starts_what_launch_prints(
+    nodes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two ranks, on one node or on two; words after the script are the script's."""
+    plan, out = str(tmp_path / "p.yaml"), str(tmp_path / "it's $(x)")
+    cluster = f"{nodes}x{2 // nodes}xH100-SXM"
+    write_plan(plan, small_plan(LLAMA, "tp=1,dp=2,zero_stage=3", cluster=cluster))
+    assert main(["export", plan, "--to", "fsdp2", "--out", out]) == 0
+    capsys.readouterr()
+    head = ["--head", "localhost", "--port", free_port()] if nodes > 1 else []
+    launch = ["launch", plan, "--target", "fsdp2", "--with", "torchrun", "--files", out, *head]
+    assert main([*launch, "--", "--num_processes", "7", "$(x) y"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    install(tmp_path, "accelerate", ACCELERATE)
+    variables = environment_with("accelerate")
+    path = f"{tmp_path}{os.pathsep}{variables['PATH']}"
+    found = run_nodes(tmp_path, "train.py", lines, PATH=path, PYTHONPATH=variables["PYTHONPATH"])
+    local = ("0", "1") if nodes == 1 else ("0", "0")
+    words = ["--num_processes", "7", "$(x) y"]
+    assert found == {rank: [local[rank], "2", *words] for rank in range(2)}

@@ -1,4 +1,4 @@
-"""Plan and export by the commands that users run, with Megatron-LM itself as the reader."""
+"""Plan and export by the commands that users run, with Megatron-LM and TorchTitan themselves as readers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.targets.megatron import environment
+from tests.targets.titan import titan_environment
 
 from shardwise.plans import Plan, read_plan
 from shardwise.targets.megatron_lm_read_back import ReaderRequest, differences, read_by_megatron_lm
@@ -19,10 +20,12 @@ pytestmark = pytest.mark.xdist_group("megatron-lm files")
 MODELS = ("llama-3.1-8b", "mixtral-8x7b")
 
 
-def _shardwise(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _shardwise(
+    folder: Path, *words: str, path: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "shardwise", *words],
-        check=False, capture_output=True, text=True, cwd=folder, env=environment(),
+        check=False, capture_output=True, text=True, cwd=folder, env=path or environment(),
     )  # fmt: skip
 
 
@@ -71,3 +74,18 @@ def test_an_edited_file_is_detected(folder: Path) -> None:
     place = own.index("--micro-batch-size") + 1
     edited = [*own[:place], str(2 * int(own[place])), *own[place + 1 :]]
     assert "micro_batch_size" in str(_differences(plan, edited))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_torchtitan_builds_its_best_plan(model: str, tmp_path: Path) -> None:
+    to = ("--target", "torchtitan-0.3", "--save", "plan.yaml")
+    question = ("--cluster", "2x8xH100-SXM", "--seq-len", "4096", "--global-batch-size", "128")
+    path = titan_environment()
+    planned = _shardwise(tmp_path, "plan", model, *question, *to, path=path)
+    assert planned.returncode == 0, planned.stderr
+    export = ("export", "plan.yaml", "--to", "torchtitan", "--out", "out", "--validate")
+    done = _shardwise(tmp_path, *export, path=path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "values read back equal by TorchTitan itself" in done.stdout
+    assert read_plan(str(tmp_path / "plan.yaml")).target == "torchtitan-0.3"
+    assert (tmp_path / "out" / "torchtitan_0_3.py").is_file()

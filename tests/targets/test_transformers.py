@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from tests.targets.folders import environment_with
 from tests.targets.mapping_mutants import mapping_mutants
-from tests.targets.random_plans import plan_of_text
+from tests.targets.random_plans import parameters_by_stage, plan_of_text
 from tests.targets.replica_plans import FAMILIES, replica_plans
 
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan
 from shardwise.strategy import target_of
+from shardwise.targets.child_process import Reader
+from shardwise.targets.fsdp2 import fsdp2_files
 from shardwise.targets.transformers import (
     ARGUMENTS,
     CONFIG,
@@ -59,6 +61,63 @@ def test_transformers_reads_the_plan_back(plans: list[Plan]) -> None:
     answers = read([transformers_files(plan) for plan in plans])
     for plan, answer in zip(plans, answers, strict=True):
         assert read_back(plan, answer).differences == (), plan.best.strategy
+
+
+SHARDED = Reader(module="tests.targets.sharded_model", software="Transformers", install="")
+
+
+def held_by_the_first_rank(requests: list[tuple[str, int]]) -> list[int]:
+    """The elements of all parameters on the first rank, for each text of a config and number of devices."""
+    texts = [{"config": config, "world_size": devices} for config, devices in requests]
+    return [each["parameters"] for each in SHARDED.answers(texts, environment=environment_with("accelerate"))]
+
+
+def test_transformers_shards_as_many_parameters(plans: list[Plan]) -> None:
+    """Equal to the cost model's; where a vocabulary does not divide, the first rank has one more row of the
+    embedding, and of the head."""
+    held = held_by_the_first_rank(
+        [(transformers_files(plan)[CONFIG], plan.cluster.devices) for plan in plans]
+    )
+    exact = 0
+    for plan, found in zip(plans, held, strict=True):
+        (ours,) = parameters_by_stage(plan)
+        is_divided = plan.model.vocab % (plan.best.strategy.tp * plan.best.strategy.param_shard) == 0
+        assert 0 <= found - ours <= (0 if is_divided else 2 * plan.model.hidden), plan.best.strategy
+        exact += found == ours
+    assert exact > PLANS // 2
+
+
+# Parameters by hand. Llama 3.1 8B, tp 2 x fsdp 4, 32 layers: q and o 4096 * 4096, k and v 1024 * 4096, MLP
+# 3 * 4096 * 14336 are 218,103,808, over 8 ranks 27,262,976; two norms of 4096 over the 4 of fsdp 2,048;
+# embedding and head 128,256 * 4096 over 8 each 65,667,072; the last norm 1,024. Mixtral 8x7B, fsdp 8, ep 2 (4
+# replicas, of whose 4 experts each rank has one): q, o, k, v 41,943,040 over 8, the router 8 * 4096 over 8,
+# two norms over 8, and an expert 3 * 4096 * 14336 whole: 181,408,768 a layer; embedding and head
+# 32,000 * 4096 over 8 each.
+BY_HAND = {
+    "llama-3.1-8b": (
+        "tp=2,dp=4,zero_stage=3,sequence_parallel=false", 32 * (27_262_976 + 2_048) + 2 * 65_667_072 + 1_024,
+    ),
+    "mixtral-8x7b": ("dp=8,ep=2,etp=1,zero_stage=3", 32 * 181_408_768 + 2 * 16_384_000 + 512),
+}  # fmt: skip
+
+
+def test_models_of_the_catalogue_have_the_parameters_worked_out_by_hand() -> None:
+    plans = {name: plan_of_text(name, text) for name, (text, _) in BY_HAND.items()}
+    held = held_by_the_first_rank([(transformers_files(plan)[CONFIG], 8) for plan in plans.values()])
+    assert held == [number for _, number in BY_HAND.values()]
+    assert [parameters_by_stage(plan) for plan in plans.values()] == [[number] for number in held]
+
+
+def test_experts_that_do_not_divide_are_refused_because_some_ranks_hold_more() -> None:
+    """FSDP2 shards 8 experts over 16 ranks as 8 x 1 and 8 x 0, not as halves."""
+    whole = transformers_files(plan_of_text("mixtral-8x7b", "dp=8,zero_stage=3"))[CONFIG]
+    eighth, uneven = held_by_the_first_rank([(whole, 8), (whole.replace("fsdp_size=8", "fsdp_size=16"), 16)])
+    assert uneven > 0.95 * eighth
+    plan = plan_of_text("mixtral-8x7b", "dp=16,zero_stage=3")
+    for files, key in ((transformers_files, "dp"), (fsdp2_files, "param_shard")):
+        with pytest.raises(ConfigError) as refused:
+            files(plan)
+        assert refused.value.key == f"best.strategy.{key}"
 
 
 WORDS = {"adamw_torch": "sgd", "sgd": "adamw_torch"}

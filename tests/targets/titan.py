@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,3 +36,23 @@ def read_by_torchtitan(
     texts = [torchtitan_files(plan) for plan in plans] if files is None else files
     requests = [titan_request(plan, own) for plan, own in zip(plans, texts, strict=True)]
     return TITAN_READER.answers(requests, environment=titan_environment())
+
+
+def logits_of_torchtitan(
+    plans: Sequence[Plan], files: Sequence[Mapping[str, str]]
+) -> list[Mapping[str, Any]]:
+    """The answers of `titan_logits` for the models of all plans, from one child."""
+    lines = [
+        json.dumps({**titan_request(plan, own), "model": dict(plan.model.config)})
+        for plan, own in zip(plans, files, strict=True)
+    ]
+    path = titan_environment()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.targets.titan_logits"],
+        input="\n".join(lines) + "\n", capture_output=True, text=True, check=False,
+        env={**path, "PYTHONPATH": os.pathsep.join((path["PYTHONPATH"], str(ROOT)))},
+    )  # fmt: skip
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    if done.returncode or len(answers) != len(lines):
+        raise AssertionError(f"{len(answers)} of {len(lines)} answers: {done.stderr[-6000:]}")
+    return answers

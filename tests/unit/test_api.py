@@ -19,6 +19,7 @@ from shardwise import api
 from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster
 from shardwise.model import catalogue_entry, load_model, parameters
+from shardwise.plans import plan_hash
 
 JOB: dict[str, Any] = {"cluster": "1x4xA100-80G", "seq_len": 2048, "global_batch_size": 16}
 MODEL = "llama-3.1-8b"
@@ -505,6 +506,7 @@ QUESTION = (MODEL, "--cluster", "1x4xA100-80G", "--seq-len", "2048", "--global-b
         ("explain", ("explain", "PLAN")),
         ("explain", ("explain", "PLAN", "--why-not", "tp=4")),
         ("what_if", ("explain", "PLAN", "--what-if", "nodes=2")),
+        ("export", ("export", "PLAN", "--to", "megatron-lm", "--out", "SAVED")),
         ("save", ("plan", *QUESTION, "--save", "SAVED")),
         ("save", ("evaluate", *QUESTION, "--strategy", "tp=4", "--save", "SAVED")),
     ],
@@ -548,3 +550,43 @@ def test_a_cluster_may_be_a_record_of_a_plan(plan: sw.Plan) -> None:
     assert found == sw.evaluate(MODEL, strategy="tp=4", **JOB)
     with pytest.raises(sw.ConfigError, match="inter_node: is for clusters that are named by a text"):
         sw.plan(MODEL, **{**JOB, "cluster": plan.cluster}, inter_node="200Gb/s")
+
+
+# Exports
+
+
+def test_a_plan_is_exported_from_memory_and_from_a_file(tmp_path: Path) -> None:
+    plan = sw.plan(MODEL, **JOB, target="megatron-lm")
+    found = plan.export(to="megatron-lm", out=tmp_path / "a")
+    assert found.target == "megatron-lm-0.19" and found.is_equal and found.read_back is None
+    assert [Path(path).name for path in found.paths] == ["megatron-lm.args", "megatron-lm.sh"]
+    plan.save(tmp_path / "plan.yaml")
+    again = sw.export(tmp_path / "plan.yaml", to="megatron-lm-0.19", out=tmp_path / "b")
+    for first, second in zip(found.paths, again.paths, strict=True):
+        assert Path(first).read_bytes() == Path(second).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [({"to": "megatron"}, "to"), ({"out": 3}, "out"), ({"validate": "yes"}, "validate")],
+)
+def test_a_wrong_argument_of_an_export_is_named(tmp_path: Path, arguments: dict[str, Any], key: str) -> None:
+    plan = sw.plan(MODEL, **JOB, target="megatron-lm")
+    with pytest.raises(sw.ConfigError) as refused:
+        sw.export(plan, **{"to": "megatron-lm", "out": tmp_path / "run", **arguments})
+    assert refused.value.key == key
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_for_other_software_is_priced_again(tmp_path: Path) -> None:
+    strategy = "dp=4,zero_stage=3,recompute=full"
+    plan = sw.evaluate(MODEL, strategy=strategy, **JOB)
+    own = sw.evaluate(MODEL, strategy=strategy, target="torchtitan", **JOB)
+    assert own.step_time_s != pytest.approx(plan.step_time_s, rel=1e-3)
+    (path, *_) = sw.export(plan, to="torchtitan", out=tmp_path / "run").paths
+    text = Path(path).read_text()
+    assert plan_hash(plan) in text and plan_hash(own) not in text
+    assert f"Predicted step time: {own.step_time_s:.6g} s (band" in text
+    assert f"As in the plan, for any: {plan.step_time_s:.6g} s (profile megatron-lm-0.19)." in text
+    (alone, *_) = sw.export(own, to="torchtitan", out=tmp_path / "own").paths
+    assert "As in the plan" not in Path(alone).read_text()

@@ -1,6 +1,7 @@
 """Clusters: devices, nodes, tiers, links and events, from a shorthand, a file or a plan's record."""
 
 from shardwise.cluster.catalogue import (
+    architecture_of,
     device_names,
     devices,
     efficiency_numbers,
@@ -91,6 +92,7 @@ __all__ = [
     "Selection",
     "Slowdown",
     "Tier",
+    "architecture_of",
     "check_events",
     "cluster_from_record",
     "cluster_of_nodes",

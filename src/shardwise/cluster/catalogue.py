@@ -67,6 +67,12 @@ def _names(device: Device) -> tuple[str, str]:
     return _data("devices.json")["devices"][device.name]["architecture"], device.name
 
 
+def architecture_of(device: Device) -> str | None:
+    """The architecture of a device, such as `hopper`; None of a device that is not in the catalogue."""
+    record = _data("devices.json")["devices"].get(device.name)
+    return None if record is None else record["architecture"]
+
+
 def device_names() -> tuple[str, ...]:
     """Names of all known devices, in the order of the catalogue."""
     return tuple(_data("devices.json")["devices"])

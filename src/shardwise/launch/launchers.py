@@ -1,18 +1,22 @@
 """Launch commands and files for plans, with torchrun, Slurm, Ray or Kubernetes.
 
-`launch_of` collects what launchers need from a plan in a `Launch`: hosts, processes per host, the command.
+A `Program` is what runs on the hosts: `shardwise train` (`own_program`), or other training software.
+`launch_of` collects what launchers need for it from a plan in a `Launch`: hosts, processes per host, the
+command.
 
-- `torchrun_commands`: one command per host.
+- `host_commands`: one command per host; `host_lines`: the same as bash text. `start_lines`: one command for
+  all hosts, with variables.
 - `slurm_script`: a batch script for sbatch.
 - `ray_script`: a driver that reserves the hosts and starts torchrun on each.
 - `kubernetes_manifest`: an indexed Job, a Service for the names of its pods, and the plan as a ConfigMap.
+- `jobset_manifest`: a JobSet, and the files of the program as a ConfigMap.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,22 +31,52 @@ from shardwise.plans import Plan
 LAUNCHERS = ("torchrun", "slurm", "ray", "k8s")
 """Values of `--with`."""
 
+PORT = 29500
+"""The default port of the first host; torchrun's too."""
+
 _LABEL_LENGTH = 40
-"""Longest name; with a number appended, it stays within the 63 characters of a DNS label."""
+"""Longest name; with numbers appended, it stays within the 63 characters of a DNS label."""
+
+
+class Verbatim(str):
+    """A word in the language of the launcher, such as a variable, which is not escaped."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What is started on the hosts.
+
+    `words` are the arguments of torchrun that name the program, with its own arguments: after `--`, torchrun
+    does not parse options like `--log` as abbreviations of its own. With `accelerate`, a configuration file,
+    `accelerate launch` starts them instead. `setup` are bash commands that run first on every host. `notes`
+    are comments for the user, one line each.
+    """
+
+    words: tuple[str, ...]
+    accelerate: str | None = None
+    setup: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def own_program(arguments: Sequence[str]) -> Program:
+    """`shardwise ARGUMENTS`."""
+    return Program(words=("-m", "--", "shardwise", *arguments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """A run of a plan on hosts, with one process per device and ranks in the order of the hosts.
 
-    `arguments` are those of `shardwise` (`train PLAN ...`). `processes` has the number of devices of each
-    host. `head` is the host of the rendezvous (host 0), None if the launcher finds it; `port` must be free
-    there. `gpu` is the vendor of the devices, None for CPUs. `unlike` has the device class of each host if
-    hosts of different classes are not interchangeable; it is empty if all are.
+    `processes` has the number of devices of each host. `head` is the host of the rendezvous (host 0), None if
+    the launcher finds it; `port` must be free there. `gpu` is the vendor of the devices, None for CPUs.
+    `unlike` has the device class of each host if hosts of different classes are not interchangeable; it is
+    empty if all are.
     """
 
     name: str
-    arguments: tuple[str, ...]
+    program: Program
     processes: tuple[int, ...]
     head: str | None
     port: int
@@ -53,24 +87,36 @@ class Launch:
     def hosts(self) -> int:
         return len(self.processes)
 
-    @property
-    def program(self) -> tuple[str, ...]:
-        """Arguments of torchrun that name the program. After `--`, torchrun does not parse options like
-        `--log` as abbreviations of its own."""
-        return ("-m", "--", "shardwise", *self.arguments)
+    def command(self, *, rank: str, processes: str, head: str) -> list[str]:
+        """The words that start host `rank` of several hosts.
 
-    def command(
-        self, *, rank: str, processes: int, head: str, escape: Callable[[str], str] = str
-    ) -> list[str]:
-        """The command that starts host `rank` of several hosts.
-
-        All words are escaped by `escape` except `rank` and `head`, which may be variables of a launcher. The
-        rendezvous is static: host k has the ranks that the plan gives it, whichever host starts first.
+        The rendezvous is static: host k has the ranks that the plan gives it, whichever host starts first.
         """
-        before = ("torchrun", "--nnodes", str(self.hosts), "--nproc-per-node", str(processes),
-                  "--master-port", str(self.port))  # fmt: skip
-        rendezvous = (escape("--node-rank"), rank, escape("--master-addr"), head)
-        return [*map(escape, before), *rendezvous, *map(escape, self.program)]
+        if self.program.accelerate is None:
+            sizes = ["--nnodes", str(self.hosts), "--nproc-per-node", processes]
+            starter = ["torchrun", *sizes, "--master-port", str(self.port), "--node-rank", rank,
+                       "--master-addr", head]  # fmt: skip
+        else:
+            starter = [*self._accelerate, "--main_process_port", str(self.port),
+                       "--machine_rank", rank, "--main_process_ip", head]  # fmt: skip
+        return [*starter, *self.program.words]
+
+    @property
+    def alone(self) -> list[str]:
+        """The words that start the only host."""
+        starter = ["torchrun", "--standalone", "--nproc-per-node", str(self.processes[0])]
+        if self.program.accelerate is not None:
+            starter = self._accelerate
+        return [*starter, *self.program.words]
+
+    @property
+    def _accelerate(self) -> list[str]:
+        return ["accelerate", "launch", "--config_file", str(self.program.accelerate),
+                "--num_machines", str(self.hosts), "--num_processes", str(sum(self.processes))]  # fmt: skip
+
+    def text(self, command: Iterable[str], *, before: str = "") -> str:
+        """Bash text of a command, which `before` precedes, after the setup of the program."""
+        return " && ".join((*self.program.setup, before + " ".join(_escaped(command, shlex.quote))))
 
     def processes_per_host(self, launcher: str) -> int:
         """Processes of each host. ConfigError, naming the launcher, if hosts differ in devices or are not
@@ -90,8 +136,12 @@ class Launch:
         return self.processes[0]
 
 
-def launch_of(plan: Plan, arguments: Sequence[str], *, head: str | None = None, port: int = 29500) -> Launch:
-    """How `shardwise ARGUMENTS` runs `plan` on all hosts of its cluster, including idle ones.
+def _escaped(words: Iterable[str], escape: Callable[[str], str]) -> list[str]:
+    return [str(word) if isinstance(word, Verbatim) else escape(word) for word in words]
+
+
+def launch_of(plan: Plan, program: Program, *, head: str | None = None, port: int = PORT) -> Launch:
+    """How `program` runs `plan` on all hosts of its cluster, including idle ones.
 
     Unless its nodes are interchangeable, hosts are distinguished by device class and speed.
     """
@@ -99,7 +149,7 @@ def launch_of(plan: Plan, arguments: Sequence[str], *, head: str | None = None, 
     words = re.sub(r"[^a-z0-9]+", "-", plan.network.name.lower()).strip("-")
     return Launch(
         name=f"shardwise-{words}"[:_LABEL_LENGTH].strip("-"),
-        arguments=tuple(arguments),
+        program=program,
         processes=tuple(node.devices for node in plan.cluster.nodes),
         head=head,
         port=port,
@@ -115,33 +165,31 @@ def _kind(node: Node) -> str:
 
 # Kubernetes
 
-_PLAN_FOLDER = "/etc/shardwise"
-PLAN_PATH = f"{_PLAN_FOLDER}/plan.yaml"
+FILES_FOLDER = "/etc/shardwise"
+"""Folder of the files in the pods."""
+
+PLAN_PATH = f"{FILES_FOLDER}/plan.yaml"
 """Path of the plan in the pods."""
 
-_MAX_PLAN_BYTES = 1_000_000
-"""Largest plan in bytes. A ConfigMap holds at most 1 MiB, including its metadata (Kubernetes, ConfigMaps)."""
+_MAX_BYTES = 1_000_000
+"""Most bytes of files. A ConfigMap holds at most 1 MiB, including its metadata (Kubernetes, ConfigMaps)."""
 
 _GPU_RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "habana.ai/gaudi",
                   "Google": "google.com/tpu", "AWS": "aws.amazon.com/neuron"}  # fmt: skip
 """Resource names of the vendors' device plugins."""
 
+_RANK_VARIABLE = "JOB_COMPLETION_INDEX"
+"""Variable of the pods of an indexed Job: the number of the pod."""
+
 
 def kubernetes_manifest(launch: Launch, *, plan_text: str, image: str) -> str:
     """YAML for `kubectl apply`, with a pod per host. `image` must contain shardwise and torchrun.
 
-    `launch.arguments` must name the plan as `PLAN_PATH`. A pod that fails ends the job. ConfigError if the
+    The program must name the plan as `PLAN_PATH`. A pod that fails ends the job. ConfigError if the
     plan is too large or hosts differ.
     """
     processes = launch.processes_per_host("k8s")
-    if len(plan_text.encode()) > _MAX_PLAN_BYTES:
-        raise ConfigError(
-            "is too large for a ConfigMap", key="--with k8s", found=f"{len(plan_text.encode()):,} bytes",
-            allowed=f"at most {_MAX_PLAN_BYTES:,}",
-        )  # fmt: skip
     labels = {"app": launch.name}
-    plan = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": launch.name},
-            "data": {"plan.yaml": plan_text}}  # fmt: skip
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -149,52 +197,102 @@ def kubernetes_manifest(launch: Launch, *, plan_text: str, image: str) -> str:
         # Pods look for each other before they are ready, so their names must be published by then.
         "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
     }
+    # Kubernetes names pod k of the Job NAME-k.
+    head = f"{launch.name}-0.{launch.name}"
+    command = launch.command(rank=Verbatim(f"$({_RANK_VARIABLE})"), processes=str(processes), head=head)
+    pod = {"subdomain": launch.name, **_pod(launch, _escaped(command, _unexpanded), image)}
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": launch.name},
+        "spec": _job(launch, {"metadata": {"labels": labels}, "spec": pod}),
+    }
+    return _yaml(_config_map(launch, {"plan.yaml": plan_text}), service, job)
+
+
+def jobset_manifest(launch: Launch, *, files: Mapping[str, str], image: str) -> str:
+    """YAML for `kubectl apply`, with a pod per host, for clusters with the JobSet controller. `image` must
+    contain the software and bash.
+
+    The program must name the files, texts by name, in `FILES_FOLDER`. A pod that fails ends the set.
+    ConfigError if the files are too large or hosts differ.
+    """
+    processes = launch.processes_per_host("k8s")
+    # The controller names pod k of the only Job (number 0) of `node` NAME-node-0-k, in the domain NAME.
+    command = launch.command(
+        rank=Verbatim(f'"${_RANK_VARIABLE}"'),
+        processes=str(processes),
+        head=f"{launch.name}-node-0-0.{launch.name}",
+    )
+    bash = ["bash", "-c", _unexpanded(launch.text(command, before="exec "))]
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": launch.name},
         "spec": {
-            "completionMode": "Indexed",
-            "completions": launch.hosts,
-            "parallelism": launch.hosts,
-            "backoffLimit": 0,
-            "template": {"metadata": {"labels": labels}, "spec": _pod(launch, processes, image)},
+            "replicatedJobs": [
+                {
+                    "name": "node",
+                    "replicas": 1,
+                    "template": {"spec": _job(launch, {"spec": _pod(launch, bash, image)})},
+                }
+            ]
         },
     }
-    return str(yaml.dump_all([plan, service, job], Dumper=_Dumper, sort_keys=False, width=110))
+    return _comments(launch) + _yaml(_config_map(launch, files), jobset)
 
 
-def _pod(launch: Launch, processes: int, image: str) -> dict[str, Any]:
+def _unexpanded(text: str) -> str:
+    """`text`, of which Kubernetes expands nothing: it reads $(NAME) as a variable, and $$ as $."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
+
+
+def _yaml(*documents: object) -> str:
+    return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=110))
+
+
+def _config_map(launch: Launch, files: Mapping[str, str]) -> dict[str, Any]:
+    if (size := sum(len(text.encode()) for text in files.values())) > _MAX_BYTES:
+        raise ConfigError(
+            "is too large for a ConfigMap", key="--with k8s", found=f"{size:,} bytes",
+            allowed=f"at most {_MAX_BYTES:,}",
+        )  # fmt: skip
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": launch.name}, "data": dict(files)}
+
+
+def _job(launch: Launch, template: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "completionMode": "Indexed",
+        "completions": launch.hosts,
+        "parallelism": launch.hosts,
+        "backoffLimit": 0,
+        "template": template,
+    }
+
+
+def _pod(launch: Launch, command: Sequence[str], image: str) -> dict[str, Any]:
     resource = "cpu" if launch.gpu is None else _GPU_RESOURCES.get(launch.gpu)
     if resource is None:
         raise ConfigError(
             "has no known device plugin", key="--with k8s", found=str(launch.gpu),
             allowed=", ".join(_GPU_RESOURCES),
         )  # fmt: skip
-    # Kubernetes sets JOB_COMPLETION_INDEX in the pods of an indexed Job, and names pod k NAME-k.
-    command = launch.command(
-        rank="$(JOB_COMPLETION_INDEX)",
-        processes=processes,
-        head=f"{launch.name}-0.{launch.name}",
-        escape=lambda word: word.replace("$(", "$$("),
-    )
     return {
-        "subdomain": launch.name,
         "restartPolicy": "Never",
         "containers": [
             {
                 "name": "shardwise",
                 "image": image,
-                "command": command,
-                "resources": {"limits": {resource: processes}},
+                "command": list(command),
+                "resources": {"limits": {resource: launch.processes_per_host("k8s")}},
                 "volumeMounts": [
-                    {"name": "plan", "mountPath": _PLAN_FOLDER},
+                    {"name": "files", "mountPath": FILES_FOLDER},
                     {"name": "shm", "mountPath": "/dev/shm"},
                 ],
             }
         ],
         "volumes": [
-            {"name": "plan", "configMap": {"name": launch.name}},
+            {"name": "files", "configMap": {"name": launch.name}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
     }
@@ -262,27 +360,27 @@ def ray_script(launch: Launch) -> str:
     """A Python program for `ray job submit`, whose working folder must contain the plan."""
     processes = launch.processes_per_host("ray")
     devices = {"CPU": processes} if launch.gpu is None else {"CPU": 1, "GPU": processes}
-    words = launch.command(rank="str(rank)", processes=processes, head="head", escape=repr)
-    return _DRIVER.format(hosts=launch.hosts, devices=devices, command=", ".join(words))
+    words = launch.command(rank=Verbatim("str(rank)"), processes=str(processes), head=Verbatim("head"))
+    command = ", ".join(_escaped(words, repr))
+    return _DRIVER.format(hosts=launch.hosts, devices=devices, command=command)
 
 
 # Slurm
 
 # Shell words inside single quotes: `$0` is the argument after them.
-_RANK, _HEAD = '"$SLURM_NODEID"', '"$0"'
+_RANK, _HEAD = Verbatim('"$SLURM_NODEID"'), Verbatim('"$0"')
 
 
 def slurm_script(launch: Launch) -> str:
-    """A script for `sbatch`, to be submitted from the folder to which the plan's path is relative.
+    """A script for `sbatch`, to be submitted from the folder to which the program's paths are relative.
 
-    One task per host starts torchrun. The rendezvous is at the first host of the allocation.
+    One task per host starts the processes. The rendezvous is at the first host of the allocation.
     """
     processes = launch.processes_per_host("slurm")
     devices = f"--cpus-per-task={processes}" if launch.gpu is None else f"--gpus-per-node={processes}"
-    words = launch.command(rank=_RANK, processes=processes, head=_HEAD, escape=shlex.quote)
-    inner = shlex.quote(f"exec {' '.join(words)}")
+    inner = launch.text(launch.command(rank=_RANK, processes=str(processes), head=_HEAD), before="exec ")
     return (
-        "#!/bin/bash\n"
+        f"#!/bin/bash\n{_comments(launch)}"
         f"#SBATCH --job-name={launch.name}\n"
         f"#SBATCH --nodes={launch.hosts}\n"
         "#SBATCH --ntasks-per-node=1\n"
@@ -290,24 +388,48 @@ def slurm_script(launch: Launch) -> str:
         "#SBATCH --exclusive\n"
         "set -eu\n"
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
-        f'srun --kill-on-bad-exit=1 bash -c {inner} "$head"\n'
+        f'srun --kill-on-bad-exit=1 --cpu-bind=none bash -c {shlex.quote(inner)} "$head"\n'
     )
 
 
 # torchrun
 
 
-def torchrun_commands(launch: Launch) -> list[list[str]]:
+def host_commands(launch: Launch) -> list[list[str]]:
     """The command of each host, as words. ConfigError if there are several hosts and no head."""
     if launch.hosts == 1:
-        alone = ("torchrun", "--standalone", "--nproc-per-node", str(launch.processes[0]))
-        return [[*alone, *launch.program]]
+        return [launch.alone]
     if launch.head is None:
         raise ConfigError(
             "is required for a plan with several hosts", key="--head", found=f"{launch.hosts} hosts",
             allowed="name or address of the first host",
         )  # fmt: skip
     return [
-        launch.command(rank=str(host), processes=processes, head=launch.head)
+        launch.command(rank=str(host), processes=str(processes), head=launch.head)
         for host, processes in enumerate(launch.processes)
     ]
+
+
+def host_lines(launch: Launch) -> str:
+    """The commands of `host_commands` as bash text, with the setup of the program before each."""
+    return _comments(launch) + "".join(f"{launch.text(command)}\n" for command in host_commands(launch))
+
+
+def start_lines(plan: Plan, program: Program) -> Iterator[str]:
+    """How `program` starts, for a comment: bash text that is the same on every node. On several nodes it has
+    the variables NODE_RANK and MASTER_ADDR, and DEVICES where nodes have unequally many."""
+    launch = launch_of(plan, program)
+    if launch.hosts == 1:
+        yield launch.text(launch.alone)
+        return
+    yield f"On each of the {launch.hosts} nodes, NODE_RANK from 0 in the order of the plan's cluster:"
+    each = str(launch.processes[0])
+    if len(set(launch.processes)) > 1:
+        yield f"DEVICES is the number of devices of the node: {', '.join(map(str, launch.processes))}."
+        each = Verbatim('"$DEVICES"')
+    command = launch.command(rank=Verbatim('"$NODE_RANK"'), processes=each, head=Verbatim('"$MASTER_ADDR"'))
+    yield launch.text(command)
+
+
+def _comments(launch: Launch) -> str:
+    return "".join(f"# {note}\n" for note in launch.program.notes)

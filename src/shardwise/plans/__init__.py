@@ -1,6 +1,6 @@
 """Plans: the one record of an answer (`Plan`), and its file."""
 
-from shardwise.plans.atomic_write import check_writable, write_file
+from shardwise.plans.atomic_write import check_output_path, write_file
 from shardwise.plans.documents import (
     SCHEMA,
     certificate_document,
@@ -83,7 +83,7 @@ __all__ = [
     "Value",
     "as_ranges",
     "certificate_document",
-    "check_writable",
+    "check_output_path",
     "goodput_of",
     "idle_in",
     "is_plan_file",

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from typing import Protocol
 
 from shardwise.errors import ConfigError
@@ -131,3 +132,28 @@ def _write_and_rename(files: Files, temporary: str, target: str, data: bytes) ->
         with contextlib.suppress(OSError):
             files.remove(temporary)
         raise
+
+
+def check_output_path(option: str, path: str, *, inputs: Sequence[str]) -> None:
+    """ConfigError where `path`, the value of `option`, cannot be written or is one of the `inputs`."""
+    try:
+        check_writable(path)
+    except ConfigError as error:
+        raise error.within(key=option) from None
+    for given in inputs:
+        # A model may be the folder of its config.json.
+        for source in (given, os.path.join(given, "config.json")):
+            if _is_same_file(path, source):
+                raise ConfigError(
+                    "is an input file, which would be overwritten",
+                    file=printable(path),
+                    key=option,
+                    allowed="the name of another file",
+                )
+
+
+def _is_same_file(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):  # one of them does not exist
+        return False

@@ -35,7 +35,7 @@ from shardwise.strategy import Job, Strategy, brief_text
 from shardwise.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from shardwise.api import PlanComparison, PlanExplanation
+    from shardwise.api import ExportedPlan, PlanComparison, PlanExplanation
 
 KIND_TEXTS: Mapping[PlanKind, str] = {
     "uniform": "a plan of one strategy",
@@ -323,6 +323,16 @@ class Plan:
         from shardwise.api import save
 
         return save(self, path)
+
+    def export(self, *, to: str, out: str | os.PathLike[str], validate: bool = False) -> ExportedPlan:
+        """Writes the plan as files of the target `to`, such as `megatron-lm-0.19`, into the folder `out`.
+
+        With `validate` the target's own code reads the files first. Raises ConfigError for a value that the
+        target cannot express, or a folder that cannot be written.
+        """
+        from shardwise.api import export
+
+        return export(self, to=to, out=out, validate=validate)
 
     def to_dict(self) -> dict[str, object]:
         """The plan as plain values, as its file has them: seconds, bytes, tokens per second."""

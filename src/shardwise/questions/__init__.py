@@ -17,6 +17,7 @@ from shardwise.questions.arguments import (
     text,
 )
 from shardwise.questions.explaining import PlanExplanation, explained, what_if, why_not
+from shardwise.questions.exporting import ExportedPlan, exported, files_for
 from shardwise.questions.frontiers import (
     FrontierAnswer,
     FrontierArguments,
@@ -44,6 +45,7 @@ __all__ = [
     "OPTIMIZERS",
     "OWN_TARGET",
     "CheckedPlan",
+    "ExportedPlan",
     "FrontierAnswer",
     "FrontierArguments",
     "FrontierSource",
@@ -66,7 +68,9 @@ __all__ = [
     "counted_uneven",
     "evaluated",
     "explained",
+    "exported",
     "fields",
+    "files_for",
     "flag",
     "frontier_of",
     "optional_text",

@@ -67,8 +67,13 @@ class Condition:
     @property
     def fields(self) -> frozenset[str]:
         """The fields that decide the condition."""
+        return frozenset(chain.from_iterable(each.fields for each in self.products))
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """The left side and those that it is compared with."""
         rights = (self.below, self.other_than, self.not_dividing, self.not_multiple_of)
-        return frozenset(chain(self.left.fields, *(right.fields for right in rights if right is not None)))
+        return (self.left, *(right for right in rights if right is not None))
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Condition:
         """The same with the names of model sizes replaced by their values."""
@@ -167,14 +172,9 @@ class Limit:
             return "grid"
         if self.fields <= DEGREES | {"axis_order"}:
             return "order"
-        products = [condition.left for condition in self.where]
-        products += [condition.below for condition in self.where if condition.below is not None]
+        products = chain.from_iterable(condition.products for condition in self.where)
         is_known = all(set(each.fields) <= SHARDS or sorted(each.fields) == sorted(DATA) for each in products)
-        is_compared = all(
-            condition.other_than is condition.not_dividing is condition.not_multiple_of is None
-            for condition in self.where
-        )
-        return "shards" if is_known and is_compared else None
+        return "shards" if is_known else None
 
     def excluded(self, table: Any) -> Any:
         """Rows of a table that the limit excludes."""

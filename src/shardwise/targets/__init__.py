@@ -4,7 +4,7 @@ configuration files."""
 from shardwise.targets.export import EXPORTERS, Files, export_of
 from shardwise.targets.imports import IMPORTERS, ImportedRun, ReviewFinding, Supplied, imported_run
 from shardwise.targets.read_back import ReadBack
-from shardwise.targets.writing import WRITTEN_BY
+from shardwise.targets.writing import WRITTEN_BY, step_time_line
 
 __all__ = [
     "EXPORTERS",
@@ -17,4 +17,5 @@ __all__ = [
     "Supplied",
     "export_of",
     "imported_run",
+    "step_time_line",
 ]

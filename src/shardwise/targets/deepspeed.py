@@ -11,12 +11,19 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardwise.launch import Program, start_lines
 from shardwise.plans import Plan
 from shardwise.strategy import Strategy
 from shardwise.targets.child_process import Reader
-from shardwise.targets.hugging_face import check_replicas, micro_batches, model_lines, processes_per_node
+from shardwise.targets.hugging_face import (
+    TRAINING,
+    check_replicas,
+    micro_batches,
+    model_lines,
+    processes_per_node,
+)
 from shardwise.targets.read_back import ReadBack, compared, rejected
-from shardwise.targets.writing import head_lines
+from shardwise.targets.writing import head_lines, path_in
 
 TARGET = "deepspeed-0.19"
 
@@ -99,10 +106,17 @@ def _notes(plan: Plan) -> Iterator[str]:
     if plan.best.strategy.recompute == "full":
         yield "- model.gradient_checkpointing_enable(): every layer is recomputed"
     yield "Data, optimizer.params (learning rate) and number of steps are not part of a plan."
-    nodes = len(plan.cluster.nodes)
-    where = f"--num_nodes {nodes} --hostfile HOSTFILE " if nodes > 1 else ""
-    gpus = plan.cluster.devices // nodes
-    yield f"deepspeed {where}--num_gpus {gpus} train.py --deepspeed --deepspeed_config {FILE}"
+    yield from start_lines(plan, _program(TRAINING, path_in(".", FILE)))
+
+
+def program(plan: Plan, folder: str, script: str) -> Program:
+    """How a training script starts with the file in `folder`."""
+    return _program(script, path_in(folder, FILE))
+
+
+def _program(script: str, path: str) -> Program:
+    """With the arguments of `deepspeed.add_config_arguments`."""
+    return Program(words=("--", script, "--deepspeed", "--deepspeed_config", path))
 
 
 def read_files_back(

@@ -6,15 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from shardwise.launch import Program
 from shardwise.model import Model
 from shardwise.plans import Plan
 from shardwise.strategy import newest_target
-from shardwise.targets import deepspeed, fsdp2, hugging_face, megatron_fsdp, transformers
-from shardwise.targets.megatron_lm import megatron_lm_files
+from shardwise.targets import (
+    deepspeed,
+    fsdp2,
+    hugging_face,
+    megatron_fsdp,
+    megatron_lm,
+    torchtitan,
+    transformers,
+)
 from shardwise.targets.megatron_lm_model import TARGET, check_model
 from shardwise.targets.megatron_lm_read_back import read_files_back
 from shardwise.targets.read_back import ReadBack
-from shardwise.targets.torchtitan import torchtitan_files
 from shardwise.targets.torchtitan_model import TORCHTITAN, check_titan_model
 from shardwise.targets.torchtitan_read_back import read_titan_files_back
 
@@ -35,50 +42,78 @@ class ReadBackOf(Protocol):
 class Exporter:
     """How plans are written for one target: `files` raises ConfigError, with the key of the plan file, for
     what the target cannot say, and `check_model` the same for a model and its sequence length. `reader` is
-    what `read_back` reads the files with, in words."""
+    what `read_back` reads the files with, in words.
+
+    `program` is what starts a plan, from the folder with its files and the training script: `script` unless
+    another is given, None where the target takes none. `script_note` says where that comes from."""
 
     files: Callable[[Plan], Files]
     check_model: Callable[[Model, int], None]
     read_back: ReadBackOf
     reader: str
+    program: Callable[[Plan, str, str], Program]
+    script: str | None
+    script_note: str = ""
+
+
+_MEGATRON_SCRIPT = "is in the repository of Megatron-LM: start this there, or name it by --script"
+
+_OWN_SCRIPT = "is a placeholder for your training script: name it by --script"
 
 
 EXPORTERS: Mapping[str, Exporter] = {
     TARGET: Exporter(
-        files=megatron_lm_files,
+        files=megatron_lm.megatron_lm_files,
         check_model=check_model,
         read_back=read_files_back,
         reader="Megatron-LM's own parser",
+        program=megatron_lm.program,
+        script=megatron_lm.PRETRAINING,
+        script_note=_MEGATRON_SCRIPT,
     ),
     TORCHTITAN: Exporter(
-        files=torchtitan_files,
+        files=torchtitan.torchtitan_files,
         check_model=check_titan_model,
         read_back=read_titan_files_back,
         reader="TorchTitan itself",
+        program=torchtitan.program,
+        script=None,
     ),
     fsdp2.TARGET: Exporter(
         files=fsdp2.fsdp2_files,
         check_model=hugging_face.check_model,
         read_back=fsdp2.read_files_back,
         reader="Accelerate's own launcher",
+        program=fsdp2.program,
+        script=hugging_face.TRAINING,
+        script_note=_OWN_SCRIPT,
     ),
     deepspeed.TARGET: Exporter(
         files=deepspeed.deepspeed_files,
         check_model=hugging_face.check_model,
         read_back=deepspeed.read_files_back,
         reader="DeepSpeed's own configuration",
+        program=deepspeed.program,
+        script=hugging_face.TRAINING,
+        script_note=_OWN_SCRIPT,
     ),
     megatron_fsdp.TARGET: Exporter(
         files=megatron_fsdp.megatron_fsdp_files,
         check_model=check_model,
         read_back=megatron_fsdp.read_files_back,
         reader="Megatron-LM's own parser",
+        program=megatron_lm.program,
+        script=megatron_lm.PRETRAINING,
+        script_note=_MEGATRON_SCRIPT,
     ),
     transformers.TARGET: Exporter(
         files=transformers.transformers_files,
         check_model=hugging_face.check_model,
         read_back=transformers.read_files_back,
         reader="Transformers' own classes",
+        program=transformers.program,
+        script=hugging_face.TRAINING,
+        script_note=_OWN_SCRIPT,
     ),
 }
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import yaml
 
+from shardwise.launch import Program, start_lines
 from shardwise.plans import Plan
 from shardwise.targets.child_process import Reader
 from shardwise.targets.hugging_face import (
     LAYER_CLASSES,
+    TRAINING,
     batch_lines,
     check_replicas,
     micro_batches,
@@ -23,7 +25,7 @@ from shardwise.targets.hugging_face import (
     processes_per_node,
 )
 from shardwise.targets.read_back import ReadBack, compared, rejected
-from shardwise.targets.writing import head_lines
+from shardwise.targets.writing import head_lines, path_in
 
 TARGET = "fsdp2"
 
@@ -102,9 +104,12 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield '- from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh)'
     yield "Data, learning rate and number of steps are not part of a plan."
     yield ""
-    yield f"accelerate launch --config_file {FILE} train.py"
-    if len(plan.cluster.nodes) > 1:
-        yield "With several nodes, on each: --machine_rank N --main_process_ip HOST --main_process_port 29500"
+    yield from start_lines(plan, Program(words=(TRAINING,), accelerate=FILE))
+
+
+def program(plan: Plan, folder: str, script: str) -> Program:
+    """How Accelerate starts a training script with the file in `folder`."""
+    return Program(words=(script,), accelerate=path_in(folder, FILE))
 
 
 def read_files_back(

@@ -33,6 +33,10 @@ LAYER_CLASSES: Mapping[str, str] = {
 """Families of Transformers and the class of their decoder layers (`_no_split_modules`, Transformers 5.23)."""
 
 
+TRAINING = "train.py"
+"""Stands for the training script of the user."""
+
+
 def check_model(model: Model, seq_len: int) -> None:
     """Accept every model of the target's families: Transformers builds it from its own config."""
 

@@ -32,7 +32,7 @@ def megatron_fsdp_flags(plan: Plan) -> tuple[Flag, ...]:
 def megatron_fsdp_files(plan: Plan) -> dict[str, str]:
     """The texts of the files, by name. Raises ConfigError, with the key of the plan file, for a value that
     cannot be exported."""
-    setup = ("# Megatron-FSDP refuses the value 1.", f"unset {CONNECTIONS}")
+    setup = ("# Megatron-FSDP refuses the value 1.", f"unset {CONNECTIONS}", "")
     return files_of_flags(plan, TARGET, megatron_fsdp_flags(plan), setup)
 
 

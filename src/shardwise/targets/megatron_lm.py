@@ -11,12 +11,13 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from shardwise.cluster import Cluster
+from shardwise.cluster import architecture_of
 from shardwise.cost import has_fused_attention
+from shardwise.launch import Program, Verbatim, start_lines
 from shardwise.plans import Plan
 from shardwise.strategy import Job, Strategy, layer_counts, target_of
 from shardwise.targets.megatron_lm_model import TARGET, MegatronModel, megatron_model, model_flags
-from shardwise.targets.writing import check_plan, head_lines, refusal
+from shardwise.targets.writing import check_plan, head_lines, path_in, refusal
 
 _LONGEST_PLAIN = 3
 """Up to this many layers of a stage are written out; more are `t*N`."""
@@ -242,19 +243,20 @@ def _recompute_flags(strategy: Strategy) -> Iterator[Flag]:
 ARGS = "megatron-lm.args"
 """The file with one flag and its values a line."""
 
-ARRAY = "megatron_lm_args"
+SCRIPT, ARRAY = "megatron-lm.sh", "megatron_lm_args"
+"""The file with a bash array, and the name of the array."""
+
+PRETRAINING = "pretrain_gpt.py"
+"""Megatron-LM's program, in its repository."""
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 """The environment variable whose value Megatron-LM checks."""
-
-_PORT = 29500
 
 
 def megatron_lm_files(plan: Plan) -> dict[str, str]:
     """The texts of the files, by name. Raises ConfigError, with the key of the plan file, for a value that
     cannot be exported."""
-    setup = ("# Required before Blackwell with tensor or context parallelism.", f"export {CONNECTIONS}=1")
-    return files_of_flags(plan, TARGET, megatron_lm_flags(plan), setup)
+    return files_of_flags(plan, TARGET, megatron_lm_flags(plan), tuple(_environment(plan)))
 
 
 def files_of_flags(plan: Plan, target: str, flags: Sequence[Flag], setup: Sequence[str]) -> dict[str, str]:
@@ -263,14 +265,13 @@ def files_of_flags(plan: Plan, target: str, flags: Sequence[Flag], setup: Sequen
     head = [f"# {line}".rstrip() for line in head_lines(plan, target_of(target))]
     unknown = [f"# {' '.join(map(shlex.quote, flag))}" for flag in _unknown(plan)]
     own = [" ".join(map(shlex.quote, flag)) for flag in flags]
-    start = [f"# {line}" for line in _start(plan.cluster)]
+    start = [f"# {line}" for line in start_lines(plan, Program(words=_words(PRETRAINING)))]
     lines = [*head, "#", *_UNKNOWN_NOTE, *unknown, "", *own]
     script = [
         "#!/usr/bin/env bash",
         *head,
         "",
         *setup,
-        "",
         f"{ARRAY}=(",
         *(f"  {line}" for line in own),
         ")",
@@ -282,7 +283,16 @@ def files_of_flags(plan: Plan, target: str, flags: Sequence[Flag], setup: Sequen
         "",
         *start,
     ]
-    return {ARGS: "\n".join(lines) + "\n", "megatron-lm.sh": "\n".join(script) + "\n"}
+    return {ARGS: "\n".join(lines) + "\n", SCRIPT: "\n".join(script) + "\n"}
+
+
+def _environment(plan: Plan) -> Iterator[str]:
+    """Variables that Megatron-LM needs. Devices that the catalogue does not have may be older ones."""
+    architectures = {architecture_of(device) for device in plan.cluster.classes.values()}
+    if not architectures <= {"blackwell", "blackwell-ultra"}:
+        yield "# Required before Blackwell with tensor or context parallelism."
+        yield f"export {CONNECTIONS}=1"
+        yield ""
 
 
 _UNKNOWN_NOTE = [
@@ -306,19 +316,10 @@ def _unknown(plan: Plan) -> Iterator[Flag]:
         yield "--moe-aux-loss-coeff", str(0.01 if found is None else found)
 
 
-def _start(cluster: Cluster) -> Iterator[str]:
-    """The torchrun command that starts the plan, for every node in the order of the plan."""
-    counts = [node.devices for node in cluster.nodes]
-    program = f'pretrain_gpt.py "${{{ARRAY}[@]}}"'
-    if len(counts) == 1:
-        yield f"torchrun --standalone --nproc-per-node {counts[0]} {program}"
-        return
-    yield f"On each of the {len(counts)} nodes, NODE_RANK from 0 in the order of the plan's cluster:"
-    each = str(counts[0])
-    if len(set(counts)) > 1:
-        yield f"DEVICES is the number of devices of the node: {', '.join(map(str, counts))}."
-        each = '"$DEVICES"'
-    yield (
-        f'torchrun --nnodes {len(counts)} --nproc-per-node {each} --node-rank "$NODE_RANK"'
-        f' --master-addr "$MASTER_ADDR" --master-port {_PORT} {program}'
-    )
+def program(plan: Plan, folder: str, script: str) -> Program:
+    """How Megatron-LM starts with the flags in `folder`."""
+    return Program(words=_words(script), setup=(f". {shlex.quote(path_in(folder, SCRIPT))}",))
+
+
+def _words(script: str) -> tuple[str, ...]:
+    return "--", script, Verbatim(f'"${{{ARRAY}[@]}}"')

@@ -11,13 +11,13 @@ import json
 from collections.abc import Iterator
 from string import Template
 
-from shardwise.cluster import Cluster
+from shardwise.launch import Program, start_lines
 from shardwise.plans import Plan
 from shardwise.schedule import SPLIT_NAMES, generate, legal_mask
 from shardwise.strategy import SCHEDULES, Strategy, layer_counts, target_of
 from shardwise.targets.torchtitan_code import model_code, model_imports
 from shardwise.targets.torchtitan_model import TORCHTITAN, TitanModel, titan_model
-from shardwise.targets.writing import check_plan, head_lines, refusal
+from shardwise.targets.writing import check_plan, head_lines, on_python_path, refusal
 
 MODULE, CONFIG = "torchtitan_0_3", "plan"
 """The module that is written, and its function that gives the configuration."""
@@ -34,8 +34,6 @@ SCHEDULE_CLASSES = {
     "dualpipe_v": "DualPipeV",
 }
 """Our schedules and the names of PyTorch's. The others go into `schedule.csv`."""
-
-_PORT = 29500
 
 
 def torchtitan_files(plan: Plan) -> dict[str, str]:
@@ -185,7 +183,7 @@ def _module(plan: Plan, model: TitanModel) -> str:
     """The text of the Python module."""
     strategy = plan.best.strategy
     head = [f"# {line}".rstrip() for line in head_lines(plan, target_of(TORCHTITAN))]
-    start = [f"# {line}" for line in _start(plan.cluster)]
+    start = [f"# {line}" for line in _start(plan)]
     is_partial = strategy.recompute == "full" and not recomputes_all(strategy, model.layers)
     texts = [
         "\n".join((*head, "#", *start, "", *_imports(model, is_partial), "", "")),
@@ -300,20 +298,15 @@ def _pipeline(strategy: Strategy) -> str:
     )
 
 
-def _start(cluster: Cluster) -> Iterator[str]:
-    """The torchrun command that starts the plan, for every node in the order of the plan."""
-    counts = [node.devices for node in cluster.nodes]
-    program = f"-m torchtitan.train --module {MODULE} --config {CONFIG}"
+_WORDS = ("-m", "--", "torchtitan.train", "--module", MODULE, "--config", CONFIG)
+
+
+def program(plan: Plan, folder: str, script: str) -> Program:
+    """How TorchTitan starts with the module in `folder`; `script` is ignored. ConfigError where Python cannot
+    search the folder."""
+    return Program(words=_WORDS, setup=(on_python_path(folder),))
+
+
+def _start(plan: Plan) -> Iterator[str]:
     yield "With this file's folder on PYTHONPATH:"
-    if len(counts) == 1:
-        yield f"torchrun --standalone --nproc-per-node {counts[0]} {program}"
-        return
-    yield f"On each of the {len(counts)} nodes, NODE_RANK from 0 in the order of the plan's cluster:"
-    each = str(counts[0])
-    if len(set(counts)) > 1:
-        yield f"DEVICES is the number of devices of the node: {', '.join(map(str, counts))}."
-        each = '"$DEVICES"'
-    yield (
-        f'torchrun --nnodes {len(counts)} --nproc-per-node {each} --node-rank "$NODE_RANK"'
-        f' --master-addr "$MASTER_ADDR" --master-port {_PORT} {program}'
-    )
+    yield from start_lines(plan, Program(words=_WORDS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, TypeVar
 
 from shardwise.errors import ConfigError
@@ -193,6 +194,6 @@ def _experts(
 
 def _number(config: Mapping[str, Any], key: str, default: float) -> float:
     found = config.get(key, default)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise _refusal(f"model.config.{key}", found, "a number")
+    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
+        raise _refusal(f"model.config.{key}", found, "a finite number")
     return float(found)

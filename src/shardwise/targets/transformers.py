@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pprint import pformat
 from typing import Any
 
+from shardwise.launch import Program, start_lines
 from shardwise.model import parameters
 from shardwise.plans import Plan, plan_hash
 from shardwise.targets.child_process import Reader
-from shardwise.targets.hugging_face import attention, check_replicas, micro_batches, processes_per_node
+from shardwise.targets.hugging_face import (
+    TRAINING,
+    attention,
+    check_replicas,
+    micro_batches,
+    processes_per_node,
+)
 from shardwise.targets.read_back import ReadBack, compared, rejected
-from shardwise.targets.writing import WRITTEN_BY, head_lines, refusal
+from shardwise.targets.writing import WRITTEN_BY, head_lines, on_python_path, path_in, refusal
 from shardwise.units import format_seconds
 
 TARGET = "transformers-5"
@@ -41,10 +49,8 @@ def transformers_files(plan: Plan) -> dict[str, str]:
     target = check_replicas(plan, TARGET)
     if plan.job.dtype != "fp32" and not plan.job.profile.reduce_in_fp32:
         raise refusal(target, "job.profile.reduce_in_fp32", False, "true: gradients are reduced in fp32")
-    head = [
-        f"# {line}".rstrip()
-        for line in (*head_lines(plan, target), "", *_start(plan, processes_per_node(plan, target)))
-    ]
+    processes_per_node(plan, target)
+    head = [f"# {line}".rstrip() for line in (*head_lines(plan, target), "", *_start(plan))]
     sizes = "".join(f"    {name}={value!r},\n" for name, value in _sizes(plan).items())
     config = (
         f"from transformers import DistributedConfig\n\ndistributed_config = DistributedConfig(\n{sizes})\n\n"
@@ -57,20 +63,25 @@ def transformers_files(plan: Plan) -> dict[str, str]:
     return {CONFIG: "\n".join([*head, "", config]), ARGUMENTS: settings + "\n"}
 
 
-def _start(plan: Plan, per_node: int) -> Iterator[str]:
+def _start(plan: Plan) -> Iterator[str]:
     """How a script uses the files, and how the run is started."""
     yield "In the training script:"
     yield "    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32,"
     yield "        attn_implementation=attn_implementation, distributed_config=distributed_config)"
-    yield f'    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file("{ARGUMENTS}")'
+    yield "    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(sys.argv[1])"
     yield "Data, learning rate and number of steps are not part of a plan."
-    nodes = len(plan.cluster.nodes)
-    where = (
-        "--standalone"
-        if nodes == 1
-        else f'--nnodes {nodes} --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"'
-    )
-    yield f"torchrun {where} --nproc-per-node {per_node} train.py"
+    yield "With this file's folder on PYTHONPATH:"
+    yield from start_lines(plan, _program(TRAINING, path_in(".", ARGUMENTS)))
+
+
+def program(plan: Plan, folder: str, script: str) -> Program:
+    """How a training script starts with the files in `folder`. ConfigError where Python cannot search it."""
+    started = _program(script, path_in(folder, ARGUMENTS))
+    return replace(started, setup=(on_python_path(folder),))
+
+
+def _program(script: str, path: str) -> Program:
+    return Program(words=("--", script, path))
 
 
 def _run_name(plan: Plan) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
+import shlex
 from collections.abc import Iterator
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import short_repr
+from shardwise.inputs import printable, short_repr
 from shardwise.plans import Plan, plan_hash
 from shardwise.strategy import Target, target_of
 from shardwise.units import format_bytes, format_seconds
@@ -16,15 +18,19 @@ WRITTEN_BY = "Written by shardwise export"
 
 def head_lines(plan: Plan, target: Target) -> Iterator[str]:
     """The first lines of a file: its target, the hash of the plan and the prediction."""
-    best = plan.best
-    low, high = best.band_s
     yield f"{WRITTEN_BY} for the target {target.name} ({target.command})."
     yield f"Plan: {plan_hash(plan)}"
-    band = f"{format_seconds(low)} to {format_seconds(high)}"
-    yield f"Predicted step time: {best.step_time_s:.6g} s (band {band}; profile {plan.job.profile.name})."
-    peak = best.peak_memory
+    yield step_time_line(plan)
+    peak = plan.best.peak_memory
     yield f"Predicted peak memory: {format_bytes(peak.device)} of {format_bytes(peak.capacity)} per device."
     yield "Predictions only: this file was not run on hardware."
+
+
+def step_time_line(plan: Plan) -> str:
+    """The line with the predicted step time, and the software profile that it is the prediction of."""
+    best = plan.best
+    band = " to ".join(map(format_seconds, best.band_s))
+    return f"Predicted step time: {best.step_time_s:.6g} s (band {band}; profile {plan.job.profile.name})."
 
 
 def refusal(target: Target, key: str, found: object, allowed: str) -> ConfigError:
@@ -64,3 +70,19 @@ def check_plan(plan: Plan, name: str) -> Target:
             target, "cluster", f"{plan.cluster.devices} devices", f"{devices}, as tp * cp * dp * pp"
         )
     return target
+
+
+def path_in(folder: str, name: str) -> str:
+    """The path of a file in `folder`, with a slash, so that no program looks for it elsewhere."""
+    path = posixpath.join(folder, name)
+    return path if path.startswith(("/", "./", "../")) else f"./{path}"
+
+
+def on_python_path(folder: str) -> str:
+    """The bash command by which Python finds modules in `folder`. ConfigError where it cannot."""
+    if ":" in folder:
+        raise ConfigError(
+            "cannot be a folder of PYTHONPATH", key="--files", found=printable(folder),
+            allowed="a folder without a colon",
+        )  # fmt: skip
+    return f"export PYTHONPATH={shlex.quote(folder)}${{PYTHONPATH:+:$PYTHONPATH}}"

@@ -5,10 +5,7 @@ receive.
 from __future__ import annotations
 
 import ast
-import json
-import os
 import shlex
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,26 +17,27 @@ from tests.property.layout_instances import chain
 from tests.runtime.graph_plans import sampled_in_stages
 from tests.runtime.plans import make_plan
 from tests.runtime.uneven_plans import make_uneven
+from tests.unit.launch.stand_ins import SRUN, expanded, install, recorded
 
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.launch import (
     Launch,
+    host_commands,
     kubernetes_manifest,
     launch_of,
+    own_program,
     ray_script,
     slurm_script,
-    torchrun_commands,
 )
 
-ODD = ("train", "my plan's.yaml", "--data", '$(x) "$HOME" {0}')
+ODD = ("train", "my plan's.yaml", "--data", '$(x) "$HOME" {0} $$ $$(JOB_COMPLETION_INDEX)')
 """Arguments that shells, file formats and Kubernetes would each interpret differently."""
 
 
 def launch(*processes: int, head: str | None = None, gpu: str | None = None, arguments: Any = ODD) -> Launch:
-    return Launch(
-        name="shardwise-tiny", arguments=arguments, processes=processes, head=head, port=29500, gpu=gpu
-    )
+    program = own_program(arguments)
+    return Launch(name="shardwise-tiny", program=program, processes=processes, head=head, port=29500, gpu=gpu)
 
 
 def words_of(host: int, *, hosts: int = 2, processes: int = 4, head: str = "h0") -> list[str]:
@@ -52,14 +50,14 @@ def words_of(host: int, *, hosts: int = 2, processes: int = 4, head: str = "h0")
 
 
 def test_torchrun_on_one_host() -> None:
-    commands = torchrun_commands(launch(4, arguments=("train", "p.yaml", "--steps", "5")))
+    commands = host_commands(launch(4, arguments=("train", "p.yaml", "--steps", "5")))
     assert [shlex.join(command) for command in commands] == [
         "torchrun --standalone --nproc-per-node 4 -m -- shardwise train p.yaml --steps 5"
     ]
 
 
 def test_torchrun_on_unequal_hosts() -> None:
-    commands = torchrun_commands(launch(4, 2, head="h0", arguments=("train", "p.yaml")))
+    commands = host_commands(launch(4, 2, head="h0", arguments=("train", "p.yaml")))
     assert [shlex.join(command) for command in commands] == [
         "torchrun --nnodes 2 --nproc-per-node 4 --master-port 29500 --node-rank 0 --master-addr h0"
         " -m -- shardwise train p.yaml",
@@ -70,7 +68,7 @@ def test_torchrun_on_unequal_hosts() -> None:
 
 def test_several_hosts_need_a_rendezvous_address() -> None:
     with pytest.raises(ConfigError, match="--head"):
-        torchrun_commands(launch(4, 4))
+        host_commands(launch(4, 4))
 
 
 @pytest.mark.parametrize("write", [slurm_script, ray_script])
@@ -79,46 +77,13 @@ def test_launch_files_need_identical_hosts(write: Any) -> None:
         write(launch(4, 2))
 
 
-def program(folder: Path, name: str, body: str) -> None:
-    path = folder / name
-    path.write_text(f"#!{sys.executable}\n{body}")
-    path.chmod(0o755)
-
-
-RECORDER = """\
-import json, os, sys
-with open(os.environ["RECORD"], "a") as file:
-    file.write(json.dumps(sys.argv[1:]) + "\\n")
-"""
-"""Replaces torchrun: records its arguments, one line per call."""
-
-SRUN = """\
-import os, subprocess, sys
-words = [word for word in sys.argv[1:] if not word.startswith("--kill")]
-for host in range(2):
-    subprocess.run(words, env={**os.environ, "SLURM_NODEID": str(host)}, check=True)
-"""
-"""Replaces srun: runs the same command on each of two hosts."""
-
-
-def recorded(folder: Path, command: list[str], **environment: str) -> list[list[str]]:
-    """Recorded torchrun calls of `command`, run with the stand-ins in `folder` first on the path."""
-    program(folder, "torchrun", RECORDER)
-    record = folder / "record"
-    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run(
-        command, env={**os.environ, "PATH": path, "RECORD": str(record), **environment}, check=True
-    )
-    return [json.loads(line) for line in record.read_text().splitlines()]
-
-
 def test_the_slurm_script_starts_torchrun_on_each_host(tmp_path: Path) -> None:
-    program(tmp_path, "srun", SRUN)
-    program(tmp_path, "scontrol", 'print("h0\\nh1")')
+    install(tmp_path, "srun", SRUN)
+    install(tmp_path, "scontrol", 'print("h0\\nh1")')
     script = tmp_path / "job"
     script.write_text(slurm_script(launch(4, 4)))
     calls = recorded(tmp_path, ["bash", str(script)], SLURM_JOB_NODELIST="h[0-1]")
-    assert calls == [words_of(0), words_of(1)]
+    assert [call.words for call in calls] == [["torchrun", *words_of(host)] for host in range(2)]
 
 
 def test_the_resources_requested_of_slurm() -> None:
@@ -172,7 +137,7 @@ def test_the_ray_driver_starts_torchrun_on_each_host(
     driver = tmp_path / "driver.py"
     driver.write_text(ray_script(launch(8, 8, gpu="NVIDIA")))
     calls = recorded(tmp_path, [sys.executable, str(driver)], PYTHONPATH=str(tmp_path))
-    assert calls == [words_of(0, processes=8), words_of(1, processes=8)]
+    assert [call.words for call in calls] == [["torchrun", *words_of(host, processes=8)] for host in range(2)]
     assert capfd.readouterr().out.splitlines() == [
         "STRICT_SPREAD [{'CPU': 1, 'GPU': 8}, {'CPU': 1, 'GPU': 8}]",
         "1 8 bundle 0",
@@ -207,10 +172,9 @@ def test_the_manifest_is_a_job_whose_pods_find_each_other() -> None:
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     assert template["spec"]["subdomain"] == service["metadata"]["name"] == job["metadata"]["name"]
     (container,) = template["spec"]["containers"]
-    odd = [word.replace("$(", "$$(") for word in ODD]  # Kubernetes reads $$( as $(
-    given = words_of(0, head="shardwise-tiny-0.shardwise-tiny")
-    given[given.index("--node-rank") + 1] = "$(JOB_COMPLETION_INDEX)"
-    assert container["command"] == ["torchrun", *given[: -len(ODD)], *odd]
+    for host in range(2):
+        command = [expanded(word, {"JOB_COMPLETION_INDEX": str(host)}) for word in container["command"]]
+        assert command == ["torchrun", *words_of(host, head="shardwise-tiny-0.shardwise-tiny")]
     volumes = {volume["name"] for volume in template["spec"]["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
     assert container["resources"] == {"limits": {"cpu": 4}}
@@ -245,7 +209,7 @@ def test_launch_files_need_interchangeable_hosts(write: Any) -> None:
     with pytest.raises(ConfigError, match="hosts of A100-80G, V100-32G"):
         write(unlike)
     write(replace(unlike, unlike=("V100-32G", "V100-32G")))
-    commands = torchrun_commands(replace(unlike, head="h0"))
+    commands = host_commands(replace(unlike, head="h0"))
     assert commands == [["torchrun", *words_of(host)] for host in range(2)]
 
 
@@ -253,9 +217,10 @@ def test_hosts_of_an_uneven_plan_are_distinguished_by_class_and_speed() -> None:
     slow = load_cluster("2x2xcpu")
     slow = replace(slow, nodes=(slow.nodes[0], replace(slow.nodes[1], speed=0.5)))
     uneven = replace(make_uneven("5 tp2l4+3 tp2l4"), cluster=slow)
-    assert launch_of(uneven, ("train", "p.yaml")).unlike == ("cpu", "cpu at 0.5")
-    assert launch_of(uneven, ("train", "p.yaml")).processes == (2, 2)
-    assert launch_of(make_plan("tp=2,dp=2"), ("train", "p.yaml")).unlike == ()
+    program = own_program(("train", "p.yaml"))
+    assert launch_of(uneven, program).unlike == ("cpu", "cpu at 0.5")
+    assert launch_of(uneven, program).processes == (2, 2)
+    assert launch_of(make_plan("tp=2,dp=2"), program).unlike == ()
 
 
 def test_hosts_are_distinguished_unless_all_stages_are_alike() -> None:
@@ -264,4 +229,4 @@ def test_hosts_are_distinguished_unless_all_stages_are_alike() -> None:
     slow = replace(slow, nodes=(slow.nodes[0], replace(slow.nodes[1], speed=0.5)))
     graph = next(sampled_in_stages(chain(8, 6, 12, 5), (2,), (2,), 2, [0]))
     for plan, unlike in ((graph, ("cpu", "cpu at 0.5")), (make_plan("tp=2,dp=2"), ())):
-        assert launch_of(replace(plan, cluster=slow), ("train", "p.yaml")).unlike == unlike
+        assert launch_of(replace(plan, cluster=slow), own_program(("train", "p.yaml"))).unlike == unlike

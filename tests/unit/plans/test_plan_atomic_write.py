@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.plans import check_writable, write_file
-from shardwise.plans.atomic_write import SystemFiles
+from shardwise.plans import write_file
+from shardwise.plans.atomic_write import SystemFiles, check_writable
 
 OLD = b"old " * 1000
 NEW = b"new " * 3000

@@ -169,3 +169,14 @@ def test_an_uneven_plan_is_found_where_the_target_runs_no_uniform_one() -> None:
     assert found.mixed is not None and found.mixed.uniform_step_time_s is None
     with pytest.raises(Infeasible):
         plan_mixed_cluster(unequal(), target=target(axes={"tp": [64]}))
+
+
+def test_sharding_degrees_are_compared_with_numbers_while_they_are_listed() -> None:
+    """3 is divided by no degree of 4 devices but 1."""
+    limits = [{"field": "optim_shard", "where": {"optim_shard": {"not_dividing": "3"}}, "allowed": "1 or 3"}]
+    axes, some = {"offload": ("none",), "recompute": ("none",)}, target(limits=limits)
+    assert [limit.level for limit in some.limits] == ["shards"]
+    answer = plan_for(some, question(axes=axes), search.plan)
+    assert answer.best.strategy.optim_shard == 1 and answer.certificate.rejected["target"] > 0
+    unsharded = search.plan(question(axes={**axes, "optim_shard": (1,)}))
+    assert answer.best.step_time_s == pytest.approx(unsharded.best.step_time_s, rel=1e-12)

@@ -73,9 +73,13 @@ def test_the_rest_of_the_plan_is_a_text() -> None:
     assert f"Plan: {plan_hash(plan)}" in lines
     assert "- sequence length: 1024 tokens" in lines
     assert any("gradient_checkpointing_enable" in line for line in lines)
-    assert "--num_gpus 8" in lines[-1] and "--hostfile" not in lines[-1]
+    program = "-- train.py --deepspeed --deepspeed_config ./deepspeed.json"
+    assert lines[-1] == f"torchrun --standalone --nproc-per-node 8 {program}"
     two = deepspeed_files(small_plan(LLAMA, "tp=1,dp=16,zero_stage=3", cluster="2x8xH100-SXM"))[FILE]
-    assert "--num_nodes 2 --hostfile HOSTFILE --num_gpus 8" in two
+    assert json.loads(two)[NOTES][-1] == (
+        'torchrun --nnodes 2 --nproc-per-node 8 --master-port 29500 --node-rank "$NODE_RANK"'
+        f' --master-addr "$MASTER_ADDR" {program}'
+    )
     assert "gradient_checkpointing_enable" not in two
 
 

@@ -17,6 +17,8 @@ from shardwise.plans import Plan, plan_hash
 from shardwise.targets import WRITTEN_BY
 from shardwise.targets.fsdp2 import FILE, fsdp2_files, read_back
 
+EXPERTS_4 = MIXTRAL | {"num_local_experts": 4}
+
 HYBRID = "dp=8,param_shard=4,grad_shard=4,optim_shard=4,recompute=full,recompute_layers=10"
 
 
@@ -124,9 +126,10 @@ def test_a_field_that_the_file_cannot_have_is_refused_by_its_name(key: str) -> N
         (LLAMA, "tp=4,dp=2,zero_stage=1,sequence_parallel=false", "best.strategy.param_shard"),
         (MIXTRAL, "dp=8,ep=4,zero_stage=3", "best.strategy.ep"),
         (MIXTRAL, "tp=2,dp=4,ep=1,etp=1,zero_stage=3,sequence_parallel=false", "best.strategy.etp"),
+        (EXPERTS_4, "dp=8,zero_stage=3", "best.strategy.param_shard"),  # 4 experts are not 8 shards
         (PLAIN, "dp=8,zero_stage=3", "model.config.model_type"),
     ],
-    ids=["no plan", "key-value heads", "ZeRO-1", "ep", "etp", "family"],
+    ids=["no plan", "key-value heads", "ZeRO-1", "ep", "etp", "experts", "family"],
 )
 def test_a_plan_that_the_software_cannot_run_is_refused(
     config: dict[str, Any], strategy: str, key: str

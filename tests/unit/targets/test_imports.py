@@ -240,6 +240,7 @@ fsdp_config:
     assert {one.code for one in run.findings} == {"old_version", "assumed"}
 
 
+TORCHRUN = "torchrun --nnodes 2 --nproc-per-node 8 train.py $A"
 MEGATRON = "--micro-batch-size 1"
 SIZES = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --vocab-size 512 --seq-length 64"
 ACCELERATE = "compute_environment: LOCAL_MACHINE\n"
@@ -252,7 +253,7 @@ ACCELERATE = "compute_environment: LOCAL_MACHINE\n"
         (f"{MEGATRON} --num-layers 8 --hidden-size $H", "hidden_size", "its value"),
         (f"{MEGATRON} {SIZES} --tensor-model-parallel-size 3", "--tensor-model-parallel-size", "8 devices"),
         (f"{MEGATRON} {SIZES} --optimizer lion", "--optimizer", "adam"),
-        (f"{MEGATRON} {SIZES} --nnodes 2 --nproc-per-node 8", "--nnodes * --nproc-per-node", "16 devices"),
+        (f"{TORCHRUN} {MEGATRON} {SIZES}", "--nnodes * --nproc-per-node", "16 devices"),
         (f"{MEGATRON} --multi-latent-attention", "--multi-latent-attention", "--model M"),
         ('{"train_batch_size": 8}', "--model", "--model M"),
         ("hello", None, "Megatron-LM"),

@@ -93,8 +93,8 @@ def test_settings_of_a_run_are_comments() -> None:
 @pytest.mark.parametrize(
     ("cluster", "line"),
     [
-        ("1x8xH100-SXM", "torchrun --standalone --nproc-per-node 8 pretrain_gpt.py"),
-        ("2x8xH100-SXM", "torchrun --nnodes 2 --nproc-per-node 8 --node-rank"),
+        ("1x8xH100-SXM", "torchrun --standalone --nproc-per-node 8 -- pretrain_gpt.py"),
+        ("2x8xH100-SXM", "torchrun --nnodes 2 --nproc-per-node 8 --master-port 29500 --node-rank"),
     ],
 )
 def test_the_command_that_starts_the_run(cluster: str, line: str) -> None:

@@ -166,7 +166,7 @@ def test_the_head_of_the_file_describes_it() -> None:
         "# Written by shardwise export for the target torchtitan-0.3 (TorchTitan 0.3).\n"
         f"# Plan: {plan_hash(plan)}\n# Predicted step time: "
     )
-    assert "# torchrun --standalone --nproc-per-node 8 -m torchtitan.train --module torchtitan_0_3" in text
+    assert "# torchrun --standalone --nproc-per-node 8 -m -- torchtitan.train --module torchtitan_0_3" in text
     # Data and paths are not part of a plan.
     assert '        # hf_assets_path="assets/hf/MODEL",\n' in text
     assert {"hf_assets_path", "dataloader"}.isdisjoint(
@@ -232,6 +232,7 @@ REFUSED_MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "dropout": (LLAMA | {"attention_dropout": 0.1}, "model.config.attention_dropout"),
     "activation": (LLAMA | {"hidden_act": "gelu"}, "model.config.hidden_act"),
     "window": (LLAMA | {"model_type": "mistral", "sliding_window": 512}, "model.config.sliding_window"),
+    "no number": (LLAMA | {"initializer_range": float("inf")}, "model.config.initializer_range"),
     "biases": (LLAMA | {"attention_bias": True}, "model.config.attention_bias"),
     "MLP biases": (LLAMA | {"mlp_bias": True}, "model.config.mlp_bias"),
     "scaling": (

@@ -63,7 +63,9 @@ def test_the_values_of_a_plan() -> None:
     }
     assert files[CONFIG].startswith(f"# {WRITTEN_BY} for the target transformers-5")
     assert f"# Plan: {plan_hash(plan)}" in files[CONFIG]
-    assert 'torchrun --nnodes 2 --node-rank "$NODE_RANK"' in files[CONFIG]
+    assert (
+        'torchrun --nnodes 2 --nproc-per-node 8 --master-port 29500 --node-rank "$NODE_RANK"' in files[CONFIG]
+    )
 
 
 def test_experts_and_one_micro_batch() -> None:
@@ -75,6 +77,8 @@ def test_experts_and_one_micro_batch() -> None:
     }  # fmt: skip
     assert "accelerator_config" not in files[ARGUMENTS] and '"bf16": false' in files[ARGUMENTS]
 
+
+EXPERTS_4 = MIXTRAL | {"num_local_experts": 4}
 
 REFUSED: dict[str, dict[str, Any]] = {
     "best.strategy.cp": {"cp": 2, "dp": 4},
@@ -105,9 +109,11 @@ def test_a_field_that_the_files_cannot_have_is_refused_by_its_name(key: str) -> 
         (PLAIN, "dp=8,zero_stage=3", "model.config.model_type"),
         (LLAMA, "tp=8,dp=1,sequence_parallel=false", "best.strategy.tp"),  # 4 key-value heads
         (MIXTRAL, "tp=2,dp=4,ep=1,etp=1,zero_stage=3,sequence_parallel=false", "best.strategy.etp"),
+        (EXPERTS_4, "dp=8,ep=1,etp=1,zero_stage=3", "best.strategy.dp"),  # 4 experts are not 8 shards
+        (EXPERTS_4, "dp=8,ep=2,etp=1,zero_stage=3", "best.strategy.dp"),  # nor 2 x 4
         (MIXTRAL, "dp=8,ep=2,param_shard=4,grad_shard=4,optim_shard=4", "best.strategy.optim_shard"),
     ],
-    ids=["gpt2", "plain", "key-value heads", "etp", "HSDP of experts"],
+    ids=["gpt2", "plain", "key-value heads", "etp", "experts", "experts of ep", "HSDP of experts"],
 )
 def test_a_plan_that_the_software_cannot_run_is_refused(
     config: dict[str, Any], strategy: str, key: str

@@ -30,11 +30,10 @@ from shardwise.app.cli.measuring import (
     threads_here,
 )
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.request import check_output_path
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import dumps, printable, read_text, short_repr
-from shardwise.plans import SCHEMA, Plan, read_plan, write_file
+from shardwise.plans import SCHEMA, Plan, check_output_path, read_plan, write_file
 from shardwise.questions import OWN_TARGET
 from shardwise.strategy import CALIBRATION_SCHEMA, PROFILES, Calibration, Profile, read_calibration, target_of
 from shardwise.units import format_rate

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 from shardwise.app.cli.output import Line, Output, print_notes
-from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.graph import GRAPH_FILES, OpGraph, forward_flop, graph_text, parameter_count, step_flop
 from shardwise.inputs import parse_mapping, printable, short_repr
-from shardwise.plans import write_file
+from shardwise.plans import check_output_path, write_file
 from shardwise.units import format_count
 
 

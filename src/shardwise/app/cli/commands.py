@@ -85,28 +85,53 @@ def launch(
     port: Annotated[str, typer.Option(metavar="N", help="Free port of the first host.")] = "29500",
     host: Annotated[str, typer.Option(metavar="K", help="Index of this host, from 0, for torchrun.")] = "0",
     image: Annotated[
-        str | None, option("--image", "NAME", "Container image with shardwise[torch], for k8s.")
+        str | None,
+        option("--image", "NAME", "Container image with shardwise[torch] or the target's software, for k8s."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        option(
+            "--target",
+            "NAME",
+            "Software to start: shardwise, or a target of export, whose start is only printed. "
+            "Default: the target of the plan, or shardwise.",
+        ),
+    ] = None,
+    files: Annotated[
+        str | None,
+        option("--files", "DIR", "Folder that export wrote for the target. Default: the current folder."),
+    ] = None,
+    script: Annotated[
+        str | None,
+        option(
+            "--script", "FILE", "Training script. Default: pretrain_gpt.py of Megatron-LM, else train.py."
+        ),
     ] = None,
 ) -> Output:
-    """Start a plan on a cluster, or print the command. Options of train follow --."""
+    """Start a plan on a cluster, or print the command. Options of train, or of the program, follow --."""
     from shardwise.app.cli import launching, request
 
-    options = tuple(context.args)
-    train = context.find_root().command.commands["train"]  # type: ignore[attr-defined]
-    train_params = train.make_context("train", [plan, *options]).params  # fails where train would
-    names = ("steps", "lr", "seed", "checkpoint_every", "restarts")
-    request.train_numbers(**{name: train_params[name] for name in names})
-    return launching.launched(
-        plan,
+    arguments = tuple(context.args)
+
+    def is_adaptive() -> bool:
+        train = context.find_root().command.commands["train"]  # type: ignore[attr-defined]
+        params = train.make_context("train", [plan, *arguments]).params  # fails where train would
+        names = ("steps", "lr", "seed", "checkpoint_every", "restarts")
+        request.train_numbers(**{name: params[name] for name in names})
+        return bool(params["adaptive"])
+
+    options = launching.LaunchOptions(
         launcher=launcher,
+        target=target,
         is_printed=is_printed,
         head=head,
         port=request.count("--port", port, low=1, high=65_535),
         host=request.count("--host", host, low=0, high=10**6),
         image=image,
-        training=options,
-        is_adaptive=train_params["adaptive"],
+        files=files,
+        script=script,
     )
+    return launching.launched(plan, options, arguments, is_adaptive=is_adaptive)
 
 
 def export(

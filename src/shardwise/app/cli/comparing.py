@@ -21,11 +21,10 @@ from shardwise.app.cli import words
 from shardwise.app.cli.differing import compared_plans
 from shardwise.app.cli.division import division_text
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import Plan, is_plan_file, plan_hash, read_plan
+from shardwise.plans import Plan, check_output_path, is_plan_file, plan_hash, read_plan
 from shardwise.sim import read_trace, write_trace
 
 # Plans of operator graphs

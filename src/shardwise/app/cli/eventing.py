@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
-from shardwise.app.cli.request import check_output_path, choice, count, duration
+from shardwise.app.cli.request import choice, count, duration
 from shardwise.app.cli.words import counted, wrapped
 from shardwise.cluster import (
     EVENT_KINDS,
@@ -16,7 +16,7 @@ from shardwise.cluster import (
     generate_events,
     load_cluster,
 )
-from shardwise.plans import write_file
+from shardwise.plans import check_output_path, write_file
 from shardwise.units import format_seconds
 
 KIND_NAMES = {

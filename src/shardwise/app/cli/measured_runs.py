@@ -27,12 +27,12 @@ from shardwise.accuracy import (
     validate,
 )
 from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
-from shardwise.app.cli.request import check_output_path, choice
+from shardwise.app.cli.request import choice
 from shardwise.app.cli.tables import table
 from shardwise.app.cli.words import GIB, counted, percent, seconds, shortened
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import write_file
+from shardwise.plans import check_output_path, write_file
 from shardwise.strategy import strategy_text
 
 

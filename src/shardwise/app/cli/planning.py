@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from shardwise import api, search
 from shardwise.app.cli import card, documents, tables
 from shardwise.app.cli.output import INTERRUPTED, Output, progress
-from shardwise.app.cli.request import JobOptions, PlanOptions, check_output_path, job_arguments, load_request
+from shardwise.app.cli.request import JobOptions, PlanOptions, job_arguments, load_request
 from shardwise.cluster import Cluster
 from shardwise.errors import InternalError
 from shardwise.launch import not_run
-from shardwise.plans import GOODPUT_FROM_DEVICES, Goodput, Plan, Reliability, goodput_of
+from shardwise.plans import GOODPUT_FROM_DEVICES, Goodput, Plan, Reliability, check_output_path, goodput_of
 from shardwise.questions import (
     MIXED_POOL_STAGES,
     OWN_TARGET,

@@ -13,9 +13,8 @@ from shardwise.app.cli import words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.division import plan_lines
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.request import check_output_path
 from shardwise.cluster import Cluster
-from shardwise.plans import Plan
+from shardwise.plans import Plan, check_output_path
 from shardwise.replanning import (
     AnyArrangement,
     Arrangement,

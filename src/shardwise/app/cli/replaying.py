@@ -11,12 +11,12 @@ from shardwise.app.cli import words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.replanning import described, unreachable_lines
-from shardwise.app.cli.request import JobOptions, check_output_path, choice, load_request
+from shardwise.app.cli.request import JobOptions, choice, load_request
 from shardwise.app.plot import ReplayPlot, TokenCurve, check_plot_file, write_replay_plot
 from shardwise.cluster import Cluster, EventTrace
 from shardwise.errors import ConfigError
 from shardwise.model import Model
-from shardwise.plans import is_plan_file, read_plan
+from shardwise.plans import check_output_path, is_plan_file, read_plan
 from shardwise.questions import cluster_after
 from shardwise.replanning import (
     ANY_SPACE,

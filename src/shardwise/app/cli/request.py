@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import nearest, printable, short_repr
-from shardwise.plans import Reliability, check_writable
+from shardwise.inputs import nearest, short_repr
+from shardwise.plans import Reliability
 from shardwise.questions import (
     DTYPES,
     MAX_COUNT,
@@ -150,31 +150,6 @@ def reliability(
     if jitter is not None:
         given["jitter"] = fraction("--jitter", jitter, default=0.0, low=0.0, high=1.0)
     return Reliability(**given) if given else None
-
-
-def check_output_path(option: str, path: str, *, inputs: Sequence[str]) -> None:
-    """ConfigError where `path`, the value of `option`, cannot be written or is one of the `inputs`."""
-    try:
-        check_writable(path)
-    except ConfigError as error:
-        raise error.within(key=option) from None
-    for given in inputs:
-        # A model may be the folder of its config.json.
-        for source in (given, os.path.join(given, "config.json")):
-            if _is_same_file(path, source):
-                raise ConfigError(
-                    "is an input file, which would be overwritten",
-                    file=printable(path),
-                    key=option,
-                    allowed="the name of another file",
-                )
-
-
-def _is_same_file(path: str, other: str) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except (OSError, ValueError):  # one of them does not exist
-        return False
 
 
 def choice(option: str, text: str, choices: Sequence[str]) -> str:

@@ -10,11 +10,10 @@ from shardwise.app.cli import words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.division import PIPELINES, division_text, stage_texts
 from shardwise.app.cli.output import Line, Output
-from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import Plan, plan_hash, read_plan
+from shardwise.plans import Plan, check_output_path, plan_hash, read_plan
 from shardwise.search import PipelineTimeline, computing_s, plan_timelines, plan_trace
 from shardwise.sim import gantt, write_trace
 

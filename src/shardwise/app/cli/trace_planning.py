@@ -10,10 +10,10 @@ from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.planning import question_arguments, train_warnings
 from shardwise.app.cli.replanning import described, unreachable_lines
-from shardwise.app.cli.request import JobOptions, PlanOptions, check_output_path, job_arguments
+from shardwise.app.cli.request import JobOptions, PlanOptions, job_arguments
 from shardwise.errors import ConfigError
 from shardwise.launch import not_run
-from shardwise.plans import PROVEN_GAP, Reliability, TraceChoice, write_plan
+from shardwise.plans import PROVEN_GAP, Reliability, TraceChoice, check_output_path, write_plan
 from shardwise.questions import JobArguments, Request, SearchArguments, planned_for_trace
 from shardwise.replanning import TracePick, TracePicks, on_nodes
 from shardwise.units import format_seconds

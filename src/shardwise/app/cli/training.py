@@ -26,7 +26,6 @@ from shardwise.app.cli.launched import (
     signals_as_interrupts,
 )
 from shardwise.app.cli.output import INTERRUPTED, Line, Output, failure_of, print_notes, row
-from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.training_run import (
     TrainArguments,
     TrainingRun,
@@ -35,7 +34,7 @@ from shardwise.app.cli.training_run import (
 )
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import plan_hash, read_plan
+from shardwise.plans import check_output_path, plan_hash, read_plan
 from shardwise.sim import Span, Trace, write_trace
 
 if TYPE_CHECKING:

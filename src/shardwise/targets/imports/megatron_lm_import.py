@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from shardwise.errors import ConfigError
@@ -86,10 +87,11 @@ def read_megatron_lm(text: str, *, devices: int, supplied: Supplied) -> Imported
     for a value that cannot be used."""
     found, repeated = (log_values(text), []) if is_log(text) else flag_values(text)
     arguments = FileSection(found)
-    nodes, each = arguments.integer("nnodes"), arguments.integer("nproc_per_node")
     require_devices("world_size", arguments.integer("world_size"), devices)
-    if nodes is not None and each is not None:
-        require_devices("--nnodes * --nproc-per-node", nodes * each, devices)
+    # The program follows the options of torchrun.
+    processes = [str(found.get(name)).split()[0] for name in ("nnodes", "nproc_per_node")]
+    if all(count.isdecimal() for count in processes):
+        require_devices("--nnodes * --nproc-per-node", prod(map(int, processes)), devices)
     model = supplied.model or model_of(arguments)
     reading = _Reading(arguments, model, devices)
     fields, findings = reading.strategy()

@@ -31,13 +31,13 @@ from shardwise.app.cli.frontier.output import (
 from shardwise.app.cli.frontier.subject import StrategySubject, Subject
 from shardwise.app.cli.output import Line, Output, progress, row
 from shardwise.app.cli.planning import inputs_of, question_arguments
-from shardwise.app.cli.request import JobOptions, check_output_path, count, fraction, job_arguments, workers
+from shardwise.app.cli.request import JobOptions, count, fraction, job_arguments, workers
 from shardwise.app.cli.words import counted, percent
 from shardwise.app.plot import check_plot_file, write_plot
 from shardwise.cluster import pools_of
 from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import printable, short_repr
-from shardwise.plans import write_file, write_plan
+from shardwise.plans import check_output_path, write_file, write_plan
 from shardwise.questions import FrontierAnswer, GraphSource, StrategySource
 from shardwise.search import MOST_UNITED, Curve
 from shardwise.units import format_bytes
