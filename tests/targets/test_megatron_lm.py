@@ -21,8 +21,9 @@ from tests.targets.random_plans import (
 
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan
-from shardwise.strategy import target_of
-from shardwise.targets.megatron_lm import megatron_lm_flags
+from shardwise.strategy import complete, target_of
+from shardwise.targets import IMPORTERS, Supplied
+from shardwise.targets.megatron_lm import effective_order, megatron_lm_flags
 from shardwise.targets.megatron_lm_read_back import (
     ReaderRequest,
     Reading,
@@ -76,6 +77,38 @@ def test_megatron_lm_reads_the_plan_back(plans: list[Plan], readings: list[Readi
         for plan, reading in zip(plans, readings, strict=True)
     }
     assert {name: each for name, each in found.items() if each} == {}
+
+
+def test_the_arguments_that_megatron_lm_prints_are_read(plans: list[Plan], readings: list[Reading]) -> None:
+    """Every argument after Megatron-LM's validation, in the block that it prints at the start of a run: the
+    name, dots up to column 48, the value."""
+    for plan, reading in zip(plans, readings, strict=True):
+        values = {**reading.arguments, "pipeline_model_parallel_layout": layout_of(plan)}
+        lines = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in sorted(values.items())]
+        block = "\n".join(lines)
+        text = f"{'-' * 24} arguments {'-' * 24}\n{block}\n{'-' * 20} end of arguments {'-' * 21}\n"
+        run = IMPORTERS["megatron-lm-0.19"].read(text, devices=plan.cluster.devices, supplied=Supplied())
+        experts = run.model.experts
+        found = complete(
+            run.fields, devices=plan.cluster.devices, layers=run.model.layers,
+            experts=None if experts is None else experts.experts, global_batch_size=run.global_batch_size,
+        )  # fmt: skip
+        order = effective_order(plan.best.strategy, plan.best.strategy.axis_order)
+        assert effective_order(found, found.axis_order) == order
+        assert replace(found, axis_order=plan.best.strategy.axis_order) == plan.best.strategy
+        assert (run.dtype, run.optimizer, run.seq_len) == (
+            plan.job.dtype, plan.job.optimizer, plan.job.seq_len,
+        )  # fmt: skip
+        assert (run.model.vocab, run.model.hidden, run.model.layers) == (
+            plan.model.vocab, plan.model.hidden, plan.model.layers,
+        )  # fmt: skip
+        assert [one for one in run.findings if one.severity != "info"] == []
+
+
+def layout_of(plan: Plan) -> str | None:
+    """The layout, which Megatron-LM prints as it was given."""
+    flags = {name: values for name, *values in megatron_lm_flags(plan)}
+    return next(iter(flags.get("--pipeline-model-parallel-layout", ())), None)
 
 
 def test_megatron_lm_builds_as_many_parameters(plans: list[Plan], built: list[Mapping[str, Any]]) -> None:

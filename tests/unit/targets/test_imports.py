@@ -79,6 +79,8 @@ def test_arguments_of_a_log_read_back() -> None:
             value = " ".join(values) if values else "True"
             value = f"['{value}']" if name == "cp_comm_type" else value
             lines.append(f"  {name} {'.' * (48 - len(name))} {value}")
+        # A log has all arguments, also those that Megatron-LM derives.
+        lines += [f"  encoder_num_layers {'.' * 30} {plan.model.layers}", f"  mtp_num_layers {'.' * 34} None"]
         block = "\n".join(lines)
         text = f"[rank0] start\n---- arguments ----\n{block}\n---- end of arguments ----\ndone"
         run = read(MEGATRON_LM, text, plan.cluster.devices)
@@ -221,6 +223,24 @@ mode = "full"
     # 82 effective layers on 4 stages: 21, 21, 20, 20; the first and the last have one less.
     assert (found.first_stage_layers, found.last_stage_layers, found.recompute) == (20, 19, "full")
     assert run.profile["pointwise_passes"] > 1.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "recompute"),
+    [
+        (None, "none"),
+        ({"preserve_rng_state": True, "debug": False}, "full"),
+        ({"preserve_rng_state": True, "force_recompute_mm_shapes_by_fqns": ["moe.router.gate"]}, "selective"),
+        ({"preserve_rng_state": True, "memory_budget": 0.5}, "selective"),
+        ({"mode": "none"}, "none"),
+    ],
+)
+def test_policies_of_recomputation(policy: dict[str, Any] | None, recompute: str) -> None:
+    """TorchTitan's JSON has the fields of a policy, and not its name."""
+    text = json.dumps({"training": {}, "parallelism": {}, "activation_checkpoint": policy})
+    run = read(TORCHTITAN, text, 8, model=small(), seq_len=2048, global_batch_size=64)
+    assert run.fields["recompute"] == recompute
+    assert ("approximated" in {one.code for one in run.findings}) == (recompute == "selective")
 
 
 def test_a_yaml_of_fsdp_1() -> None:

@@ -296,7 +296,7 @@ class _Reading:
 def model_of(read: FileSection) -> Model:
     """The model that the arguments describe. Raises ConfigError where they do not, or where `--model` is
     needed."""
-    for name in ("multi_latent_attention", "mtp_num_layers", "encoder_num_layers"):
+    for name in ("multi_latent_attention", "mtp_num_layers"):
         if read.values.get(name):
             raise ConfigError(
                 "is not read from flags", key=f"--{name.replace('_', '-')}", allowed="--model M"

@@ -59,6 +59,12 @@ MODELS = {
 SECTIONS = ("parallelism", "training", "experimental")
 """Sections that have had the degrees of parallelism, newest first."""
 
+_POLICIES = {"force_recompute_mm_shapes_by_fqns": "selective", "memory_budget": "memory_budget"}
+"""Fields of policies of recomputation, other than the full one."""
+
+MAX_JSON_BYTES, MAX_JSON_NODES = 1 << 25, 1 << 22
+"""Largest JSON that is read: it lists every layer of the model."""
+
 _EAGER = "fsdp2-eager"
 """The software profile of layers that are not compiled."""
 
@@ -102,7 +108,7 @@ def read_torchtitan(text: str, *, devices: int, supplied: Supplied) -> ImportedR
 
 def _values(text: str) -> Mapping[str, object]:
     if text.lstrip().startswith("{"):
-        return parse_mapping(text)
+        return parse_mapping(text, max_bytes=MAX_JSON_BYTES, max_nodes=MAX_JSON_NODES)
     if "Trainer.Config(" in text:
         return _python_values(text)
     try:
@@ -276,13 +282,13 @@ class _Reading:
         found = self.read.values.get("activation_checkpoint")
         mode = "none"
         if isinstance(found, Mapping):
-            # The JSON has no name of the class; selective policies have these fields.
-            is_selective = any("sac" in str(name) or "selective" in str(name) for name in found)
-            mode = str(found.get("mode") or ("selective" if is_selective and "mode" not in found else "full"))
-        if mode not in ("none", "selective", "full"):
+            # The JSON has no name of the class, but each class has fields of its own.
+            own = next((kind for name, kind in _POLICIES.items() if name in found), "full")
+            mode = str(found.get("mode") or own)
+        if mode not in ("none", "full"):
             yield ReviewFinding(
                 code="approximated", severity="info", field=NAMES["recompute"],
-                text=f"{mode} is predicted as selective",
+                text=f"{mode.replace('_', ' ')} recomputation is predicted as that of attention",
             )  # fmt: skip
             mode = "selective"
         fields["recompute"] = mode
