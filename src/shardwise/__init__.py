@@ -6,7 +6,7 @@ PyTorch.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shardwise.api import check, evaluate, export, frontier, load, plan, replan, save, sweep
+    from shardwise.api import check, evaluate, export, frontier, load, plan, replan, review, save, sweep
     from shardwise.errors import ConfigError, Infeasible, InternalError
     from shardwise.plans import Plan
     from shardwise.runtime import graph_module, parallelize, reference_module
@@ -26,6 +26,7 @@ __all__ = [
     "plan",
     "reference_module",
     "replan",
+    "review",
     "save",
     "sweep",
 ]

@@ -45,7 +45,7 @@ from shardwise.questions import why_not as alternative
 from shardwise.search import PlanComparison
 
 if TYPE_CHECKING:
-    from shardwise.questions import CheckedPlan, Replanned
+    from shardwise.questions import CheckedPlan, Replanned, Review
 
 ModelSource = str | os.PathLike[str] | Model | Mapping[str, Any]
 """A model: its name in the catalogue, the path of a config.json, its folder or a YAML file, an id of the
@@ -207,6 +207,44 @@ def frontier(
     wanted = record_of(FrontierArguments, locals())
     with naming_arguments():
         return frontier_of(given, wanted, progress=progress)
+
+
+def review(
+    file: Path,
+    *,
+    cluster: str | Cluster,
+    model: ModelSource | Any | None = None,
+    measured: float | str | None = None,
+    seq_len: int | None = None,
+    global_batch_size: int | None = None,
+    fix: Mapping[str, Value] | str | None = None,
+    memory_margin: float = 0.05,
+    expert_imbalance: float = 1.1,
+    inter_node: str | None = None,
+    calibration: str | None = None,
+    software: str | None = None,
+    workers: int = 1,
+    budget: float | str | None = None,
+    progress: Progress | None = None,
+) -> Review:
+    """What a configuration file of training software does on `cluster`: whether it fits, the predicted step
+    time, findings, and which changes make it faster in the same software.
+
+    `file` is the path of a log of Megatron-LM with its arguments, of a file or script with its flags, of a
+    JSON or TOML of TorchTitan, a JSON of DeepSpeed, or a YAML of Accelerate.
+
+    - `model`, `seq_len`, `global_batch_size`, `fix`: what the file lacks (`fix` has fields of the strategy,
+      such as `{"micro_batch_size": 2}`).
+    - `measured`: a measured step time in seconds, or text such as `12.3s`; times are then scaled by measured
+      over predicted.
+
+    The other arguments are those of `plan`. Raises ConfigError for a file or an argument that cannot be used.
+    """
+    from shardwise.questions import ReviewArguments, reviewed
+
+    given = record_of(ReviewArguments, locals())
+    with naming_arguments():
+        return reviewed(file, given, progress=progress)
 
 
 def sweep(
@@ -424,6 +462,7 @@ __all__ = [
     "load",
     "plan",
     "replan",
+    "review",
     "save",
     "sweep",
     "what_if",

@@ -1,7 +1,7 @@
 """From arguments to answers: what a question is about, its space and target, and the plan or frontier that
 answers it. The Python interface and the command line ask through this package.
 
-Decisions after events and checks are imported when they are first used: planning needs neither.
+Decisions after events, checks and reviews are imported when they are first used: planning needs none of them.
 """
 
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ from shardwise.questions.trace_plans import planned_for_trace
 if TYPE_CHECKING:
     from shardwise.questions.after_events import Replanned, cluster_after, replanned
     from shardwise.questions.checking import CheckedPlan, checked_plan, checked_record
+    from shardwise.questions.reviewing import Review, ReviewArguments, ReviewChange, reviewed
 
 __all__ = [
     "DTYPES",
@@ -54,6 +55,9 @@ __all__ = [
     "Progress",
     "Replanned",
     "Request",
+    "Review",
+    "ReviewArguments",
+    "ReviewChange",
     "SearchArguments",
     "StrategySource",
     "Sweep",
@@ -76,6 +80,7 @@ __all__ = [
     "replanned",
     "request_of",
     "require_candidates",
+    "reviewed",
     "row_of",
     "seconds",
     "space_choice",
@@ -88,6 +93,7 @@ __all__ = [
 _LATE = {
     "after_events": ("Replanned", "cluster_after", "replanned"),
     "checking": ("CheckedPlan", "checked_plan", "checked_record"),
+    "reviewing": ("Review", "ReviewArguments", "ReviewChange", "reviewed"),
 }
 
 

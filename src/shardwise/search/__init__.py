@@ -49,6 +49,7 @@ from shardwise.search.hetero import (
     relayout,
     spread_stages,
 )
+from shardwise.search.neighbours import Change, Changes, changes_of, fits, predicted
 from shardwise.search.overview import PlanOverview, computing_s, overview_of
 from shardwise.search.plan_timeline import (
     TRAFFIC_PARTS,
@@ -85,6 +86,8 @@ __all__ = [
     "Axis",
     "Binding",
     "BranchAndBound",
+    "Change",
+    "Changes",
     "Curve",
     "CurveSource",
     "Explanation",
@@ -117,6 +120,7 @@ __all__ = [
     "band_of",
     "best_dtype",
     "best_uneven",
+    "changes_of",
     "chosen",
     "computing_s",
     "curves_for",
@@ -124,6 +128,7 @@ __all__ = [
     "estimate_pipeline",
     "evaluate",
     "explained",
+    "fits",
     "graph_result",
     "is_mixed",
     "objective_value",
@@ -139,6 +144,7 @@ __all__ = [
     "plan_timelines",
     "plan_trace",
     "points_of",
+    "predicted",
     "predicted_again",
     "predicted_result",
     "ranks_of_nodes",

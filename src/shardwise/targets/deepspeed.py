@@ -88,6 +88,17 @@ def _settings(plan: Plan) -> dict[str, Any]:
     }
 
 
+def zero_settings(plan: Plan) -> dict[str, str]:
+    """The keys of the plan's strategy with their values, also where it cannot be exported."""
+    names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    own = _settings(plan)
+    zero = {f"zero_optimization.{name}": value for name, value in own["zero_optimization"].items()}
+    zero["zero_optimization.stage"] = zero_stage(plan.best.strategy) - (plan.best.strategy.optim_shard == 1)
+    script = {"gradient checkpointing in the script": plan.best.strategy.recompute}
+    values = {**{name: own[name] for name in names}, **zero, **script}
+    return {name: f"= {json.dumps(value)}" for name, value in values.items()}
+
+
 def _notes(plan: Plan) -> Iterator[str]:
     """The values that the script sets, and how the run is started."""
     yield "DeepSpeed ignores this key. It does not read these values: set them in the training script."

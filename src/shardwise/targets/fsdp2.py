@@ -63,17 +63,29 @@ def _settings(plan: Plan, per_node: int) -> dict[str, Any]:
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": True,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_transformer_layer_cls_to_wrap": LAYER_CLASSES[plan.model.family],
+            "fsdp_transformer_layer_cls_to_wrap": LAYER_CLASSES.get(plan.model.family, ""),
             "fsdp_activation_checkpointing": strategy.recompute == "full",
             "fsdp_offload_params": False,
         },
         "parallelism_config": {
-            "parallelism_config_dp_replicate_size": strategy.dp // strategy.param_shard,
-            "parallelism_config_dp_shard_size": strategy.param_shard,
+            "parallelism_config_dp_replicate_size": strategy.dp // strategy.optim_shard,
+            "parallelism_config_dp_shard_size": strategy.optim_shard,
             "parallelism_config_tp_size": strategy.tp,
             "parallelism_config_cp_size": strategy.cp,
         },
     }
+
+
+def accelerate_settings(plan: Plan) -> dict[str, str]:
+    """The keys of the plan's strategy with their values, also where it cannot be exported."""
+    own = _settings(plan, plan.cluster.nodes[0].devices)
+    fsdp = ("fsdp_reshard_after_forward", "fsdp_activation_checkpointing", "fsdp_offload_params")
+    values: dict[str, object] = {f"fsdp_config.{name}": own["fsdp_config"][name] for name in fsdp}
+    values["fsdp_config.fsdp_reshard_after_forward"] = plan.best.strategy.param_shard > 1
+    values |= {f"parallelism_config.{name}": value for name, value in own["parallelism_config"].items()}
+    values["micro-batch size in the script"] = plan.best.strategy.micro_batch_size
+    values["gradient accumulation in the script"] = micro_batches(plan)
+    return {name: f": {str(value).lower()}" for name, value in values.items()}
 
 
 def _notes(plan: Plan) -> Iterator[str]:

@@ -15,6 +15,7 @@ from shardwise.targets.megatron_lm import (
     files_of_flags,
     flags_with_states,
     overlaps,
+    settings_with_states,
 )
 from shardwise.targets.megatron_lm_read_back import Reading, read_by_megatron_lm, reader_request
 from shardwise.targets.megatron_lm_read_back import read_back as read_back_without_fsdp
@@ -33,6 +34,11 @@ def megatron_fsdp_files(plan: Plan) -> dict[str, str]:
     cannot be exported."""
     setup = ("# Megatron-FSDP refuses the value 1.", f"unset {CONNECTIONS}", "")
     return files_of_flags(plan, TARGET, megatron_fsdp_flags(plan), setup)
+
+
+def fsdp_settings(plan: Plan) -> dict[str, str]:
+    """The flags of the plan's strategy with their values, also where it cannot be exported."""
+    return settings_with_states(plan, _state_flags(plan))
 
 
 def sharding(strategy: Strategy) -> str:

@@ -72,11 +72,35 @@ def flags_with_states(plan: Plan, target: str, states: Iterable[Flag]) -> tuple[
     return (
         *model_flags(model),
         *_job_flags(plan),
-        *_degree_flags(strategy, has_experts=model.experts is not None),
-        *_pipeline_flags(strategy, model.num_layers),
+        *_division_flags(strategy, plan),
         *states,
         *_recompute_flags(strategy),
     )
+
+
+def _division_flags(strategy: Strategy, plan: Plan) -> Iterator[Flag]:
+    """The flags that divide the model over ranks."""
+    yield from _degree_flags(strategy, has_experts=plan.model.experts is not None)
+    yield from _pipeline_flags(strategy, plan.model.layers)
+
+
+def strategy_settings(plan: Plan) -> dict[str, str]:
+    """The flags of the plan's strategy with their values, also where it cannot be exported."""
+    return settings_with_states(plan, _state_flags(plan.best.strategy, plan.job))
+
+
+def settings_with_states(plan: Plan, states: Iterable[Flag]) -> dict[str, str]:
+    """The same with these flags for sharded states. Further flags of recomputation are values of the first;
+    where all layers are recomputed, they do not depend on the stages."""
+    strategy = plan.best.strategy
+    micro = "--micro-batch-size", str(strategy.micro_batch_size)
+    recompute = tuple(word for flag in _recompute_flags(strategy) for word in flag)
+    if strategy.recompute == "full" and strategy.recompute_layers >= max(
+        stage_layers(strategy, plan.model.layers)
+    ):
+        recompute = (*recompute[:2], "--recompute-method", "uniform", "--recompute-num-layers", "1")
+    flags = (micro, *_division_flags(strategy, plan), *states, recompute)
+    return {flag[0]: " ".join(flag[1:]) for flag in flags if flag}
 
 
 def check_strategy(plan: Plan, model: MegatronModel, name: str) -> None:
@@ -208,6 +232,8 @@ def overlaps(strategy: Strategy, job: Job) -> tuple[bool, bool]:
 
 
 def _recompute_flags(strategy: Strategy) -> Iterator[Flag]:
+    if strategy.recompute == "selective":
+        yield "--recompute-granularity", "selective"
     if strategy.recompute == "full":
         yield "--recompute-granularity", "full"
         yield "--recompute-method", "block"

@@ -7,6 +7,7 @@ but cannot train.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from string import Template
 
@@ -158,15 +159,7 @@ def plan() -> Trainer.Config:
             # steps=100000,
         ),
         parallelism=ParallelismConfig(
-            data_parallel_replicate_degree=$replicate,
-            data_parallel_shard_degree=$shard,
-            fsdp_reshard_after_forward="$reshard",
-            tensor_parallel_degree=$tp,
-            enable_sequence_parallel=$sequence_parallel,
-            context_parallel_degree=$cp,
-            expert_parallel_degree=$ep,
-            pipeline_parallel_degree=$pp,
-$pipeline            spmd_backend="partial_dtensor",
+$parallelism$pipeline            spmd_backend="partial_dtensor",
         ),
         activation_checkpoint=$recompute,
         compile=CompileConfig(enable=$compile),
@@ -231,23 +224,60 @@ def _config(plan: Plan, model: TitanModel, is_partial: bool) -> str:
         recompute = f"FirstLayersAC.Config(layers={strategy.recompute_layers})"
     return Template(_CONFIG).substitute(
         vocab=model.vocab_size,
-        # Without a pipeline, gradients of micro-batches accumulate over several passes.
-        local_batch=job.global_batch_size // strategy.dp if is_piped else strategy.micro_batch_size,
+        local_batch=_local_batch(plan),
         batch=job.global_batch_size,
         seq_len=job.seq_len,
         dtype=DTYPES[job.dtype],
-        replicate=strategy.dp // strategy.optim_shard,
-        shard=strategy.optim_shard,
-        reshard="always" if strategy.param_shard > 1 else "never",
-        tp=strategy.tp,
-        sequence_parallel=strategy.sequence_parallel,
-        cp=strategy.cp,
-        ep=strategy.ep,
-        pp=strategy.pp,
+        parallelism="".join(
+            f"            {name}={json.dumps(value) if isinstance(value, str) else value},\n"
+            for name, value in degrees(strategy).items()
+        ),
         pipeline=_pipeline(strategy) if is_piped else "",
         recompute=recompute,
         compile=is_compiled(plan),
     )
+
+
+def degrees(strategy: Strategy) -> dict[str, object]:
+    """The values of TorchTitan's `ParallelismConfig` that are not about stages."""
+    return {
+        "data_parallel_replicate_degree": strategy.dp * strategy.cp // max(strategy.optim_shard, strategy.cp),
+        "data_parallel_shard_degree": max(strategy.optim_shard // strategy.cp, 1),
+        "fsdp_reshard_after_forward": "always" if strategy.param_shard > 1 else "never",
+        "tensor_parallel_degree": strategy.tp,
+        "enable_sequence_parallel": strategy.sequence_parallel,
+        "context_parallel_degree": strategy.cp,
+        "expert_parallel_degree": strategy.ep,
+        "pipeline_parallel_degree": strategy.pp,
+    }
+
+
+def _local_batch(plan: Plan) -> int:
+    """Sequences of a pass: without a pipeline, gradients of micro-batches accumulate over several passes."""
+    strategy = plan.best.strategy
+    if strategy.pp > 1:
+        return plan.job.global_batch_size // strategy.dp
+    return strategy.micro_batch_size
+
+
+def titan_settings(plan: Plan) -> dict[str, str]:
+    """The keys of the plan's strategy with their values, also where it cannot be exported."""
+    strategy = plan.best.strategy
+    values: dict[str, object] = {f"parallelism.{name}": value for name, value in degrees(strategy).items()}
+    if strategy.pp > 1:
+        schedule = SCHEDULE_CLASSES.get(strategy.schedule, f"a CSV of {strategy.schedule}")
+        counts = stage_parts(strategy, plan.model.layers)
+        values |= {
+            "parallelism.pipeline_parallel_schedule": schedule,
+            "parallelism.pipeline_parallel_microbatch_size": strategy.micro_batch_size,
+            "parallelism.module_fqns_per_model_part": f"parts of {', '.join(map(str, counts))} layers",
+        }
+    values["training.local_batch_size"] = _local_batch(plan)
+    is_partial = strategy.recompute == "full" and not recomputes_all(strategy, plan.model.layers)
+    layers = f" of {strategy.recompute_layers} layers" if is_partial else ""
+    values["activation_checkpoint"] = strategy.recompute + layers
+    values["compile.enable"] = is_compiled(plan)
+    return {name: f"= {value}" for name, value in values.items()}
 
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

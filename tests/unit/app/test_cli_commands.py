@@ -328,6 +328,7 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
         "simulate",
         "check",
         "explain",
+        "review",
         "models",
         "devices",
         "graphs",
@@ -356,6 +357,8 @@ OPTIONS = {
     "simulate": "--trace --json",
     "check": "--proof-budget --json",
     "explain": "--why-not --what-if --workers --budget --json",
+    "review": "--cluster --model --measured --seq-len --global-batch-size --fix --inter-node --calibration "
+    "--software --memory-margin --expert-imbalance --workers --budget --json",
     "models": "--json",
     "devices": "--json",
     "graphs": "--json",

@@ -160,6 +160,48 @@ def export(
     return exporting.exported_plan(plan, to=to, out=out, is_validated=is_validated)
 
 
+def review(
+    file: Annotated[
+        str,
+        argument(
+            "FILE",
+            "Megatron-LM: a log with its arguments, or a file or script with its flags. TorchTitan: JSON or "
+            "TOML. DeepSpeed: JSON. Accelerate: YAML.",
+        ),
+    ],
+    cluster: ClusterText,
+    model: Annotated[
+        str | None, option("--model", "M", "Model, as of `plan`, where the file has none.")
+    ] = None,
+    measured: Annotated[
+        str | None, option("--measured", "T", "Measured step time, 12.3s: times are scaled to it.")
+    ] = None,
+    seq_len: Annotated[
+        str | None, option("--seq-len", "N", "Tokens per sequence, where the file has none.")
+    ] = None,
+    global_batch_size: Annotated[
+        str | None,
+        option("--global-batch-size", "N", "Sequences per optimizer step, where the file has none."),
+    ] = None,
+    fix: Annotated[
+        str, option("--fix", "K=V,...", "Fields of the strategy that the file lacks: micro_batch_size=2.")
+    ] = "",
+    inter_node: InterNode = None,
+    calibration: CalibrationFile = None,
+    software: SoftwareName = None,
+    memory_margin: Margin = "0.05",
+    expert_imbalance: Imbalance = "1.1",
+    workers: Workers = "1",
+    budget: Budget = None,
+    is_json: IsJson = False,
+) -> Output:
+    """Review a configuration of training software: does it fit, how fast is it, what should change."""
+    from shardwise.app.cli import reviewing
+    from shardwise.inputs import record_of
+
+    return reviewing.reviewed(file, record_of(reviewing.ReviewOptions, locals()), is_json=is_json)
+
+
 def compare(
     plan: PlanFile,
     measured: Annotated[
@@ -252,6 +294,7 @@ def add_run_commands(app: typer.Typer) -> None:
     app.command(context_settings={"allow_extra_args": True})(emulate)
     app.command()(calibrate)
     app.command()(export)
+    app.command()(review)
     app.command()(compare)
 
 

@@ -1,4 +1,4 @@
-"""The JSON answers of `plan`, `evaluate`, `explain` and `space`, each with its `schema` and `version`
+"""The JSON answers of `plan`, `evaluate`, `explain`, `review` and `space`, each with `schema` and `version`
 (docs/reference/formats.md; JSON Schemas in docs/reference/schemas)."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwise.plans import (
     target_document,
     usd_per_billion_tokens,
 )
-from shardwise.questions import Request
+from shardwise.questions import Request, Review
 from shardwise.search import Explanation, PlanComparison, PlanOverview, ResultDifference
 from shardwise.strategy import ANY, Job
 from shardwise_verify import PipelineCount, SpaceCount
@@ -141,6 +141,17 @@ def comparison(plan: Plan, found: PlanComparison, *, kind: str, requested: str) 
         "result": _result_with_cost(found.after, question.cluster, question.job),
         "certificate": certificate_document(found.answer.certificate),
         "difference": _difference(found),
+    }
+
+
+def review(found: Review) -> dict[str, object]:
+    """`review --json`."""
+    question = found.request
+    return {
+        "schema": "shardwise.review",
+        "version": VERSION,
+        **question_document(question.model, question.cluster, question.job),
+        **found.to_dict(),
     }
 
 
