@@ -20,9 +20,6 @@ QUESTIONS = 100
 KNOWN_FAILURES: Mapping[str, str] = {
     "unchanged_strategy_on_several_devices": "plan takes the worst of each figure over the classes: one "
     "machine for all candidates and their bounds. replan takes the slowest node of each stage",
-    "loss_equals_plan_on_remaining_nodes": "shapes are searched for in 48 parts of the space "
-    "(docs/concepts/replanning.md)",
-    "loss_of_any_equal_node": "after a loss, shapes are searched for in 48 parts of the space",
 }
 """Relations that do not hold yet, with the reason: the tests skip them, `python -m tests.relations` runs
 them."""

@@ -37,7 +37,8 @@ def _compared(request: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(request["model"])
     config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     config._attn_implementation = "eager"
-    expected = transformers.AutoModelForCausalLM.from_config(config).eval()
+    build: Any = transformers.AutoModelForCausalLM.from_config
+    expected = build(config).eval()
     with torch.no_grad():
         for weight in expected.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.05)  # norms away from 1, biases from 0

@@ -39,7 +39,11 @@ def test_a_target_without_a_version_means_the_newest(run: Run) -> None:
     first, second = validated(named, "plan-answer"), validated(newest, "plan-answer")
     assert first["target"] == second["target"] == MEGATRON
     assert first["plan_hash"] == second["plan_hash"]
-    assert validated(run("plan", *DENSE, "--json").out, "plan-answer")["target"] == "any"
+    recommended = validated(run("plan", *DENSE, "--json").out, "plan-answer")
+    (row,) = (row for row in recommended["targets"] if row["target"] == recommended["target"])
+    assert row["step_time_s"] == recommended["optimum"]["step_time_s"]
+    assert recommended["targets"][0]["target"] == MEGATRON
+    assert recommended["targets"][-1] == {**recommended["targets"][-1], "target": "any", "over_any": 0.0}
 
 
 @pytest.mark.slow
