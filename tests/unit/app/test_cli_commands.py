@@ -363,7 +363,7 @@ OPTIONS = {
     "devices": "--json",
     "graphs": "--json",
     "capture": "--out --batch",
-    "launch": "--with --print --head --port --host --image",
+    "launch": "--with --print --head --port --host --image --target --files --script",
     "calibrate": "--out --devices --cluster --links --from --threads",
     "compare": "--trace --json",
     "emulate": "--cpu-share --events",
