@@ -507,9 +507,9 @@ def test_plans_that_train_does_not_run_are_planned_on_request_and_marked(run: Ru
         "--optimizer",
         "muon",
     )
-    refused = run("plan", "--target=any", *command_line)
+    refused = run("plan", *command_line)
     assert refused.code == 2 and "runs no plan of this job; found optimizer muon" in refused.err
-    refused = run("plan", "--target=any", *command_line[:-1], "adamw")
+    refused = run("plan", *command_line[:-1], "adamw")
     assert refused.code == 3 and "shardwise train" in refused.err
     ran = run("plan", *command_line, "--target", "any", "--json")
     assert validated(ran.out, "plan-answer")["not_run"] == [
@@ -532,15 +532,13 @@ def test_context_ranks_are_planned_only_where_attention_has_no_windows(run: Run,
     for window, code in ((16, 2), (64, 0), (None, 0)):
         path = tmp_path / f"window-{window}.json"
         path.write_text(json.dumps({**config, "sliding_window": window}))
-        ran = run("plan", "--target=any", str(path), *command_line, "--fix", "cp=2")
+        ran = run("plan", str(path), *command_line, "--fix", "cp=2")
         assert ran.code == code, (window, ran.err)
         document = json.loads(
             run("plan", str(path), *command_line, "--fix", "cp=2", "--target", "any", "--json").out
         )
         assert bool(document["not_run"]) == (code == 2)
-    free = json.loads(
-        run("plan", "--target=any", str(tmp_path / "window-16.json"), *command_line, "--json").out
-    )
+    free = json.loads(run("plan", str(tmp_path / "window-16.json"), *command_line, "--json").out)
     assert free["best"]["strategy"]["cp"] == 1 and free["not_run"] == []
 
 
@@ -561,7 +559,7 @@ def test_plans_for_accelerators_are_marked_where_our_runtime_does_not_run_them(
     """Any plan may be requested there; a message on stderr names the file of one that is not run, and the
     JSON answer has a key for it.
     """
-    command_line = ("plan", *TINY, "--cluster", "1x4xA100-40G")
+    command_line = ("plan", "--target", "any", *TINY, "--cluster", "1x4xA100-40G")
     assert validated(run(*command_line, "--json").out, "plan-answer")["not_run"] == []
     muon = run(*command_line, "--optimizer", "muon", "--json")
     known = ", ".join(target_of("shardwise").optimizers)
@@ -576,7 +574,8 @@ def test_plans_for_accelerators_are_marked_where_our_runtime_does_not_run_them(
 def test_plans_for_accelerators_are_our_runtime_s_on_request(run: Run) -> None:
     command_line = ("plan", *TINY, "--cluster", "1x4xA100-40G", "--json")
     free, own = (
-        validated(run(*command_line, *more).out, "plan-answer") for more in ((), ("--target", "shardwise"))
+        validated(run(*command_line, *more).out, "plan-answer")
+        for more in (("--target", "any"), ("--target", "shardwise"))
     )
     assert "offload" not in free["certificate"]["axes"]
     assert own["certificate"]["axes"] == free["certificate"]["axes"]
