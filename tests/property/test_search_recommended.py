@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,15 +11,16 @@ import numpy as np
 import pytest
 from tests.property.search_instances import Instance, instance
 
+from shardwise.cluster import load_cluster
 from shardwise.cost import peaks_of
+from shardwise.model import load_model
 from shardwise.plans import Answer
-from shardwise.search import SearchClock, plan, recommended
-from shardwise.search import recommended as module_function
+from shardwise.search import Question, SearchClock, plan, recommended
 from shardwise.search.recommended import FEWER
 from shardwise.search.step_times import step_times_s
-from shardwise.strategy import RULES, Strategy, StrategyTable, even_ends, first_broken
+from shardwise.strategy import RULES, Job, Strategy, StrategyTable, even_ends, first_broken
 
-SEEDS = [seed for seed in range(36) if seed % 40 != 7 and seed % 12 != 1]
+SEEDS = [*(seed for seed in range(30) if seed % 40 != 7 and seed % 12 != 1), 46, 74, 166]
 TOLERANCES = (0.01, 0.1, 0.5)
 
 Judge = Callable[[Strategy], bool]
@@ -115,13 +117,11 @@ def test_the_recommended_strategy_is_that_of_listing_every_candidate(cases: Sequ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["_no_offload", "_named_zero_stage", "_no_context_parallelism", "_even_stages"]
-)
+@pytest.mark.parametrize("name", ["_no_offload", "_no_context_parallelism", "_even_stages"])
 def test_a_preference_that_is_left_out_is_noticed(
     cases: Sequence[Case], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(f"{module_function.__module__}.{name}", lambda question: iter([question]))
+    monkeypatch.setattr(sys.modules[recommended.__module__], name, lambda question: iter([question]))
     assert any(
         answered(case, tolerance)[1].best.step_time_s != pytest.approx(case.expected_s(tolerance), rel=1e-9)
         for case in cases
@@ -133,3 +133,21 @@ def test_without_a_tolerance_the_optimum_is_recommended(cases: Sequence[Case]) -
     for case in cases[:5]:
         answer, found = answered(case, 0.0)
         assert found is answer
+
+
+def test_a_named_zero_stage_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama-2-7B on 8 A100: gradients over 2 of 8 ranks are 0.3 % faster than ZeRO-2, over all 8."""
+    model, cluster = load_model("llama-2-7b"), load_cluster("1x8xA100-80G")
+    job = Job(seq_len=4096, global_batch_size=64, dtype="bf16")
+    question = Question(
+        model=model, cluster=cluster, job=job, fixed={"tp": 1, "pp": 1, "cp": 1}, use_all=True
+    )
+    answer = plan(question)
+    strategy = answer.best.strategy
+    assert (strategy.param_shard, strategy.grad_shard, strategy.optim_shard) == (1, 2, 8)
+    found = recommended(answer, question, None, 0.01, SearchClock(None)).best.strategy
+    assert (found.param_shard, found.grad_shard, found.optim_shard) == (1, 8, 8)
+    monkeypatch.setattr(
+        sys.modules[recommended.__module__], "_named_zero_stage", lambda question: iter([question])
+    )
+    assert recommended(answer, question, None, 0.01, SearchClock(None)).best.strategy == strategy
