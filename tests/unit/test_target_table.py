@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import shardwise as sw
+from shardwise import search
 from shardwise.errors import Infeasible
 from shardwise.plans import UNEVEN_SPACE, Answer
 from shardwise.questions import target_table
@@ -20,7 +22,7 @@ from shardwise.questions.target_table import (
     table_of,
     targets_in_order,
 )
-from shardwise.search import Question
+from shardwise.search import Question, plan
 from shardwise.strategy import Target, newest_target
 
 MEGATRON, TITAN, FSDP2 = (newest_target(name) for name in ("megatron-lm", "torchtitan", "fsdp2"))
@@ -138,6 +140,39 @@ def test_an_interrupted_search_ends_the_table(request_: Request, answer: Answer)
         return question_of(own), replace(answer, is_interrupted=True)
 
     assert len(answers_of_targets(request_, of_any, ask)) == 1
+
+
+def test_a_target_without_an_answer_in_time_ends_the_table(request_: Request, answer: Answer) -> None:
+    of_any = TargetAnswer(None, request_, question_of(request_), answer)
+
+    def ask(target: Target | None, own: Request) -> tuple[Question, Answer]:
+        assert target is not None
+        if target.name == TITAN:
+            raise KeyboardInterrupt
+        return question_of(own), answer
+
+    rows = answers_of_targets(request_, of_any, ask)
+    assert [row.name for row in rows] == [MEGATRON, TITAN] and rows[-1].is_interrupted
+    best = recommended_target(rows)
+    assert best is not None and best.name == MEGATRON
+    assert table_of(rows, of_any)[1].reason == "interrupted before a plan was found"
+
+
+@pytest.mark.parametrize(("option", "searches"), [("frontier", 1), ("exhaustive", 1)])
+def test_only_the_recommended_target_has_a_frontier_or_is_searched_exhaustively(
+    monkeypatch: pytest.MonkeyPatch, option: str, searches: int
+) -> None:
+    found: list[bool] = []
+
+    def searched(question: Question, **options: Any) -> Answer:
+        found.append(getattr(question, option))
+        return plan(question, **options)
+
+    monkeypatch.setattr(search, "plan", searched)
+    given: dict[str, Any] = {"seq_len": 1024, "global_batch_size": 8, "space": "core", option: True}
+    best = sw.plan("gpt2", cluster="1x2xA100-80G", **given)
+    assert found.count(True) == searches and len(found) > 3
+    assert best.answer is not None and (best.answer.frontier is not None) == (option == "frontier")
 
 
 def test_another_order_is_noticed(request_: Request, answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,8 @@ class _Asker:
         return self.wanted.target is None and not own.knows_devices(request.cluster.classes)
 
     def ask(self, target: Target | None, request: Request, share: int = 1) -> tuple[search.Question, Answer]:
-        """The question for a target (None: any) and its answer; with `share`, in this part of the budget.
+        """The question for a target (None: any) and its answer. As one of `share` rows of a table it has this
+        part of the budget, is not exhaustive, and has no frontier.
 
         Raises ConfigError where the arguments contradict each other or the target, Infeasible where nothing
         fits.
@@ -109,8 +110,11 @@ class _Asker:
             axes=self.space.axes,
             **self.options,
         )
-        if question.budget_s is not None:
-            question = replace(question, budget_s=question.budget_s / share)
+        if share > 1:
+            uses_all = question.use_all or (question.exhaustive and question.objective in ("time", "memory"))
+            question = replace(question, frontier=False, exhaustive=False, use_all=uses_all)
+            if question.budget_s is not None:
+                question = replace(question, budget_s=question.budget_s / share)
         if not question.uses_parts:
             require_candidates(self.space, question.fixed, request)
         by_pools = question.objective == "time" and search.is_mixed(request.cluster)
@@ -137,6 +141,10 @@ def _chosen(request: Request, asker: _Asker) -> _Chosen:
         if is_less(uneven.value * (1.0 + asker.tolerance), best.value) or best is of_any:
             best = uneven
     question, answer = best.found
+    is_interrupted = any(one.is_interrupted for one in (of_any, *found))
+    if not is_interrupted and (asker.options["frontier"] or asker.options["exhaustive"]):
+        question, answer = asker.ask(best.target, best.request)
+    answer = replace(answer, is_interrupted=answer.is_interrupted or is_interrupted)
     return _Chosen(best.request, best.target, question, answer, table_of(found, of_any))
 
 

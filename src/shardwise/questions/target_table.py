@@ -24,6 +24,10 @@ RECOMMENDED_WITHIN = 0.03
 """How much slower than the fastest target the recommended one may be, relative."""
 
 
+INTERRUPTED = "interrupted before a plan was found"
+"""The reason of a target whose search the user ended too early."""
+
+
 @dataclass(frozen=True, slots=True)
 class TargetAnswer:
     """A target (None: any) with the request that has its software profile, the question and its answer; else
@@ -54,7 +58,7 @@ class TargetAnswer:
     @property
     def is_interrupted(self) -> bool:
         """Whether the user interrupted its search."""
-        return self.answer is not None and self.answer.is_interrupted
+        return self.reason == INTERRUPTED or (self.answer is not None and self.answer.is_interrupted)
 
     @property
     def is_uneven(self) -> bool:
@@ -97,6 +101,8 @@ def _answer_of(target: Target, request: Request, ask: Ask) -> TargetAnswer:
         return TargetAnswer(target, own, *ask(target, own))
     except (ConfigError, Infeasible) as error:
         return TargetAnswer(target, own, reason=_reason(error))
+    except KeyboardInterrupt:
+        return TargetAnswer(target, own, reason=INTERRUPTED)
 
 
 def _reason(error: ConfigError | Infeasible) -> str:
