@@ -37,7 +37,8 @@ def costs_by_name(problem: Problem, table: StrategyTable) -> Prices:
     stages = table.pp * table.vpp
     shape = times.forward_s.shape
     is_stage = np.arange(shape[0])[:, None] < stages
-    found = {f"times.{f.name}": getattr(times, f.name) for f in fields(StageTimes)}
+    found = {f"times.{f.name}": getattr(times, f.name) for f in fields(StageTimes) if f.name != "ends"}
+    found |= {f"ends.{f.name}": getattr(times.ends, f.name) for f in fields(times.ends)}
     found |= {f"memory.{name}": getattr(memory, name) for name in MEMORY_PARTS}
     found = {name: np.where(is_stage, np.broadcast_to(values, shape), 0.0) for name, values in found.items()}
     found |= {f"end.{f.name}": np.asarray(getattr(end, f.name)) for f in fields(StepEnd)}
