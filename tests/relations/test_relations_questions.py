@@ -67,7 +67,7 @@ def test_the_text_of_a_command_gives_its_answer(shardwise: Commands, tmp_path: P
 
 def test_the_text_of_a_plan_file_is_the_command_that_saves_it() -> None:
     assert text_of(("check", SMALL.saved())).endswith(
-        "--space core --top 0 --save plan.json; shardwise check plan.json"
+        "--space core --top 0 --target any --save plan.json; shardwise check plan.json"
     )
 
 

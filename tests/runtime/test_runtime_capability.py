@@ -14,7 +14,7 @@ from tests.runtime.equality import divided, single_process
 from tests.runtime.plans import make_plan
 
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.launch import TARGET
+from shardwise.launch import own_target
 from shardwise.model import Experts
 from shardwise.plans import Plan
 from shardwise.questions import DTYPES, OPTIMIZERS
@@ -47,7 +47,8 @@ def refused(plan: Plan) -> tuple[str | None, str | None]:
 def test_values_off_an_axis_are_refused() -> None:
     plan = make_plan("dp=4,zero_stage=1")
     check_runnable(plan)
-    with patch("shardwise.launch.capability.TARGET", replace(TARGET, axes={"offload": ("none",)})):
+    limited = replace(own_target(), axes={"offload": ("none",)})
+    with patch("shardwise.launch.capability.own_target", lambda: limited):
         check_runnable(plan)
         for other in set(FIELD_VALUES["offload"]) - {"none"}:
             assert refused(with_strategy(plan, offload=other)) == ("best.strategy.offload", "none")
@@ -55,8 +56,8 @@ def test_values_off_an_axis_are_refused() -> None:
 
 def test_values_planned_only_on_request_run() -> None:
     plan = make_plan("dp=4,zero_stage=1")
-    assert TARGET.default_axes
-    for field, values in TARGET.default_axes.items():
+    assert own_target().default_axes
+    for field, values in own_target().default_axes.items():
         for other in set(FIELD_VALUES[field]) - set(values):
             check_runnable(with_strategy(plan, **{field: other}))
 
@@ -70,7 +71,7 @@ def beyond(condition: Condition) -> dict[str, Any]:
     return {field: 4}  # all four replicas
 
 
-@pytest.mark.parametrize("limit", TARGET.limits, ids=lambda limit: limit.allowed[:40])
+@pytest.mark.parametrize("limit", own_target().limits, ids=lambda limit: limit.allowed[:40])
 def test_values_beyond_a_limit_are_refused_and_those_within_run(limit: Limit) -> None:
     plan = make_plan("dp=4,zero_stage=1")
     broken: dict[str, Any] = {}
@@ -84,9 +85,9 @@ def test_values_beyond_a_limit_are_refused_and_those_within_run(limit: Limit) ->
 
 def test_a_job_beyond_the_capability_file_is_refused() -> None:
     plan = make_plan("dp=4")
-    for dtype in set(DTYPES) - set(TARGET.dtypes):
+    for dtype in set(DTYPES) - set(own_target().dtypes):
         assert refused(replace(plan, job=replace(plan.job, dtype=dtype)))[0] == "job.dtype"
-    for name in set(OPTIMIZERS) - set(TARGET.optimizers):
+    for name in set(OPTIMIZERS) - set(own_target().optimizers):
         job = replace(plan.job, optimizer=name)  # type: ignore[arg-type]
         assert refused(replace(plan, job=job))[0] == "job.optimizer"
     assert refused(replace(plan, network=replace(plan.model, family="t5")))[0] == "model"
@@ -142,7 +143,7 @@ def not_refused(model: str) -> Iterator[Plan]:
             plan = make_plan(sampled(draw, model), model=model)
         except (ConfigError, Infeasible):
             continue
-        if not list(TARGET.refusals(plan.best.strategy)):
+        if not list(own_target().refusals(plan.best.strategy)):
             yield plan
 
 

@@ -1,7 +1,7 @@
 """Launching of plans: what the shardwise runtime does not run of a plan (`not_run`, `check_runnable`), and
 how to start one, or a program for one, with torchrun, Slurm, Ray or Kubernetes."""
 
-from shardwise.launch.capability import TARGET, check_runnable, not_run, unsupported_job
+from shardwise.launch.capability import check_runnable, not_run, own_target, unsupported_job
 from shardwise.launch.launchers import (
     FILES_FOLDER,
     LAUNCHERS,
@@ -24,7 +24,6 @@ __all__ = [
     "FILES_FOLDER",
     "LAUNCHERS",
     "PLAN_PATH",
-    "TARGET",
     "Launch",
     "Program",
     "Verbatim",
@@ -36,6 +35,7 @@ __all__ = [
     "launch_of",
     "not_run",
     "own_program",
+    "own_target",
     "ray_script",
     "slurm_script",
     "start_lines",

@@ -13,7 +13,10 @@ from shardwise.model import Model
 from shardwise.plans import Plan
 from shardwise.strategy import Job, Target, target_of
 
-TARGET = target_of("shardwise")
+
+def own_target() -> Target:
+    """The target of our own runtime."""
+    return target_of("shardwise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,7 @@ class Unsupported:
 def not_run(plan: Plan) -> tuple[str, ...] | None:
     """What this runtime does not run of `plan`, as texts; None where it does not run on these devices at all.
     Of a graph, its operators are not checked."""
-    if not TARGET.runs_on(plan.cluster.vendors):
+    if not own_target().runs_on(plan.cluster.vendors):
         return None
     return tuple(map(str, _unsupported(plan)))
 
@@ -43,7 +46,7 @@ def check_runnable(plan: Plan) -> None:
     checked."""
     for first in _unsupported(plan):
         of_strategy = first.key.startswith("best.strategy.")
-        advice = f", as in plans of `plan --target {TARGET.name}`" if of_strategy else ""
+        advice = f", as in plans of `plan --target {own_target().name}`" if of_strategy else ""
         raise ConfigError(
             "is not supported by this runtime", key=first.key, found=first.found,
             allowed=first.allowed + advice,
@@ -81,15 +84,15 @@ def _unsupported(plan: Plan) -> Iterator[Unsupported]:
 
 def _of_strategy(plan: Plan) -> Iterator[Unsupported]:
     strategy = plan.strategy
-    for refusal in TARGET.for_job(plan.model, plan.job).refusals(strategy):
+    for refusal in own_target().for_job(plan.model, plan.job).refusals(strategy):
         yield Unsupported(
             key=f"best.strategy.{refusal.key}", found=refusal.found, allowed=refusal.allowed,
             label=f"{refusal.key}={refusal.found}",
         )  # fmt: skip
-    yield from unsupported_job(TARGET, plan.model, plan.job, TARGET.dtypes)
+    yield from unsupported_job(own_target(), plan.model, plan.job, own_target().dtypes)
     yield from _of_devices(plan)
     is_ring = strategy.cp > 1 and strategy.cp_kind == "ring"
-    if is_ring and plan.job.dtype == "fp32" and not TARGET.knows_devices(plan.cluster.classes):
+    if is_ring and plan.job.dtype == "fp32" and not own_target().knows_devices(plan.cluster.classes):
         # PyTorch's flash-attention kernels, which return the log-sum-exp of scores, do not support fp32 on
         # devices.
         yield _named("job.dtype", "fp32 with ring attention", "bf16, or cp_kind all_to_all")
@@ -100,7 +103,7 @@ def _of_strategy(plan: Plan) -> Iterator[Unsupported]:
 
 def _of_pipelines(plan: Plan) -> Iterator[Unsupported]:
     """Stages must also form pipelines on the ranks of the cluster."""
-    yield from unsupported_job(TARGET, plan.model, plan.job, TARGET.uneven_dtypes)
+    yield from unsupported_job(own_target(), plan.model, plan.job, own_target().uneven_dtypes)
     yield from _of_devices(plan)
     if plan.model.experts is not None:
         yield _named("model", "experts", "models without experts")
@@ -112,7 +115,7 @@ def _of_pipelines(plan: Plan) -> Iterator[Unsupported]:
         if layers != plan.model.layers:
             yield _named(f"best.layout.pipelines.{place}", f"{layers} layers", f"{plan.model.layers}")
         for stage in pipeline.stages:
-            if stage.parts and not TARGET.runs_mixed_pool_stages:
+            if stage.parts and not own_target().runs_mixed_pool_stages:
                 yield _named("best.layout", "a stage on two pools", "stages on one pool each")
             ranks = stage.rank_numbers
             taken += ranks
@@ -127,7 +130,7 @@ def _of_pipelines(plan: Plan) -> Iterator[Unsupported]:
 
 
 def _of_graph(plan: Plan) -> Iterator[Unsupported]:
-    yield from unsupported_job(TARGET, None, plan.job, TARGET.dtypes)
+    yield from unsupported_job(own_target(), None, plan.job, own_target().dtypes)
     yield from _of_devices(plan)
     if isinstance(plan.operators, StagedLayout):
         if shared := plan.operators.shared_parameters(plan.graph):
@@ -140,5 +143,5 @@ def _of_graph(plan: Plan) -> Iterator[Unsupported]:
 
 
 def _of_devices(plan: Plan) -> Iterator[Unsupported]:
-    if not TARGET.runs_on(plan.cluster.vendors):
-        yield _named("cluster", ", ".join(plan.cluster.classes), TARGET.known_devices)
+    if not own_target().runs_on(plan.cluster.vendors):
+        yield _named("cluster", ", ".join(plan.cluster.classes), own_target().known_devices)

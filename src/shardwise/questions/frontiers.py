@@ -108,7 +108,7 @@ class StrategySource:
             raise InternalError("the curve of a transformer has no strategies")
         question, answer = search.answer_at(curve, place)
         return plan_of(
-            replace(answer, whole=self.request.cluster),
+            replace(answer, whole=self.request.cluster, idle=self.curves.idle_of(question.cluster)),
             model=question.model,
             cluster=question.cluster,
             job=question.job,

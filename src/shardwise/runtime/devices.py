@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
-from shardwise.launch import TARGET
+from shardwise.launch import own_target
 
 # Devices and backends
 
@@ -24,7 +24,7 @@ LOCAL_RANK = "LOCAL_RANK"
 
 def is_on_host(cluster: Cluster) -> bool:
     """Whether plans for `cluster` compute on the host."""
-    return TARGET.knows_devices(cluster.classes)
+    return own_target().knows_devices(cluster.classes)
 
 
 def backends() -> str:

@@ -75,8 +75,8 @@ def test_an_unchanged_plan_is_saved_as_it_is(run: Any, saved: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_shares_that_a_file_cannot_represent_are_not_chosen(run: Any, saved: str, tmp_path: Path) -> None:
-    """For ninety seconds, a smaller share for the pipeline of a slow node is best, and nothing else pays."""
-    command_line = (saved, CLUSTER, "slow n1 0.5", "--horizon", "90s")
+    """For 45 seconds, a smaller share for the pipeline of a slow node is best, and nothing else pays."""
+    command_line = (saved, CLUSTER, "slow n1 0.5", "--horizon", "45s")
     free = decided(run, *command_line)
     assert free["decision"] == "patch" and len(set(free["plan"]["microbatches"])) > 1
     found = decided(run, *command_line, "--save", str(tmp_path / "decided.yaml"))

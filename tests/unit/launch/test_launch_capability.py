@@ -11,7 +11,7 @@ from tests.runtime.uneven_plans import make_uneven
 
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
-from shardwise.launch import TARGET, check_runnable, not_run
+from shardwise.launch import check_runnable, not_run, own_target
 from shardwise.plans import Plan
 
 
@@ -33,7 +33,7 @@ CASES = [
     (on_accelerators(RING), ["fp32 with ring attention (it runs bf16, or cp_kind all_to_all)"]),
     (
         with_job(make_plan("dp=4"), optimizer="muon", dtype="fp8"),
-        [f"dtype fp8 (it runs {', '.join(TARGET.dtypes)})", "optimizer muon (it runs adamw, sgd)"],
+        [f"dtype fp8 (it runs {', '.join(own_target().dtypes)})", "optimizer muon (it runs adamw, sgd)"],
     ),
     (ALONE, []),
     (SHORT, ["3 layers (it runs 4)"]),
@@ -59,7 +59,8 @@ def test_everything_is_listed_and_the_first_is_refused(plan: Plan, expected: lis
 
 def test_fields_of_a_strategy_come_first_with_advice() -> None:
     plan = with_job(make_plan("dp=4,offload=both"), optimizer="muon")
-    with patch("shardwise.launch.capability.TARGET", replace(TARGET, axes={"offload": ("none",)}, limits=())):
+    limited = replace(own_target(), axes={"offload": ("none",)}, limits=())
+    with patch("shardwise.launch.capability.own_target", lambda: limited):
         assert not_run(plan) == ("offload=both (it runs none)", "optimizer muon (it runs adamw, sgd)")
         with pytest.raises(ConfigError) as caught:
             check_runnable(plan)

@@ -78,15 +78,16 @@ def launched(
     """
     choice("--with", options.launcher, LAUNCHERS)
     if options.target is not None and export_of(options.target) is None:
-        choice("--target", options.target, (launch.TARGET.name, *EXPORTERS))
+        choice("--target", options.target, (launch.own_target().name, *EXPORTERS))
     plan = read_plan(path)
-    target = export_of(options.target or plan.target or launch.TARGET.name)
+    target = export_of(options.target or plan.target or launch.own_target().name)
     if target is not None:
         return _text(_start_text(plan, target, path, options, arguments))
     for name, value in (("--files", options.files), ("--script", options.script)):
         if value is not None:
             raise ConfigError(
-                f"is not an option for the target {launch.TARGET.name}", key=name, found=printable(value),
+                f"is not an option for the target {launch.own_target().name}",
+                key=name, found=printable(value),
                 allowed=f"--target {' or '.join(EXPORTERS)}",
             )  # fmt: skip
     return _launched_own(plan, path, options, arguments, is_adaptive=is_adaptive())
@@ -97,7 +98,7 @@ def _start_text(plan: Plan, target: str, path: str, options: LaunchOptions, argu
     exporter = EXPORTERS[target]
     if options.launcher == "ray":
         raise ConfigError(
-            f"starts plans of the target {launch.TARGET.name} only", key="--with ray", found=target,
+            f"starts plans of the target {launch.own_target().name} only", key="--with ray", found=target,
             allowed="--with torchrun, slurm or k8s",
         )  # fmt: skip
     try:
@@ -186,7 +187,7 @@ def _check_runs(plan: Plan, *, is_adaptive: bool) -> None:
     if not is_adaptive:
         return
     plan.require_kind("uniform", key="--adaptive")
-    if not launch.TARGET.knows_devices(plan.cluster.classes):
+    if not launch.own_target().knows_devices(plan.cluster.classes):
         raise ConfigError(
             "is not supported on accelerators", key="--adaptive", found=", ".join(plan.cluster.classes),
             allowed="train without it",
