@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 plan: .venv/installed
 	@$(BIN)/shardwise plan examples/llama-3.1-70b --cluster 8x8xH100-SXM --seq-len 8192 --global-batch-size 256
 
-# Everything but the tests marked `slow`: three minutes on two cores. Run it before each commit.
+# Everything but the tests marked `slow`: a few minutes on two cores. Run it before each commit.
 check: .venv/installed-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
