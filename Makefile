@@ -6,7 +6,12 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 WORKERS ?= auto
 ROUNDS ?= 10
+# CI names .ci/hashes.txt: then of every package in it no other file than the one with its hash is installed.
+HASHES ?=
+# The versions on which `make test-python` runs, where they are there: as python3.12 on the PATH, or in pyenv.
+PYTHONS ?= 3.11 3.12 3.13 3.14
 MEGATRON := 0.19.2
+MEGATRON_BRIDGE := 0.6.2
 TORCHTITAN := 0.3.0
 ACCELERATE := 1.15.0
 DEEPSPEED := 0.19.8
@@ -14,7 +19,7 @@ DEEPSPEED := 0.19.8
 # Tests start hundreds of processes: where the shell forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: plan check test test-random test-targets docs bench accuracy demo clean
+.PHONY: plan check test test-random test-oldest test-python test-targets docs bench accuracy demo clean
 .DELETE_ON_ERROR:
 
 plan: .venv/installed
@@ -38,9 +43,28 @@ test-random: .venv/installed-for-tests
 	@for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
 	  $(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup -m hypothesis --hypothesis-profile random || exit 1; done
 
+# The fast tests with the oldest allowed version of every dependency, in an environment of its own.
+test-oldest: .venv-oldest/installed
+	.venv-oldest/bin/python -m pytest -m "not slow" -W ignore::DeprecationWarning -n $(WORKERS) \
+	  --maxprocesses 8 --dist loadgroup tests/unit tests/property tests/recorded tests/architecture
+
+# The fast tests that need no PyTorch on every version of Python that is there, each in an environment of its own.
+test-python:
+	@for version in $(PYTHONS); do \
+	  python=$$(command -v python$$version || ls "$$HOME"/.pyenv/versions/$$version.*/bin/python 2>/dev/null | tail -1); \
+	  if [ -z "$$python" ]; then echo "Python $$version is not here: not tested"; continue; fi; \
+	  echo "Python $$version"; \
+	  "$$python" -m venv .venv-python/$$version && \
+	  .venv-python/$$version/bin/python -m pip --quiet --disable-pip-version-check --no-input install \
+	    -c constraints.txt -e '.[dev,graph,plot]' && \
+	  .venv-python/$$version/bin/python -m pytest -m "not slow" -n $(WORKERS) --maxprocesses 8 --dist loadgroup \
+	    tests/unit tests/property tests/recorded || exit 1; \
+	done
+
 # Exports read back by the software that they are for, which is installed into .cache and needs no GPU; and a sweep on
 # a local Ray.
 test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
+test-targets: .cache/megatron-bridge/installed-$(MEGATRON_BRIDGE)
 test-targets: .cache/torchtitan/installed-$(TORCHTITAN)
 test-targets: .cache/accelerate/installed-$(ACCELERATE) .cache/deepspeed/installed-$(DEEPSPEED)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup tests/targets
@@ -62,13 +86,14 @@ demo: .venv/installed-for-tests
 	@$(BIN)/python -m benchmarks.demo
 
 clean:
-	rm -rf .venv .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-python .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "shardwise needs Python 3.11 or newer as $(PYTHON); name another with make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv .venv
+	@$(if $(HASHES),$(PIP) install --no-deps --require-hashes -r $(HASHES))
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing shardwise into .venv" >&2
@@ -79,7 +104,17 @@ clean:
 .venv/installed-for-tests: pyproject.toml constraints.txt | .venv/installed
 	@echo "installing what the tests need into .venv" >&2
 	@$(PIP) install -c constraints.txt torch==2.13.0
-	@$(PIP) install -c constraints.txt -e '.[dev,graph,oracle,plot]'
+	@$(PIP) install -c constraints.txt -e '.[dev,graph,oracle,plot,web]'
+	@touch $@
+
+.venv-oldest/installed: pyproject.toml tests/oldest.py
+	@echo "installing the oldest allowed dependencies into .venv-oldest" >&2
+	@rm -rf .venv-oldest
+	@$(PYTHON) -m venv .venv-oldest
+	@$(PYTHON) -m tests.oldest core torch graph plot > .venv-oldest/constraints.txt
+	@.venv-oldest/bin/python -m pip --quiet --disable-pip-version-check --no-input install torch==2.13.0
+	@.venv-oldest/bin/python -m pip --quiet --disable-pip-version-check --no-input install \
+	  -c .venv-oldest/constraints.txt -e '.[dev,torch,graph,plot,web]'
 	@touch $@
 
 .venv/installed-for-docs: pyproject.toml constraints.txt | .venv/installed
@@ -97,6 +132,14 @@ clean:
 	@rm -rf .cache/megatron
 	@$(PIP) install --no-deps --only-binary=:all: --python-version 3.12 --ignore-requires-python \
 	  --platform manylinux_2_28_x86_64 --target .cache/megatron megatron-core==$(MEGATRON)
+	@touch $@
+
+# Megatron-Bridge as source: tests read the fields of its classes, and import nothing of it.
+.cache/megatron-bridge/installed-$(MEGATRON_BRIDGE): | .venv/bin/python
+	@echo "installing Megatron-Bridge $(MEGATRON_BRIDGE) into .cache" >&2
+	@rm -rf .cache/megatron-bridge
+	@$(PIP) install --no-deps --only-binary=:all: --python-version 3.12 --ignore-requires-python \
+	  --target .cache/megatron-bridge megatron-bridge==$(MEGATRON_BRIDGE)
 	@touch $@
 
 # TorchTitan without the packages that read data, write logs or compile for GPUs: its parser does without them.

@@ -1,4 +1,4 @@
-"""Trade-off of time and memory in the shipped operator graphs, and its knee by the bandwidth between nodes.
+"""Trade-off of time and memory in the shipped operator graphs, and its bend by the bandwidth between nodes.
 
 `python -m benchmarks.graph_trade FILE.json [NAME ...]` searches frontiers at 0.25, 1 and 4 times the default
 bandwidth. It takes the named graphs, or all graphs that are not in FILE. It saves the frontiers in FILE and
@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from benchmarks.graph_trade_picture import draw
 
 from shardwise.cluster import load_cluster
 from shardwise.cost import Training
 from shardwise.graph import load_graph, scaled
 from shardwise.search import GraphCurves, best_dtype
+from shardwise.ties import ROUNDING, first_largest
 
 BANDWIDTHS = (0.25, 1.0, 4.0)
 """Bandwidths of network cards relative to the default."""
@@ -40,7 +42,18 @@ QUESTIONS = {
 over the network between nodes, and the mesh has one axis."""
 
 Curve = dict[str, Any]
-"""`points` (seconds, bytes), `knee` (its index or None), proven `epsilon`, `cpu_s`, `references` by name."""
+"""`points` (seconds, bytes), `bend` (its index or None), proven `epsilon`, `cpu_s`, `references` by name."""
+
+
+def bend_of(points: Sequence[tuple[float, float]]) -> int | None:
+    """Index of the point farthest below the chord from the first to the last, as logarithms scaled so that
+    these two are at (0, 1) and (1, 0); None where no point is below it."""
+    if len(points) < 3:
+        return None
+    logs = np.log(np.asarray(points))
+    below = 1.0 - ((logs - logs.min(axis=0)) / np.ptp(logs, axis=0)).sum(axis=1)
+    place = int(first_largest(below))
+    return place if below[place] > ROUNDING else None
 
 
 def curve_of(name: str, bandwidth: float, epsilon: float) -> Curve:
@@ -52,10 +65,10 @@ def curve_of(name: str, bandwidth: float, epsilon: float) -> Curve:
     training = Training(dtype=best_dtype(cluster))
     source = GraphCurves(scaled(load_graph(f"graph:{name}"), batch, seq_len), cluster, training, 0.05)
     curve = source.curve(cluster, epsilon=epsilon)
-    knee = curve.knee
+    points = [(point.time_s, point.memory_bytes) for point in curve.points]
     return {
-        "points": [(point.time_s, point.memory_bytes) for point in curve.points],
-        "knee": None if knee is None else curve.points.index(knee),
+        "points": points,
+        "bend": bend_of(points),
         "epsilon": curve.epsilon,
         "cpu_s": curve.search_cpu_s,
         "gigabits": rate,
@@ -95,15 +108,15 @@ def memory_row(name: str, curve: Curve) -> list[str]:
     ]  # fmt: skip
 
 
-def knee_row(name: str, curves: Mapping[str, Curve]) -> list[str]:
-    """A row of the fastest point and the knee at each bandwidth."""
+def bend_row(name: str, curves: Mapping[str, Curve]) -> list[str]:
+    """A row of the fastest point and the bend at each bandwidth."""
     cells = []
     for bandwidth in BANDWIDTHS:
         curve = curves[str(bandwidth)]
         (fastest_s, its_bytes) = curve["points"][0]
         cell = f"{fastest_s * 1e3:.4g} ms, {its_bytes / 2**30:.2f} GiB"
-        if curve["knee"] is not None:
-            time_s, nbytes = curve["points"][curve["knee"]]
+        if curve["bend"] is not None:
+            time_s, nbytes = curve["points"][curve["bend"]]
             cell += f"; {time_s / fastest_s - 1.0:+.1%}, {nbytes / its_bytes - 1.0:+.0%}"
         cells.append(cell)
     return [title(name), *cells]
@@ -139,7 +152,7 @@ def main() -> None:
     print()
     table(
         ("graph, devices", *(f"bandwidth x {bandwidth:g}" for bandwidth in BANDWIDTHS)),
-        [knee_row(name, curves) for name, curves in found.items()],
+        [bend_row(name, curves) for name, curves in found.items()],
     )
     if arguments.draw:
         draw(arguments.draw, {title(name): curves for name, curves in found.items()})

@@ -45,7 +45,7 @@ def draw(path: str, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _panel(axes: Axes, title: str, curves: Mapping[str, Any]) -> None:
-    """Draws the curves and knees of one graph."""
+    """Draws the curves and bends of one graph."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     base_s, base_bytes = curves["1.0"]["points"][0]
@@ -63,8 +63,8 @@ def _panel(axes: Axes, title: str, curves: Mapping[str, Any]) -> None:
         )
         if len(times) <= DOTTED:
             axes.plot(times, memory_shares, "o", color=colour, markersize=2.0, markeredgewidth=0.0)
-        if curve["knee"] is not None:
-            place = curve["knee"]
+        if curve["bend"] is not None:
+            place = curve["bend"]
             axes.plot(
                 times[place], memory_shares[place], "D", color=colour, markersize=6.5,
                 markeredgecolor="white",

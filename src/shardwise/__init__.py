@@ -6,7 +6,22 @@ PyTorch.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shardwise.api import check, evaluate, export, frontier, load, plan, replan, review, save, sweep
+    from shardwise.api import (
+        check,
+        evaluate,
+        export,
+        frontier,
+        import_cluster,
+        load,
+        memory_by_stage,
+        plan,
+        replan,
+        report,
+        review,
+        save,
+        step_parts,
+        sweep,
+    )
     from shardwise.errors import ConfigError, Infeasible, InternalError
     from shardwise.plans import Plan
     from shardwise.runtime import graph_module, parallelize, reference_module
@@ -21,13 +36,17 @@ __all__ = [
     "export",
     "frontier",
     "graph_module",
+    "import_cluster",
     "load",
+    "memory_by_stage",
     "parallelize",
     "plan",
     "reference_module",
     "replan",
+    "report",
     "review",
     "save",
+    "step_parts",
     "sweep",
 ]
 

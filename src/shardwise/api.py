@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError, naming_arguments
-from shardwise.inputs import nearest, record_of, short_repr
+from shardwise.inputs import record_of, short_repr, unknown
 from shardwise.model import Model
-from shardwise.plans import Plan, Value, read_plan, write_plan
+from shardwise.plans import DAY_S, Plan, StepParts, Value, WholeRun, read_plan, write_file, write_plan
 from shardwise.questions import (
     ExportedPlan,
     FrontierAnswer,
@@ -25,6 +25,7 @@ from shardwise.questions import (
     JobArguments,
     PlanExplanation,
     Progress,
+    RunArguments,
     SearchArguments,
     Sweep,
     evaluated,
@@ -32,20 +33,23 @@ from shardwise.questions import (
     exported,
     flag,
     frontier_of,
+    frontier_of_plan,
     optional_text,
     planned,
     planned_for_trace,
     row_of,
+    run_of_plan,
     seconds,
     swept,
     text,
 )
 from shardwise.questions import what_if as changed
 from shardwise.questions import why_not as alternative
-from shardwise.search import PlanComparison
+from shardwise.search import PlanComparison, step_parts_of
+from shardwise.search import memory_by_stage as memory_of_stages
 
 if TYPE_CHECKING:
-    from shardwise.questions import CheckedPlan, Replanned, Review
+    from shardwise.questions import CheckedPlan, ImportedCluster, Replanned, Review
 
 ModelSource = str | os.PathLike[str] | Model | Mapping[str, Any]
 """A model: its name in the catalogue, the path of a config.json, its folder or a YAML file, an id of the
@@ -53,8 +57,6 @@ Hugging Face Hub such as `meta-llama/Llama-3.1-8B`, a config as a dict, or a con
 (anything with `to_dict()`)."""
 
 Path = str | os.PathLike[str]
-
-DAY_S = 86400.0
 
 
 def plan(
@@ -76,7 +78,10 @@ def plan(
     inter_node: str | None = None,
     calibration: str | None = None,
     software: str | None = None,
-    top: int = 3,
+    attention: str | None = None,
+    set: Mapping[str, str] | str | None = None,
+    price: float | str | None = None,
+    top: int = 8,
     frontier: bool = False,
     exhaustive: bool = False,
     stage_dp: int = 1,
@@ -103,7 +108,10 @@ def plan(
     - `use_all`: no device may stay idle. `memory_margin`: fraction of device memory to leave free.
       `expert_imbalance`: load of the busiest expert rank over the mean. `inter_node`: bandwidth of a network
       card, such as `200Gb/s`. `calibration`: a file of `shardwise calibrate`. `software`: the software
-      profile to price by, instead of that of the target.
+      profile to price by, instead of that of the target. `set`: options of the software, such as
+      `{"grad_reduce_dtype": "bf16"}`; `attention`: that one alone, `flash`, `efficient` or `unfused`.
+      `price`: dollars per device and hour, or a list price such as `aws:3-years`; the default is the list
+      price on demand, where there is one.
     - `top`: number of runners-up. `frontier`: also find the Pareto frontier of time and memory
       (`plan.answer.frontier`). `exhaustive`: evaluate every feasible candidate.
     - `stage_dp`, `mixed_pool_stages`: limits of uneven plans, as the options of `shardwise plan`.
@@ -150,6 +158,9 @@ def evaluate(
     inter_node: str | None = None,
     calibration: str | None = None,
     software: str | None = None,
+    attention: str | None = None,
+    set: Mapping[str, str] | str | None = None,
+    price: float | str | None = None,
 ) -> Plan:
     """The plan of one given strategy, with its step time and memory; it has no certificate.
 
@@ -179,6 +190,7 @@ def frontier(
     epsilon: float = 0.001,
     dtype: str | None = None,
     optimizer: str = "adamw",
+    target: str | None = None,
     space: str = "default",
     fix: Mapping[str, Value] | str | None = None,
     use_all: bool = False,
@@ -187,6 +199,9 @@ def frontier(
     inter_node: str | None = None,
     calibration: str | None = None,
     software: str | None = None,
+    attention: str | None = None,
+    set: Mapping[str, str] | str | None = None,
+    price: float | str | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> FrontierAnswer[Any]:
@@ -197,6 +212,8 @@ def frontier(
     - `memory_limit`: most memory of a device at the pick, in bytes or as text such as `40GiB`. `devices`:
       device counts to search; the default is those of the mode.
     - `objectives`: time and memory, or also cost in dollars per step.
+    - `target`: the software that runs the points of a model; the default is that of `plan` among uniform
+      strategies. The fastest point is the optimum of this target.
     - Of operator graphs: `stages` and `microbatches` of a pipeline, `meshes` (`tiers`, `all` or a list such
       as `8,2x4`), and `epsilon`, the relative distance that points may have from the exact frontier.
 
@@ -214,6 +231,7 @@ def review(
     *,
     cluster: str | Cluster,
     model: ModelSource | Any | None = None,
+    trainer: Path | None = None,
     measured: float | str | None = None,
     seq_len: int | None = None,
     global_batch_size: int | None = None,
@@ -231,8 +249,11 @@ def review(
     time, findings, and which changes make it faster in the same software.
 
     `file` is the path of a log of Megatron-LM with its arguments, of a file or script with its flags, of a
-    JSON or TOML of TorchTitan, a JSON of DeepSpeed, or a YAML of Accelerate.
+    JSON or TOML of TorchTitan, a JSON of DeepSpeed, a YAML of Accelerate, a `DistributedConfig` of
+    Transformers, or arguments of its Trainer in JSON or YAML.
 
+    - `trainer`: the file with arguments of the Trainer, where `file` is the `DistributedConfig`, the JSON of
+      DeepSpeed or the YAML of Accelerate of the same run.
     - `model`, `seq_len`, `global_batch_size`, `fix`: what the file lacks (`fix` has fields of the strategy,
       such as `{"micro_batch_size": 2}`).
     - `measured`: a measured step time in seconds, or text such as `12.3s`; times are then scaled by measured
@@ -245,6 +266,26 @@ def review(
     given = record_of(ReviewArguments, locals())
     with naming_arguments():
         return reviewed(file, given, progress=progress)
+
+
+def import_cluster(
+    files: Path | Sequence[Path], *, device: str | None = None, name: str | None = None
+) -> ImportedCluster:
+    """The cluster that files of other software describe together.
+
+    `files` are paths of: `topology.conf` and `topology.yaml` of Slurm, its nodes (`scontrol show nodes
+    --json`, `sinfo --json`) or a hostlist; `kubectl get nodes -o json`, a graph of Topograph; `nvidia-smi -q
+    -x` and `nvidia-smi topo -m` of one node, a topology of NCCL; output of nccl-tests. `device` names the
+    devices of all nodes, where the files do not. `name` is the name of the cluster.
+
+    `cluster` of the answer is an argument of `plan`; `provenance` says which file each part is from, and
+    which defaults were taken. Raises ConfigError, with the file and the place, for files that cannot be read
+    or contradict each other.
+    """
+    from shardwise.questions import imported_cluster
+
+    with naming_arguments():
+        return imported_cluster(files, device=device, name=name)
 
 
 def sweep(
@@ -279,9 +320,7 @@ def answer_question(question: Mapping[str, Any]) -> dict[str, Any]:
     known = set(inspect.signature(plan).parameters)
     for name in question:
         if name not in known:
-            near = nearest(name, known)
-            hint = f" (did you mean {near}?)" if near else ""
-            raise ConfigError(f"is no argument{hint}", key=str(name), allowed=", ".join(sorted(known)))
+            raise unknown("is no argument", name, sorted(known), key=str(name), found=None)
     for name in ("model", "cluster", "global_batch_size"):
         if name not in question:
             raise ConfigError("is missing", key=name, allowed="model, cluster and global_batch_size")
@@ -299,6 +338,8 @@ def replan(
     checkpoint_interval: float | str = "10min",
     savable: bool = False,
     inter_node: str | None = None,
+    target: str | None = None,
+    software: str | None = None,
 ) -> Replanned:
     """The decision for a running plan, or the one in a file, after all events: keep, patch or move.
 
@@ -306,7 +347,8 @@ def replan(
     that the plan was requested for, with nodes that the plan leaves idle. Times are seconds or text, as
     `6h`: training continues for `horizon` under these conditions; a patch takes `regroup`, a migration
     `restart`, in addition to what moves; half of `checkpoint_interval` is lost after a failure. With
-    `savable` only plans that a plan file holds are considered, so that the answer has a `plan`.
+    `savable` only plans that a plan file holds are considered, so that the answer has a `plan`. `target` is
+    the software that runs all plans (default: that of the plan), `software` the profile that prices them.
 
     Raises ConfigError for events or a cluster that do not match the plan, Infeasible where nothing runs.
     """
@@ -330,24 +372,29 @@ def replan(
             horizon_s=seconds("--horizon", horizon, low=1.0, high=365 * DAY_S),
             costs=costs,
             is_of_files=flag("--savable", savable),
+            target=target,
+            software=software,
         )
 
 
-def check(plan: Plan | Path, *, proof_budget: float | str = "10min") -> CheckedPlan:
+def check(
+    plan: Plan | Path, *, proof_budget: float | str = "10min", progress: Progress | None = None
+) -> CheckedPlan:
     """The verdict of the independent checker on a plan, or on the one in a file, and what the planner
     computes again.
 
     `proof_budget`: limit of the proof of optimality, in seconds or as text; the check is open where it takes
-    longer. Raises ConfigError for a file that is no plan or was altered.
+    longer. `progress` is called with lines that say how far the proof is. Raises ConfigError for a file that
+    is no plan or was altered.
     """
     from shardwise.questions import checked_plan, checked_record
 
     with naming_arguments():
         limit_s = seconds("--proof-budget", proof_budget, low=1e-3, high=30 * DAY_S)
         if isinstance(plan, Plan):
-            return checked_record(plan, limit_s)
+            return checked_record(plan, limit_s, progress=progress)
         if isinstance(plan, str | os.PathLike):
-            return checked_plan(os.fspath(plan), limit_s)
+            return checked_plan(os.fspath(plan), limit_s, progress=progress)
         raise _no_plan("plan", plan)
 
 
@@ -358,6 +405,28 @@ def load(path: Path) -> Plan:
     """
     with naming_arguments():
         return read_plan(text("path", path))
+
+
+def memory_by_stage(plan: Plan) -> list[dict[str, float]]:
+    """Bytes of each part of memory on a rank of every pipeline stage, first stage first, each at its peak.
+
+    The keys are those of `plan.memory`, and `device` for their sum. Raises ConfigError for the plan of an
+    operator graph, and for a plan whose stages are not alike.
+    """
+    with naming_arguments():
+        found = _plan("plan", plan)
+        return memory_of_stages(found.model, found.cluster, found.job, found.best.strategy)
+
+
+def step_parts(plan: Plan) -> StepParts:
+    """Computation, communication, overlap and idle time of a step on its critical rank, in seconds.
+
+    Their combination, computation + communication - overlap + idle, is the step time. `communication` has for
+    each mechanism its total, hidden and exposed seconds. The plan is estimated again. Raises ConfigError for
+    an uneven plan that is not one of its cluster.
+    """
+    with naming_arguments():
+        return step_parts_of(_plan("plan", plan))
 
 
 def save(plan: Plan, path: Path) -> str:
@@ -385,6 +454,36 @@ def export(plan: Plan | Path, *, to: str, out: Path, validate: bool = False) -> 
         return exported(_plan("plan", plan), to, out, validate=validate, inputs=inputs)
 
 
+def report(
+    plan: Plan | Path,
+    *,
+    out: Path | None = None,
+    frontier: bool = False,
+    workers: int = 1,
+    budget: float | str | None = None,
+    progress: Progress | None = None,
+) -> str:
+    """The report of a plan, or of the one in a file: one HTML page with step time, memory, pipeline, layout,
+    proof and assumptions, which needs no network and no other file.
+
+    `out` is the path to write it to, atomically. `frontier` adds the frontier of step time and memory, which
+    is searched with `workers` processes and a `budget` in seconds or as text. Raises ConfigError for a plan
+    that this version estimates otherwise, and for a path that cannot be written.
+    """
+    from shardwise.app.web import page_suffix_checked, report_page
+
+    with naming_arguments():
+        found, path = _plan("plan", plan), None if out is None else page_suffix_checked(text("out", out))
+        searched = None
+        if flag("--frontier", frontier):
+            searched = frontier_of_plan(found, workers=workers, budget=budget, progress=progress)
+        name = "" if isinstance(plan, Plan) else os.fspath(plan)
+        page = report_page([found], [name], [searched])
+        if path is not None:
+            write_file(path, page)
+        return page.decode("utf-8")
+
+
 def _plan(name: str, given: object) -> Plan:
     """A plan, or the one in the file that it names."""
     if isinstance(given, Plan):
@@ -398,11 +497,31 @@ def _no_plan(name: str, given: object) -> ConfigError:
     return ConfigError("is no plan", key=name, found=short_repr(given), allowed="a plan, or the path of one")
 
 
+def whole_run(
+    plan: Plan | Path,
+    *,
+    tokens: float | str | None = None,
+    steps: int | None = None,
+    days: float | None = None,
+    power: float | str | None = None,
+    mtbf: float | str | None = None,
+    checkpoint_interval: float | str | None = None,
+    checkpoint_stall: float | str | None = None,
+    restart: float | str | None = None,
+    jitter: float | None = None,
+) -> WholeRun:
+    """A whole training run under a plan, or the one in a file; the method `whole_run` of `Plan`."""
+    given = record_of(RunArguments, locals())
+    with naming_arguments():
+        return run_of_plan(_plan("plan", plan), given)
+
+
 @overload
 def explain(
     plan: Plan | Path,
     why_not: None = None,
     *,
+    every_value: bool = False,
     workers: int = 1,
     budget: float | str | None = None,
     progress: Progress | None = None,
@@ -424,15 +543,20 @@ def explain(
     plan: Plan | Path,
     why_not: Mapping[str, Value] | str | None = None,
     *,
+    every_value: bool = False,
     workers: int = 1,
     budget: float | str | None = None,
     progress: Progress | None = None,
 ) -> PlanExplanation | PlanComparison:
-    """Why a plan, or the one in a file, is what it is; the method `explain` of `Plan`."""
+    """Why a plan, or the one in a file, is what it is; the method `explain` of `Plan`. The best plan with
+    another value is searched for the values next to the plan's of the main fields, with `every_value` for all
+    values of all fields."""
     with naming_arguments():
         found = _plan("plan", plan)
         if why_not is None:
-            return explained(found, workers=workers, budget=budget, progress=progress)
+            return explained(
+                found, every_value=every_value, workers=workers, budget=budget, progress=progress
+            )
         return alternative(found, why_not, workers=workers, budget=budget, progress=progress)
 
 
@@ -459,11 +583,16 @@ __all__ = [
     "explain",
     "export",
     "frontier",
+    "import_cluster",
     "load",
+    "memory_by_stage",
     "plan",
     "replan",
+    "report",
     "review",
     "save",
+    "step_parts",
     "sweep",
     "what_if",
+    "whole_run",
 ]

@@ -12,6 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+MAX_PART = 1000
+"""Most characters of each part of an error: its message, place, found and allowed values."""
+
+
+def one_line(text: str) -> str:
+    """`text` on one line that can be printed: other characters are escaped, and it is cut at MAX_PART."""
+    short = text if len(text) <= MAX_PART else text[: MAX_PART - 3] + "..."
+    if short.isprintable():
+        return short
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in short)
+
 
 class ShardwiseError(Exception):
     """Base class of the public exceptions; catch it to catch all three."""
@@ -21,7 +32,8 @@ class ConfigError(ShardwiseError):
     """An input that cannot be used. Its text is one line: where, what was found, and what is allowed.
 
     `file` and `key` locate it (`key` is a dotted path such as `nodes[0].device`); either is None where the
-    input has no such place. `found` and `allowed` are short texts, ready to print.
+    input has no such place. `found` and `allowed` are short texts. `one_line` keeps each part on one line,
+    whatever it quotes.
     """
 
     def __init__(
@@ -34,11 +46,11 @@ class ConfigError(ShardwiseError):
         allowed: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
-        self.file = file
-        self.key = key
-        self.found = found
-        self.allowed = allowed
+        self.message = one_line(message)
+        self.file = None if file is None else one_line(file)
+        self.key = None if key is None else one_line(key)
+        self.found = None if found is None else one_line(found)
+        self.allowed = None if allowed is None else one_line(allowed)
 
     def __str__(self) -> str:
         where = ": ".join(part for part in (self.file, self.key) if part)
@@ -78,9 +90,9 @@ class Infeasible(ShardwiseError):
         point: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = one_line(message)
         self.reasons = dict(reasons)
-        self.relaxations = tuple(relaxations)
+        self.relaxations = tuple(map(one_line, relaxations))
         self.point = point
 
 
@@ -103,7 +115,7 @@ _WORDS = ("any", "default", "core", "adafactor")
 _OPTION = re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?: ([0-9][0-9.]*\b|{'|'.join(_WORDS)})\b)?")
 
 
-_KEYS = {"MODEL": "model", "GRAPH": "model", "inter-node": "inter_node"}
+_KEYS = {"MODEL": "model", "GRAPH": "model", "FILE": "files", "inter-node": "inter_node"}
 """Arguments whose places in messages have other names."""
 
 

@@ -48,6 +48,7 @@ _FACTORS: dict[str, dict[str, _Factor]] = {
     "FLOP": {f"{prefix}FLOP": factor for prefix, factor in _DECIMAL.items()},
     "USD/h": {"USD/h": (1.0, 0), "USD/hour": (1.0, 0)},
     "USD": {"USD": (1.0, 0)},
+    "W": {f"{prefix}W": factor for prefix, factor in _DECIMAL.items()},
 }
 
 _EXAMPLES = {
@@ -58,6 +59,7 @@ _EXAMPLES = {
     "FLOP": "a count such as 6TFLOP",
     "USD/h": "a price such as 3.5USD/h",
     "USD": "an amount such as 100USD",
+    "W": "a power such as 700W or 1.2kW",
 }
 
 UNITS = tuple(_FACTORS)

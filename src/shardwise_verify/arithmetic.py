@@ -36,15 +36,20 @@ def count_checks(model: ModelRecord) -> Iterator[Check]:
     yield value_check("active parameters", model.active_parameters, active_parameters(model.layers))
 
 
-def outcome_checks(plan: PlanRecord, certificate: CertificateRecord) -> Iterator[Check]:
-    """The ledger of a certificate, its bound and its gap, and that it answers the question of the plan."""
+def ledger_check(certificate: CertificateRecord) -> Check:
+    """Whether the counts of the outcomes add up."""
     rejected = sum(certificate.rejected.values())
-    yield Check(
+    return Check(
         name="ledger",
         ok=rejected + certificate.cut_by_bound + certificate.simulated == certificate.enumerated,
         found=f"{rejected} rejected + {certificate.cut_by_bound} pruned + {certificate.simulated} evaluated",
         expected=f"{certificate.enumerated} enumerated",
     )
+
+
+def outcome_checks(plan: PlanRecord, certificate: CertificateRecord) -> Iterator[Check]:
+    """The ledger of a certificate, its bound and its gap, and that it answers the question of the plan."""
+    yield ledger_check(certificate)
     listed = 1 + len(plan.runners_up)
     yield Check(
         name="simulated",

@@ -150,6 +150,7 @@ class TierCost:
     these devices share one card. `links` are pairs: groups of at least that many members reach that share of
     the bandwidth. A device that sends alone reaches `lone_factor` times the bandwidth, two devices that send
     to each other `pairwise` times. In a collective, but not in a send, ranks wait `wait_s` for each other.
+    With `has_trees` two members of the tier all-reduce by trees in which each sends the tensor once.
     """
 
     latency_s: float
@@ -162,6 +163,7 @@ class TierCost:
     lone_factor: float = 1.0
     pairwise: float = 1.0
     wait_s: float = 0.0
+    has_trees: bool = True
 
     @property
     def has_several_links(self) -> bool:
@@ -181,8 +183,9 @@ class TierCost:
 Fabric = tuple[TierCost, ...]
 
 
-def fabric_of(cluster: ClusterRecord, efficiency: EfficiencyRecord) -> Fabric:
-    """The tiers, innermost first, with the bandwidths of the efficiency curves."""
+def fabric_of(cluster: ClusterRecord, efficiency: EfficiencyRecord, backend: LibraryRecord) -> Fabric:
+    """The tiers, innermost first, with the bandwidths of the efficiency curves. Libraries that lack some
+    collective have no trees."""
     found = []
     inside = 1
     for tier in cluster.tiers:
@@ -199,6 +202,7 @@ def fabric_of(cluster: ClusterRecord, efficiency: EfficiencyRecord) -> Fabric:
                 lone_factor=tier.flow_bytes_per_s / tier.bytes_per_s,
                 pairwise=curve.exchange_fraction,
                 wait_s=curve.lockstep_s,
+                has_trees=not backend.instead,
             )
         )
         inside = tier.span
@@ -207,13 +211,15 @@ def fabric_of(cluster: ClusterRecord, efficiency: EfficiencyRecord) -> Fabric:
 
 @dataclass(frozen=True, slots=True)
 class _Crossed:
-    """Over the tiers that a group crosses: the largest latency, start and transfer time; and one trip
-    around a ring, also for two members that send to each other (`pairwise_s`)."""
+    """Over the tiers that a group crosses: the largest latency, start and transfer time, and the largest
+    time of all that a tree sends; and one trip around a ring, also for two members that send to each other
+    (`pairwise_s`)."""
 
     members: Column
     latency_s: Column
     start_s: Column
     transfer_s: Column
+    tree_s: Column
     ring_s: Column
     pairwise_s: Column
     in_switch: Column
@@ -224,6 +230,7 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
     latency: Column = 0.0
     start: Column = 0.0
     transfer: Column = 0.0
+    tree: Column = 0.0
     pairwise_transfer: Column = 0.0
     in_switch: Column = True
     for tier, size in zip(fabric, group, strict=True):
@@ -235,13 +242,14 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
         latency = np.maximum(latency, np.where(crosses, tier.latency_s, 0.0))
         start = np.maximum(start, np.where(crosses, tier.start_s + tier.wait_s, 0.0))
         transfer = np.maximum(transfer, seconds)
+        tree = np.maximum(tree, seconds * np.where((size == 2) & tier.has_trees, 1, 2))
         pairwise_transfer = np.maximum(pairwise_transfer, seconds / tier.pairwise)
         in_switch = in_switch & (tier.in_switch | ~crosses)
         below = below * size
     hops_s, share = (below - 1) * latency, (below - 1) / below
     ring_s = hops_s + share * transfer
     pairwise_s = np.where(below == 2, hops_s + share * pairwise_transfer, ring_s)
-    return _Crossed(below, latency, start, transfer, ring_s, pairwise_s, in_switch)
+    return _Crossed(below, latency, start, transfer, tree, ring_s, pairwise_s, in_switch)
 
 
 def all_gather_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
@@ -260,7 +268,7 @@ def reduce_scatter_s(fabric: Fabric, backend: LibraryRecord, nbytes: Column, gro
 def all_reduce_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
     """All-reduce: reduce-scatter and all-gather, two trees, or in-switch reduction, whichever is fastest."""
     crossed = _crossed(fabric, nbytes, group)
-    trees = 2 * np.log2(crossed.members) * crossed.latency_s + 2 * crossed.transfer_s
+    trees = 2 * np.log2(crossed.members) * crossed.latency_s + crossed.tree_s
     switched = np.where(crossed.in_switch, 2 * crossed.latency_s + crossed.transfer_s, np.inf)
     return np.minimum(np.minimum(2 * crossed.ring_s, trees), switched) + crossed.start_s
 

@@ -80,6 +80,7 @@ Floats = NDArray[np.float64]
 
 GRID_FIELDS = (
     "tp", "cp", "pp", "dp", "cp_kind", "etp", "ep", "sequence_parallel", "micro_batch_size", "axis_order",
+    "recompute_modules",
 )  # fmt: skip
 """Fields on which the amounts of blocks depend: rows that agree in these are estimated once."""
 
@@ -113,7 +114,7 @@ def family_costs(
     """The costs of every row of a family. `blocks` are the results of `sharded_blocks_of` on its rows,
     where known."""
     model, rows = figures.model, family.rows
-    fabric = fabric_of(figures.cluster, figures.efficiency)
+    fabric = fabric_of(figures.cluster, figures.efficiency, figures.backend)
     groups = groups_of(rows, figures.cluster)
     shardings = _shardings_of(figures, rows, groups)
     if blocks is None:
@@ -121,7 +122,7 @@ def family_costs(
     layers = layers_of_stages(len(model.layer_kinds), family)
     kinds = kinds_of_stages(model.layer_kinds, len(model.kinds), layers)
     stages = amounts_of_stages(blocks, kinds, STAGE_NAMES)
-    copy = blocks[-2]["dense"] if model.tied_embeddings else 0.0
+    copy = blocks[-2]["dense"] * model.embedding_copies
     dense = with_tied_copy(family, stages, "dense", copy)
     expert = [stage["expert"] for stage in stages]
     is_joint = model.tied_embeddings and family.stages == 1  # both ends share one table, counted in one block
@@ -152,6 +153,7 @@ def family_costs(
         for number in range(family.stages)
     ]
     of_ranks = on_ranks(family, dense), on_ranks(family, expert)
+    copies = on_ranks(family, [stage["copied_bytes"] for stage in stages])
     return FamilyCosts(
         family=family,
         layers=layers,
@@ -159,7 +161,7 @@ def family_costs(
         times=times,
         hops_s=tuple(share * hop_s for hop_s in sent_s),
         end=optimizer_step(figures, fabric, groups, family, shardings, blocks, *of_ranks),
-        memory=memory_of(figures, family, shardings, blocks, stages, layers, *of_ranks),
+        memory=memory_of(figures, family, shardings, blocks, stages, layers, *of_ranks, copies),
     )
 
 
@@ -176,7 +178,7 @@ def blocks_of(figures: Figures, fabric: Fabric, rows: StrategyRows) -> list[dict
 
 def sharded_blocks_of(figures: Figures, rows: StrategyRows) -> list[dict[str, Column]]:
     """The same with the communication of sharding, which is the same for all schedules."""
-    fabric = fabric_of(figures.cluster, figures.efficiency)
+    fabric = fabric_of(figures.cluster, figures.efficiency, figures.backend)
     shardings = _shardings_of(figures, rows, groups_of(rows, figures.cluster))
     return [
         block | traffic_amounts(figures, fabric, shardings, block)
@@ -186,7 +188,13 @@ def sharded_blocks_of(figures: Figures, rows: StrategyRows) -> list[dict[str, Co
 
 def _shardings_of(figures: Figures, rows: StrategyRows, groups: Groups) -> Shardings:
     degrees = (rows.param_shard, rows.grad_shard, rows.optim_shard)
-    return shardings_of(degrees, groups, has_experts=figures.model.experts is not None)
+    return shardings_of(
+        degrees,
+        groups,
+        has_experts=figures.model.experts is not None,
+        by_instance=figures.profile.shards_experts_by_instance,
+        once=figures.profile.whole_in_pipelines & (rows.pp > 1),
+    )
 
 
 def rank_hops_s(

@@ -8,15 +8,15 @@ same way cost the same under every further choice; `multiplicity` counts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
 
 from shardwise_verify.collectives import Fabric, Groups, Sizes, fabric_of, groups_of
 from shardwise_verify.estimate import rank_hops_s
-from shardwise_verify.layers import AMOUNTS, block_amounts, block_shapes
+from shardwise_verify.layers import AMOUNTS, SELECTIVE_AMOUNTS, block_amounts, block_shapes
 from shardwise_verify.problem import Figures
 from shardwise_verify.records import CP_KINDS, FIELDS
 from shardwise_verify.rules import ATTENTION_RULES, BATCH_RULES, EXPERT_RULES, Rule
@@ -36,7 +36,8 @@ STACKED = (*AMOUNTS, "largest_bytes", "logits_bytes")
 
 PLAIN = {
     "vpp": 1, "param_shard": 1, "grad_shard": 1, "optim_shard": 1, "micro_batch_size": 1, "schedule": "1f1b",
-    "sequence_parallel": False, "recompute": "none", "recompute_layers": 0, "offload": "none",
+    "sequence_parallel": False, "recompute": "none", "recompute_modules": "",
+    "recompute_layers": 0, "offload": "none",
     "first_stage_layers": 0, "last_stage_layers": 0, "cp_kind": "ring", "etp": 1, "ep": 1,
     "axis_order": "tp-cp-dp-pp",
 }  # fmt: skip
@@ -47,9 +48,10 @@ class GridCosts:
     """Legal grids of one pp: their rows, the number of equal grids that each represents (`multiplicity`), and
     their costs.
 
-    `amounts` by name are [kinds, embedding, head; grid]. `hops_s` are [pipeline rank; grid]: to the next
-    rank, and between the first and the last one. `tied_s` is by whether the first and the last stage are on
-    different ranks.
+    `amounts` by name are [kinds, embedding, head; grid]. `selective` has those of SELECTIVE_AMOUNTS under
+    each set of recomputed modules of the space: [set; kinds, embedding, head; grid]. `hops_s` are [pipeline
+    rank; grid]: to the next rank, and between the first and the last one. `tied_s` is by whether the first
+    and the last stage are on different ranks.
     """
 
     pp: int
@@ -58,9 +60,12 @@ class GridCosts:
     microbatches: Column
     groups: Groups
     amounts: Mapping[str, Column]
+    selective: Mapping[str, Column]
     replicated: Column
     hops_s: Column
     tied_s: Mapping[bool, Column]
+    has_instances: bool
+    has_whole_stages: bool
 
     @property
     def ranks(self) -> Column:
@@ -69,7 +74,14 @@ class GridCosts:
 
     def shardings(self, grid: Column, param: Column, grad: Column, optim: Column) -> Shardings:
         """The shardings for these degrees; experts count only where a block has them."""
-        return shardings_of((param, grad, optim), groups_at(self.groups, grid), has_experts=True)
+        degrees, groups = (param, grad, optim), groups_at(self.groups, grid)
+        return shardings_of(
+            degrees,
+            groups,
+            has_experts=True,
+            by_instance=self.has_instances,
+            once=self.has_whole_stages,
+        )
 
 
 def plain_rows(**columns: Column) -> StrategyRows:
@@ -188,11 +200,20 @@ def breaks_grid_rule(figures: Figures, rows: StrategyRows) -> Column:
     return found
 
 
-def grid_costs_of(figures: Figures, pp: int, rows: StrategyRows, multiplicity: Column) -> GridCosts:
-    """The costs of legal grids of one pp."""
-    fabric = fabric_of(figures.cluster, figures.efficiency)
+def grid_costs_of(
+    figures: Figures, pp: int, rows: StrategyRows, multiplicity: Column, module_sets: Sequence[str] = ("",)
+) -> GridCosts:
+    """The costs of legal grids of one pp, for these sets of recomputed modules."""
+    fabric = fabric_of(figures.cluster, figures.efficiency, figures.backend)
     groups = groups_of(rows, figures.cluster)
     blocks = [block_amounts(figures, fabric, groups, rows, shape) for shape in block_shapes(figures.model)]
+    of_sets = [blocks]
+    if tuple(module_sets) != ("",):
+        of_sets = [
+            [block_amounts(figures, fabric, groups, one, shape) for shape in block_shapes(figures.model)]
+            for modules in module_sets
+            for one in (replace(rows, recompute_modules=np.full(len(rows), modules)),)
+        ]
     microbatches = rows.microbatches(figures.job.global_batch_size)
     flat = Family(schedule="1f1b", pp=pp, vpp=1, microbatches=1, rows=rows)
     v_shaped = Family(schedule="zb_v", pp=pp, vpp=2, microbatches=1, rows=rows)
@@ -203,11 +224,17 @@ def grid_costs_of(figures: Figures, pp: int, rows: StrategyRows, multiplicity: C
         microbatches=microbatches,
         groups=groups,
         amounts={name: np.array([block[name] + np.zeros(len(rows)) for block in blocks]) for name in STACKED},
+        selective={
+            name: np.array([[block[name] + np.zeros(len(rows)) for block in one] for one in of_sets])
+            for name in SELECTIVE_AMOUNTS
+        },
         replicated=np.array([block["replicated"] for block in blocks]),
         hops_s=np.array(rank_hops_s(figures, fabric, groups, rows, pp)),
         tied_s={
             family.ends_apart: tied_s(figures, fabric, groups, family, blocks) for family in (flat, v_shaped)
         },
+        has_instances=figures.profile.shards_experts_by_instance,
+        has_whole_stages=figures.profile.whole_in_pipelines and pp > 1,
     )
 
 
@@ -233,7 +260,7 @@ def shard_pairs_of(
     figures: Figures, space: SpaceDefinition, grid_costs: GridCosts, needed: Column
 ) -> ShardPairs:
     """The pairs of the grids that are `needed` (a mask); the other grids have none."""
-    fabric: Fabric = fabric_of(figures.cluster, figures.efficiency)
+    fabric: Fabric = fabric_of(figures.cluster, figures.efficiency, figures.backend)
     of_ranks = {int(ranks): chains_of(space, int(ranks)) for ranks in np.unique(grid_costs.ranks)}
     optims = {
         (ranks, *pair): tuple(values) for ranks, chains in of_ranks.items() for pair, values in chains.items()

@@ -8,7 +8,7 @@ block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from shardwise_verify.collectives import (
     all_to_all_s,
     reduce_scatter_s,
 )
+from shardwise_verify.modules import module_parts, repeated_by_themselves
 from shardwise_verify.problem import Figures
 from shardwise_verify.records import (
     AttentionOperator,
@@ -86,16 +87,20 @@ class LocalSizes:
             elements = elements * self.width(extent)
         return elements * weight.experts / self.rows.ep if weight.experts else elements
 
-    def saved_bytes(self, saved: SavedRecord, operator: LayerOperator) -> Column:
-        """Bytes on a rank, per micro-batch, of a saved activation of an operator."""
+    def saved_elements(self, saved: SavedRecord, operator: LayerOperator) -> Column:
+        """Elements on a rank, per micro-batch, of a saved activation of an operator."""
         rows = saved.rows
         if self.figures.profile.keeps_gathered_inputs and isinstance(operator, MatmulOperator):
             rows = operator.rows
+        return self.count(rows) * self.width(saved.width)
+
+    def saved_bytes(self, saved: SavedRecord, operator: LayerOperator) -> Column:
+        """Bytes of the same."""
         recipe = self.figures.recipe
         each = {"compute": recipe.activation_bytes, "operand": recipe.operand_bytes, **SAVED_BYTES}[
             saved.dtype
         ]
-        return self.count(rows) * self.width(saved.width) * each
+        return self.saved_elements(saved, operator) * each
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ def operator_seconds(operator: LayerOperator, sizes: LocalSizes) -> KernelSecond
             return KernelSeconds(
                 _matmul_s(sizes, rows, n, k) + _cast_s(sizes, rows * k),
                 _matmul_s(sizes, rows, k, n) + _cast_s(sizes, rows * n),
-                _matmul_s(sizes, k, n, rows),
+                _matmul_s(sizes, k, n, rows) + _accumulation_s(sizes, k * n),
             )
         case GroupedMatmulOperator():
             return _grouped_matmul_seconds(operator, sizes)
@@ -177,6 +182,14 @@ def _cast_s(sizes: LocalSizes, elements: Column) -> Column:
     return _memory_bound_s(sizes, each * elements) if each else 0.0 * elements
 
 
+def _accumulation_s(sizes: LocalSizes, weights: Column) -> Column:
+    """Seconds to add up gradients of weights in memory and to copy them, where kernels of their own do it
+    with every micro-batch."""
+    profile = sizes.figures.profile
+    each = 0.0 if profile.reduces_by_block else profile.accumulated_bytes
+    return _memory_bound_s(sizes, each * weights) if each else 0.0 * weights
+
+
 def _grouped_matmul_seconds(operator: GroupedMatmulOperator, sizes: LocalSizes) -> KernelSeconds:
     figures, curve = sizes.figures, sizes.figures.efficiency.matmul
     grouped = figures.efficiency.grouped_matmul
@@ -192,7 +205,9 @@ def _grouped_matmul_seconds(operator: GroupedMatmulOperator, sizes: LocalSizes) 
         return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
 
     return KernelSeconds(
-        seconds(k) + _cast_s(sizes, rows * k), seconds(n) + _cast_s(sizes, rows * n), seconds(tokens)
+        seconds(k) + _cast_s(sizes, rows * k),
+        seconds(n) + _cast_s(sizes, rows * n),
+        seconds(tokens) + _accumulation_s(sizes, local * k * n),
     )
 
 
@@ -252,20 +267,27 @@ AMOUNTS = (
     "forward_computation_s", "input_computation_s", "weight_computation_s", "forward_s", "input_s",
     "weight_s", "matmul_s", "attention_s", "memory_bound_s", "tensor_s", "context_s", "expert_s",
     "host_s", "selective_s", "repeated_s", "forward_contended_s", "input_contended_s", "repeated_contended_s",
+    "selective_contended_s",
     "dense", "expert", "dense_blocks", "expert_blocks", "saved_bytes", "saved_selective_bytes", "input_bytes",
-    "output_bytes",
+    "waiting_bytes", "copied_bytes", "moved_bytes",
 )  # fmt: skip
 """Amounts of a block that add up over a stage.
 
 - Seconds of the phases, alone and with communication, and their parts.
 - Seconds that selective and full recomputation repeat.
 - `*_contended_s`: seconds of collectives that use the same cards as the gradient reduction between replicas,
-  in the forward pass, the input gradient and a repeated forward pass.
+  in the forward pass, the input gradient, a repeated forward pass, and under selective recomputation.
 - Elements of dense and expert weights; 1 where the block has such weights.
-- Bytes of saved activations for each choice of recompute, and of the outputs of a layer's matmuls.
+- Bytes of saved activations for each choice of recompute, of what waits for weight gradients, and of copies
+  of weights in the dtype of the matmuls. Those of tensors that named modules copy to the host.
 
-A block also has `largest_bytes`, `logits_bytes` and `replicated`, which are not summed over a stage.
+A block also has `largest_bytes`, `logits_bytes`, `offloaded_bytes`, `replicated` and `selective_peak_bytes`,
+which are not summed over a stage. The last are the tensors that exist at once while a layer is recomputed
+selectively.
 """
+
+SELECTIVE_AMOUNTS = ("selective_s", "selective_contended_s", "saved_selective_bytes", "selective_peak_bytes")
+"""Amounts that depend on the set of recomputed modules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,7 +365,74 @@ def block_amounts(
     started = _host_s(sizes, shape.operators[: _left_out(sizes, shape)], "forward")
     repeated_s = np.maximum(busy["forward"] - parts["left_out", "forward"], started)
     found["repeated_s"] = repeated_s if shape.is_layer else 0.0 * selective
+    found |= {"selective_contended_s": 0.0 * selective, "selective_peak_bytes": 0.0 * selective}
+    if shape.is_layer:
+        contended_s = {
+            kind: np.where(
+                _contends_with_replicas(sizes, groups, getattr(groups, kind)), traffic[kind, "forward"], 0.0
+            )
+            for kind in ("tensor", "context", "expert")
+        }
+        found |= _of_named_sets(sizes, shape, traffic, contended_s, found)
     return found
+
+
+def _of_named_sets(
+    sizes: LocalSizes,
+    shape: BlockShape,
+    traffic: Mapping[tuple[str, str], Column],
+    contended_s: Mapping[str, Column],
+    own: Mapping[str, Column],
+) -> dict[str, Column]:
+    """SELECTIVE_AMOUNTS of a layer: `own` in rows that name no modules, else those of the set of the row."""
+    found = {name: own[name] + 0.0 * sizes.tokens for name in SELECTIVE_AMOUNTS}
+    sets = np.asarray(sizes.rows.recompute_modules)
+    for modules in np.unique(sets):
+        if modules:
+            named = _of_named_set(sizes, shape, traffic, contended_s, own["saved_bytes"], str(modules))
+            found = {name: np.where(sets == modules, named[name], found[name]) for name in SELECTIVE_AMOUNTS}
+    return found
+
+
+def _of_named_set(
+    sizes: LocalSizes,
+    shape: BlockShape,
+    traffic: Mapping[tuple[str, str], Column],
+    contended_s: Mapping[str, Column],
+    all_saved: Column,
+    modules: str,
+) -> dict[str, Column]:
+    """SELECTIVE_AMOUNTS of a layer under one set of modules. Each half of the layer is recomputed at once."""
+    profile, names = sizes.figures.profile, repeated_by_themselves(modules)
+    again_s = again_contended_s = started_s = 0.0 * sizes.tokens
+    halves = {"attention": again_s, "mlp": again_s}
+    for part in module_parts(shape.operators):
+        if part.module not in names:
+            continue
+        again_s = again_s + sum(operator_seconds(operator, sizes).forward for operator in part.repeated)
+        started_s = started_s + profile.dispatch_s * len(part.repeated)
+        if "expert" in part.collectives:
+            started_s = started_s + profile.expert_dispatch_s
+        for kind in part.collectives:
+            # One of the tensor-parallel collectives of the layer is that of the module.
+            share = 1 / max(shape.tensor_syncs["forward"], 1) if kind == "tensor" else 1.0
+            again_s = again_s + share * traffic[kind, "forward"]
+            again_contended_s = again_contended_s + share * contended_s[kind]
+        dropped = sum((sizes.saved_bytes(saved, operator) for operator, saved in part.dropped), start=0.0)
+        if part.drops_scores and sizes.figures.fused is None:
+            cores = (each for each in part.repeated if isinstance(each, AttentionOperator))
+            dropped = dropped + sum(score_bytes(core, sizes) for core in cores)
+        if profile.eager_modules:
+            dropped = dropped + sum(
+                sizes.count(operator.rows) * eager_row_bytes(sizes, operator) for operator in part.repeated
+            )
+        halves[part.half] = halves[part.half] + dropped
+    return {
+        "selective_s": np.maximum(again_s, started_s),
+        "selective_contended_s": again_contended_s,
+        "saved_selective_bytes": all_saved - halves["attention"] - halves["mlp"],
+        "selective_peak_bytes": np.maximum(halves["attention"], halves["mlp"]),
+    }
 
 
 def _contends_with_replicas(sizes: LocalSizes, groups: Groups, group: Sizes) -> Column:
@@ -425,12 +514,15 @@ def _communication(
     for phase, times in (("forward", 1), ("input", 2)):
         ring_s, a2a_s = _context_s(sizes, fabric, groups, shape)
         context_s = np.where(is_ring, times * ring_s, a2a_s)
-        hiding, share = parts["matmul", phase], profile.tensor_overlap
+        hiding, share = parts["matmul", phase], np.asarray(profile.tensor_overlap)
         if phase == "input":
             hiding, share = hiding + parts["matmul", "weight"], share + profile.tensor_backward_overlap
+        if profile.needs_sequence_parallel:
+            share = np.where(sizes.rows.sequence_parallel, share, 0.0)
         found["tensor", phase] = exposed_s(shape.tensor_syncs[phase] * sync_s, hiding, share)
         found["context", phase] = exposed_s(context_s, parts["attention", phase], overlap)
-        found["expert", phase] = exposed_s(routing_s, parts["matmul", phase], profile.expert_overlap)
+        routed_share = np.where(sizes.rows.ep > 1, profile.expert_overlap, 0.0)
+        found["expert", phase] = exposed_s(routing_s, parts["matmul", phase], routed_share)
     return found
 
 
@@ -485,24 +577,23 @@ def _routing_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockSh
 
 def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
     zero = 0.0 * sizes.tokens
-    dense = expert = all_saved = selective_saved = largest = logits = outputs = zero
+    dense = expert = all_saved = selective_saved = largest = logits = copies = zero
+    each_copy = copied_bytes(sizes.figures)
     replicated = 0
     for operator in shape.operators:
         for weight in operator.weights:
             elements = sizes.weight_elements(weight)
+            is_matrix = (
+                isinstance(operator, MatmulOperator | GroupedMatmulOperator) and len(weight.shape) == 2
+            )
+            if is_matrix and operator.rows != "head":
+                copies = copies + elements * each_copy
             if weight.experts:
                 expert = expert + elements
             else:
                 dense = dense + elements
                 if all(extent.role == "whole" for extent in weight.shape):
                     replicated += weight.parameters
-        if (
-            isinstance(operator, MatmulOperator | GroupedMatmulOperator)
-            and operator.weights
-            and shape.is_layer
-        ):
-            elements = sizes.count(operator.rows) * sizes.width(operator.n)
-            outputs = outputs + elements * sizes.figures.recipe.activation_bytes
         if isinstance(operator, AttentionOperator) and sizes.figures.fused is None:
             scores = score_bytes(operator, sizes)
             all_saved, largest = all_saved + scores, np.maximum(largest, scores)
@@ -514,17 +605,144 @@ def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
             all_saved = all_saved + nbytes
             selective_saved = selective_saved + (0.0 if saved.selective else 1.0) * nbytes
             largest = np.maximum(largest, nbytes)
+        if sizes.figures.profile.eager_modules:
+            nbytes = sizes.count(operator.rows) * eager_row_bytes(sizes, operator)
+            all_saved = all_saved + nbytes
+            if not (isinstance(operator, PointwiseOperator) and operator.selective):
+                selective_saved = selective_saved + nbytes
+    left, moved = offloaded_bytes(sizes, shape)
+    waiting = waiting_bytes(sizes, shape.operators, all_saved)
+    all_saved, selective_saved = all_saved - left, selective_saved - left
     return {
+        "moved_bytes": moved,
+        "offloaded_bytes": left,
         "dense": dense,
         "expert": expert,
         "replicated": replicated + zero,
         "saved_bytes": all_saved,
         "saved_selective_bytes": selective_saved if shape.is_layer else all_saved,
         "input_bytes": sizes.hidden_bytes("sequence") if shape.is_layer else all_saved,
-        "output_bytes": outputs,
+        "waiting_bytes": zero + waiting,
+        "copied_bytes": copies,
         "largest_bytes": largest,
         "logits_bytes": logits,
     }
+
+
+ATTENTION_INPUTS = {"qkv_linear": ("layer.input", "attention.norm.output"), "attn_norm": ()}
+"""Saved tensors that a module before attention over heads copies to the host: its norm is fused with it."""
+
+COPIED = {
+    "core_attn": ("attention.q", "attention.k", "attention.v", "attention.kv", "attention.core.output",
+                  "attention.core.log_sum_exp"),
+    "attn_proj": ("attention.core.output",),
+    "expert_fc1": ("experts.input",),
+    "moe_act": ("experts.up.output",),
+}  # fmt: skip
+"""Saved tensors that other modules copy. `mlp_norm` copies its input before experts, where it is alone."""
+
+LEAST_COPIED = 2**20
+"""Elements of a tensor below which it stays."""
+
+
+def offloaded_bytes(sizes: LocalSizes, shape: BlockShape) -> tuple[Column, Column]:
+    """Bytes of saved tensors that modules have taken from the device, and bytes that they copy. The output of
+    attention is on the device until the projection that reads it has copied it too."""
+    chosen = sizes.figures.profile.offload_modules.split("+")
+    has_experts = any(isinstance(one, GroupedMatmulOperator) for one in shape.operators)
+    is_latent = any(one.name.endswith("attention.kv_up") for one in shape.operators)
+    left = moved = 0.0 * sizes.tokens
+    for operator in shape.operators:
+        for saved in operator.saved:
+            copies = sum(_copies(name, operator, saved.name, is_latent, has_experts) for name in chosen)
+            if not copies:
+                continue
+            nbytes = sizes.saved_bytes(saved, operator)
+            each = sizes.saved_elements(saved, operator)
+            halves = 2 if saved.name.endswith("attention.kv") else 1
+            nbytes = np.where(each / halves >= LEAST_COPIED, nbytes, 0.0)
+            moved = moved + copies * nbytes
+            stays = saved.name.endswith("attention.core.output") and "attn_proj" not in chosen
+            left = left + (0.0 if stays else 1.0) * nbytes
+    return left, moved
+
+
+def _copies(module: str, operator: LayerOperator, tensor: str, is_latent: bool, has_experts: bool) -> bool:
+    """Whether a module copies a saved tensor of an operator."""
+    if module == "mlp_norm":
+        return has_experts and tensor.endswith("mlp.norm.input")
+    if module in ATTENTION_INPUTS and is_latent:
+        inner = operator.name.rpartition("attention.")[2]
+        is_norm = inner == "norm"
+        if "attention." not in operator.name or inner in ("core", "out", "dropout", "residual"):
+            return False
+        return is_norm if module == "attn_norm" else not is_norm
+    if module in ATTENTION_INPUTS:
+        return tensor.endswith(ATTENTION_INPUTS[module]) if ATTENTION_INPUTS[module] else False
+    return tensor.endswith(COPIED.get(module, ("?",)))
+
+
+def waiting_bytes(sizes: LocalSizes, operators: Sequence[LayerOperator], all_saved: Column) -> Column:
+    """Bytes that a backward pass of the inputs leaves for that of the weights: of every matmul its input and
+    the gradient of its output; where PyTorch keeps the graph, all saved tensors, and the gradients of the
+    outputs of matmuls and norms."""
+    recipe = sizes.figures.recipe
+    keeps_all = sizes.figures.profile.keeps_split_graphs
+    found: Column = all_saved if keeps_all else 0.0
+    for place, operator in enumerate(operators):
+        count = sizes.count(operator.rows)
+        match operator:
+            case MatmulOperator() | GroupedMatmulOperator():
+                narrow = (
+                    recipe.activation_bytes if keeps_all or operator.rows == "head" else recipe.operand_bytes
+                )
+                found = found + count * sizes.width(operator.n) * narrow
+                if not keeps_all:
+                    found = found + sum(
+                        sizes.saved_bytes(saved, operator) for saved in _inputs(operators, place)
+                    )
+            case PointwiseOperator() if keeps_all and operator.weights:
+                # A norm reads its input and writes its output.
+                moved = sum(sizes.width(extent) for extent in operator.forward)
+                found = found + count * moved * recipe.activation_bytes / 2
+    return found
+
+
+def _inputs(operators: Sequence[LayerOperator], place: int) -> Iterable[SavedRecord]:
+    """The saved tensors that the matmul at this place reads and no matmul before it: its own ones, or the
+    output of the attention just before it."""
+    operator, before = operators[place], operators[place - 1] if place else None
+    if not operator.saved and isinstance(before, AttentionOperator):
+        return (saved for saved in before.saved if saved.selective and saved.dtype == "compute")
+    return operator.saved
+
+
+def eager_row_bytes(sizes: LocalSizes, operator: LayerOperator) -> Column:
+    """Bytes per row that only modules without fused kernels save: of an RMSNorm 4 per element, of a gated
+    activation the output of its function, of experts their outputs."""
+    each = sizes.figures.recipe.activation_bytes
+    match operator:
+        case GroupedMatmulOperator() if operator.n.role == "whole":
+            return operator.n.size * each
+        case PointwiseOperator() if operator.weights:
+            # A LayerNorm has two weights for what it normalises, an RMSNorm one.
+            is_rms = len(operator.weights) == len(operator.forward)
+            return 2 * sum(sizes.width(extent) for extent in operator.forward) if is_rms else 0
+        case PointwiseOperator() if len(operator.saved) == 1:
+            halves = operator.saved[0].width
+            if operator.forward[0].size * 2 == halves.size * 3:
+                return sizes.width(halves) / 2 * each
+    return 0
+
+
+def copied_bytes(figures: Figures) -> float:
+    """Bytes of copies of a weight in the dtype of the matmuls: a plain one and a transposed one, where the
+    software keeps them; less the weight itself, where it is in that dtype alone."""
+    has_copies = figures.profile.keeps_low_precision_weights and figures.recipe.cast_bytes > 0
+    if not has_copies:
+        return 0
+    itself = figures.recipe.weight_bytes if figures.profile.has_fp8_parameters else 0
+    return max(2 * figures.recipe.operand_bytes - itself, 0)
 
 
 def tied_head_elements(head: tuple[LayerOperator, ...]) -> int:

@@ -18,6 +18,7 @@ And the mean of the first of these over all ranks, which needs only the sum of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,7 @@ from shardwise_verify.nodes import (
     layer_bounds_of,
 )
 from shardwise_verify.records import OFFLOADS, RECOMPUTES
+from shardwise_verify.schedules import IN_FLIGHT, WAITING
 from shardwise_verify.sharding import Reduced, Shardings, gathering_s, reduction_s
 from shardwise_verify.strategy_rows import Column
 from shardwise_verify.times import copies_s, norm_s, optimizer_s
@@ -84,28 +86,6 @@ def least_saved_bytes(
     return found
 
 
-def least_recomputed_bytes(
-    pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes, most: Column
-) -> Column:
-    """Recomputed bytes of each stage per micro-batch, where at most `most` layers are recomputed. Added to
-    the least saved bytes, they give a lower bound of both.
-
-    With k bytes computed, s saved, p in flight and w <= p pending: p s + w (k - s) = (p - w) s + w k. This is
-    least where both s and k are least, and it falls with the recomputed layers as s does.
-    """
-    whole = layers.of_layers(pipeline.amount("saved_bytes", nodes))
-    found = np.zeros_like(whole)
-    if (nodes.recompute == SELECTIVE).any():
-        selective = layers.of_layers(pipeline.amount("saved_selective_bytes", nodes))
-        found = np.where(nodes.recompute == SELECTIVE, whole - selective, found)
-    if (nodes.recompute == FULL).any():
-        all_saved, inputs = pipeline.amount("saved_bytes", nodes), pipeline.amount("input_bytes", nodes)
-        share = np.minimum(most, layers.least) / np.maximum(layers.least, 1)
-        full = share * (whole - layers.of_layers(np.minimum(all_saved, inputs)))
-        found = np.where(nodes.recompute == FULL, full, found)
-    return found
-
-
 NEEDED = ("largest_bytes", "saved_bytes", "dense", "logits_bytes")
 """Amounts of each block that the lower bound of memory needs."""
 
@@ -137,47 +117,34 @@ def memory_lower_bound(
         np.where(single_backward & ((f.grad == 1) | ~is_known), np.maximum(f.grad, f.optim), f.grad)
         for f in (d, e)
     )
-    gradients = (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes
+    is_gone = figures.profile.offloads_gradients & (optimizer_offloaded | is_open)
+    gradients = (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes * ~is_gone
     of_ranks = weights + gradients + np.where(optimizer_offloaded | is_open, 0.0, states)
-    saved = least_saved_bytes(pipeline, layers, nodes, most)
-    rank = pipeline.rank_of
-    in_flight = pipeline.ramp("in_flight", nodes)[rank] * saved
     all_saved = pipeline.amount("saved_bytes", nodes)[:EMBEDDING].max(axis=0)
     activations_offloaded = has_activation_offload(nodes)
-    pair = _two_layers_bytes(pipeline, layers, nodes, most)
-    activations = activations_here = np.where(
-        activations_offloaded | is_open, np.minimum(in_flight, np.minimum(saved, pair)), in_flight
+    live = _LiveBytes(
+        saved=least_saved_bytes(pipeline, layers, nodes, most),
+        copied=_least_copied_bytes(pipeline, layers, nodes, most),
+        waiting=layers.summed(pipeline.amount("waiting_bytes", nodes)),
+        is_copied=activations_offloaded | is_open,
     )
-    recomputed = all_saved - pipeline.amount("input_bytes", nodes)[:EMBEDDING].max(axis=0)
-    recomputed = np.where(nodes.recompute == FULL, recomputed, 0.0)
-    if pipeline.splits_backward:
-        many = pipeline.ramp("pending_weights", nodes)[rank]
-        waits = many * least_recomputed_bytes(pipeline, layers, nodes, most)
-        # With offloaded activations, more recomputed layers may need more bytes: their number must be fixed.
-        is_one = nodes.box.is_point & ((nodes.recompute != FULL) | (nodes.box.layers_low == most))
-        activations = activations + np.maximum(
-            recomputed, np.where(is_open | (activations_offloaded & ~is_one), 0.0, waits)
-        )
-        activations = activations + many * layers.of_layers(pipeline.amount("output_bytes", nodes))
-    else:
-        activations = activations + recomputed
+    recomputed = _recomputed_of_layer(pipeline, nodes, all_saved)
     *kinds, embedding, head = [
         {name: pipeline.amount(name, nodes)[block] for name in NEEDED}
         for block in (*range(len(figures.model.kinds)), EMBEDDING, HEAD)
     ]
-    logits = head["logits_bytes"]
     is_early = is_known & ((d.grad > 1) | (single_backward & (d.optim > 1)))
-    for stages, stage_head in ((slice(0, -1), None), (slice(-1, None), head)):
+    works = []
+    for stage_head in (None, head):
         working = temporary_bytes(figures, kinds, stage_head)
         sent = np.maximum(reduced_bytes(figures, kinds, stage_head, single_backward) - working, 0)
-        activations[stages] += working + np.where(is_early, sent, 0)
-    if pipeline.schedule == "gpipe" or pipeline.splits_backward:
-        activations[-1] += (pipeline.ramp("in_flight", nodes)[rank[-1]] - 1) * logits
-    allocated = (of_ranks[rank] + activations).max(axis=0)
+        works.append(working + np.where(is_early, sent, 0) + np.zeros(len(nodes)))
+    activations, offloaded = _least_activations(pipeline, nodes, live, works, head["logits_bytes"])
+    allocated = (of_ranks + activations).max(axis=0) + recomputed
     if pipeline.pp == 1 and np.any(single_backward):
         is_transient = single_backward & frees_gradients(figures, d.optim) & ((d.param == 1) | ~is_known)
         transient = single_backward_parts(
-            figures, [*kinds, embedding], head, is_shared=is_known & (d.optim > 1), saved=activations_here[0],
+            figures, [*kinds, embedding], head, is_shared=is_known & (d.optim > 1), saved=live.of_one_stage,
             recomputed=recomputed, parameters=weights[0], gradients=gradients[0], degree=d.optim,
             others=dense[0] - embedding["dense"],
         )  # fmt: skip
@@ -186,10 +153,62 @@ def memory_lower_bound(
     allocated = allocated + _shared_bytes(pipeline, shardings, nodes, is_paired=is_paired)
     device = _device_bytes(pipeline, nodes, allocated)
     offloaded_bytes = (dense / d.optim + expert / e.optim) * host_bytes(figures)
-    host = np.where(optimizer_offloaded, offloaded_bytes, 0.0)[rank] + np.where(
-        activations_offloaded, in_flight, 0.0
+    host = np.where(optimizer_offloaded, offloaded_bytes, 0.0) + np.where(
+        activations_offloaded, offloaded, 0.0
     )
     return device, host.max(axis=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LiveBytes:
+    """Least bytes of one micro-batch on each stage, [stages, nodes]: saved, and what waits for weight
+    gradients; and of each rank what is on its device while activations are copied to the host, as they may
+    be where `is_copied`."""
+
+    saved: Column
+    waiting: Column
+    copied: Column
+    is_copied: Column
+
+    @property
+    def of_one_stage(self) -> Column:
+        """What a single stage has of its one micro-batch."""
+        here = np.minimum(self.saved[0], self.copied[0])
+        return np.where(self.is_copied, here, self.saved[0])
+
+
+def _least_activations(
+    pipeline: PipelineContext, nodes: ProofNodes, live: _LiveBytes, works: Sequence[Column], logits: Column
+) -> tuple[Column, Column]:
+    """Lower bounds of each rank, [pp, nodes]: activations with the work of its largest operation, on the
+    device; and activations on the host. `works` are those without and with the head."""
+    is_open = nodes.offload < 0
+    device = np.zeros((pipeline.pp, len(nodes)))
+    host = np.zeros((pipeline.pp, len(nodes)))
+    ranks_of_stages = pipeline.rank_of
+    for few, of_ranks in pipeline.moments(nodes):
+        for rank, counts in enumerate(of_ranks):
+            own = np.flatnonzero(ranks_of_stages == rank)
+            saved, waiting = live.saved[own][:, few], live.waiting[own][:, few]
+            in_flight = counts[:, IN_FLIGHT] @ saved
+            copied = live.copied[rank, few]
+            if is_open[few].any():
+                copied = np.where(is_open[few], np.minimum(in_flight, copied), copied)
+            here = np.where(live.is_copied[few], copied, in_flight)
+            heads = counts[:, IN_FLIGHT, -1] if own[-1] == pipeline.stages - 1 else 0 * counts[:, 0, 0]
+            work = np.where(heads[:, None] > 0, works[1][few], works[0][few])
+            losses = np.maximum(heads - 1, 0)[:, None] * logits[few]
+            device[rank, few] = (here + counts[:, WAITING] @ waiting + work + losses).max(axis=0)
+            host[rank, few] = in_flight.max(axis=0)
+    return device, host
+
+
+def _recomputed_of_layer(pipeline: PipelineContext, nodes: ProofNodes, all_saved: Column) -> Column:
+    """Bytes of a layer's tensors that exist at once while it is recomputed; `all_saved` without it."""
+    selective = pipeline.amount("selective_peak_bytes", nodes)[:EMBEDDING].max(axis=0)
+    full = all_saved - pipeline.amount("input_bytes", nodes)[:EMBEDDING].max(axis=0)
+    found: Column = np.where(nodes.recompute == SELECTIVE, selective, 0.0)
+    return np.where(nodes.recompute == FULL, full, found)
 
 
 def _device_bytes(pipeline: PipelineContext, nodes: ProofNodes, allocated: Column) -> Column:
@@ -202,19 +221,27 @@ def _device_bytes(pipeline: PipelineContext, nodes: ProofNodes, allocated: Colum
     return found
 
 
-def _two_layers_bytes(
+def _least_copied_bytes(
     pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes, most: Column
 ) -> Column:
-    """Lower bound of the bytes of two layers of the largest kind on the device, while activations are
-    offloaded."""
-    all_saved = pipeline.amount("saved_bytes", nodes)[:EMBEDDING].max(axis=0)
-    found = 2 * all_saved
+    """Lower bound of the bytes on each rank's device, [pp, nodes], while activations are copied to the host:
+    two layers of the largest kind, or all that a micro-batch saves on the rank."""
+    amounts = {name: pipeline.amount(name, nodes) for name in ("saved_bytes", "input_bytes")}
+    saved, inputs = (each[:EMBEDDING].max(axis=0) for each in amounts.values())
+    number = pipeline.of_ranks(layers.least)
+    fullest = np.array([layers.least[pipeline.rank_of == rank].max(axis=0) for rank in range(pipeline.pp)])
+    all_saved = pipeline.of_ranks(layers.summed(amounts["saved_bytes"]))
+    all_inputs = pipeline.of_ranks(layers.summed(np.minimum(*amounts.values())))
+    share = np.minimum(most * pipeline.vpp, number) / np.maximum(number, 1)
+    whole = np.where(nodes.recompute == FULL, (1 - share) * all_saved + share * all_inputs, all_saved)
+    pair = 2 * saved
     if (nodes.recompute == SELECTIVE).any():
-        selective = pipeline.amount("saved_selective_bytes", nodes)[:EMBEDDING].max(axis=0)
-        found = np.where(nodes.recompute == SELECTIVE, 2 * selective, found)
-    inputs = pipeline.amount("input_bytes", nodes)[:EMBEDDING].max(axis=0)
-    other = np.where(most < layers.least, all_saved, inputs)
-    return np.where(nodes.recompute == FULL, inputs + other, found)
+        selective = pipeline.amount("saved_selective_bytes", nodes)
+        is_selective = nodes.recompute == SELECTIVE
+        whole = np.where(is_selective, pipeline.of_ranks(layers.summed(selective)), whole)
+        pair = np.where(is_selective, 2 * selective[:EMBEDDING].max(axis=0), pair)
+    other = np.where(most < fullest, saved, inputs)
+    return np.minimum(whole, np.where(nodes.recompute == FULL, inputs + other, pair))
 
 
 def least_rank_elements(
@@ -223,8 +250,8 @@ def least_rank_elements(
     """Lower bounds of the dense and expert elements of each rank: [pp, node] each."""
     dense = pipeline.amount("dense", nodes)
     of_ranks = pipeline.of_ranks(layers.summed(dense))
-    if pipeline.figures.model.tied_embeddings and pipeline.ends_apart:
-        of_ranks[-1] += dense[EMBEDDING]
+    if pipeline.ends_apart:
+        of_ranks[-1] += dense[EMBEDDING] * pipeline.figures.model.embedding_copies
     return of_ranks, pipeline.of_ranks(layers.summed(pipeline.amount("expert", nodes)))
 
 
@@ -238,7 +265,7 @@ def _shared_bytes(
     hidden = tokens / rows.tp[grid] * pipeline.figures.model.hidden * recipe.activation_bytes
     each = boundary_buffers(pipeline.figures, pipeline.grid_costs.microbatches[grid], rows.tp[grid])
     buffers = each * hidden * (pipeline.pp > 1)
-    if not is_paired:
+    if not is_paired or pipeline.figures.profile.gathered_elements:
         return buffers
     gathered: Column = 0.0
     for name, degree in (("dense", shardings.dense.param), ("expert", shardings.expert.param)):
@@ -471,8 +498,8 @@ def _ends(
     dense, expert = least_rank_elements(pipeline, layers, nodes)
     d, e = shardings.dense, shardings.expert
     all_dense = layers.total(pipeline.amount("dense", nodes))
-    if figures.model.tied_embeddings and pipeline.ends_apart:
-        all_dense = all_dense + pipeline.amount("dense", nodes)[EMBEDDING]
+    if pipeline.ends_apart:
+        all_dense = all_dense + pipeline.amount("dense", nodes)[EMBEDDING] * figures.model.embedding_copies
     all_expert = layers.total(pipeline.amount("expert", nodes))
     mean = (all_dense / d.optim + all_expert / e.optim) / pipeline.pp
     owned = np.maximum((dense / d.optim + expert / e.optim).max(axis=0), mean)
@@ -499,6 +526,8 @@ def _ends(
     if not is_sharded:
         return _Ends(gather_s=zero, reduce_s=zero, step_s=step_s)
     forward_s, last_s = _first_stage_upper_bound_s(pipeline, layers, nodes, is_paired=is_paired)
+    if grid_costs.has_whole_stages:
+        last_s = zero
     buckets = np.maximum(layers.most_first, 1)
     names = ("dense", "expert", "dense_blocks", "expert_blocks")
     of_first = {name: layers.summed(pipeline.amount(name, nodes))[0] for name in names}

@@ -1,7 +1,7 @@
 """Memory of a rank, part by part (docs/concepts/cost-model.md, section 14).
 
-`memory_of` gives the bytes of every stage. Functions for single parts also serve the lower bounds of the
-proof.
+`memory_of` gives the bytes of every rank at its peak. Functions for single parts also serve the lower bounds
+of the proof.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwise_verify.layers import Amounts
 from shardwise_verify.problem import Figures
-from shardwise_verify.schedules import in_flight, pending_weights
+from shardwise_verify.schedules import IN_FLIGHT, WAITING, moments_of
 from shardwise_verify.sharding import Sharding, Shardings
 from shardwise_verify.strategy_rows import Column, Family, first_largest
 from shardwise_verify.times import offloads_activations, offloads_optimizer, saved_bytes
@@ -30,27 +30,25 @@ PARTS = (*ALLOCATED, "fragmentation", "communicators", "context")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of every stage, by parts and in total on its device; the pipeline rank of each stage; and the
-    largest bytes on a host."""
+    """Bytes of every pipeline rank at its peak, by parts and in total on its device; and the largest bytes
+    on a host."""
 
-    ranks: tuple[int, ...]
     parts: tuple[Mapping[str, Column], ...]
-    of_stages: tuple[Column, ...]
+    of_ranks: tuple[Column, ...]
     host_bytes: Column
 
     @property
     def device_bytes(self) -> Column:
-        """Per row, the bytes of the stage that needs most of its device."""
-        return reduce(np.maximum, self.of_stages)
+        """Per row, the bytes of the rank that needs most of its device."""
+        return reduce(np.maximum, self.of_ranks)
 
     def tightest(self, row: int) -> tuple[int, dict[str, float]]:
-        """The pipeline rank of the stage that needs most of its device in a row (of equal ones the lowest
-        rank), and the parts of its bytes."""
-        in_order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
-        stage = in_order[int(first_largest([self.of_stages[one][row] for one in in_order]))]
-        shape = self.of_stages[stage].shape
-        parts = self.parts[stage]
-        return self.ranks[stage], {name: float(np.broadcast_to(parts[name], shape)[row]) for name in PARTS}
+        """The pipeline rank that needs most of its device in a row (of equal ones the lowest), and the parts
+        of its bytes."""
+        rank = int(first_largest([one[row] for one in self.of_ranks]))
+        shape = self.of_ranks[rank].shape
+        parts = self.parts[rank]
+        return rank, {name: float(np.broadcast_to(parts[name], shape)[row]) for name in PARTS}
 
 
 def memory_of(
@@ -62,48 +60,153 @@ def memory_of(
     layers: Sequence[Column],
     dense: Sequence[Column],
     expert: Sequence[Column],
+    copies: Sequence[Column],
 ) -> Memory:
-    """The memory of every row; `dense` and `expert` are the elements on each pipeline rank."""
-    ranks: list[int] = []
-    of_stages: list[Column] = []
-    parts_of_stages: list[Mapping[str, Column]] = []
+    """The memory of every row; `dense` and `expert` are the elements on each pipeline rank, `copies` the
+    bytes of their copies in the dtype of the matmuls."""
+    of_ranks: list[Column] = []
+    parts_of_ranks: list[Mapping[str, Column]] = []
     host: Column = np.zeros(len(family.rows))
-    *kinds, _, head = blocks
+    *kinds, embedding, head = blocks
     shared = _shared(figures, family, shardings, kinds)
-    for number, stage in enumerate(stages):
-        rank = family.rank_of(number)
+    ends = np.maximum(embedding["dense"], head["dense"])
+    weights = reduce(np.maximum, [one + other for one, other in zip(dense, expert, strict=True)])
+    if figures.profile.gathered_elements:
+        shared["gathered"] = prefetched_bytes(figures, shardings, weights, ends)
+    single_backward = reduces_in_single_backward(figures, family.microbatches, family.pp)
+    is_early = (shardings.dense.grad > 1) | (single_backward & (shardings.dense.optim > 1))
+    recomputed, nothing = _recomputed(family, kinds), np.zeros(len(family.rows))
+    for rank in range(family.pp):
         states, host_states = _states(figures, family, shardings, dense[rank], expert[rank])
-        activations, recomputed, host_activations = _activations(family, kinds, stage, layers[number], rank)
-        single_backward = reduces_in_single_backward(figures, family.microbatches, family.pp)
-        stage_head = head if number == len(stages) - 1 else None
-        largest = temporary_bytes(figures, kinds, stage_head)
-        reduced = reduced_bytes(figures, kinds, stage_head, single_backward)
+        states["parameters"] = states["parameters"] + np.where(shardings.dense.param == 1, copies[rank], 0)
+        moments = [
+            _at_moment(figures, family, kinds, head, stages, layers, rank, counts, single_backward)
+            for counts in moments_of(family.schedule, family.pp, family.vpp, family.microbatches)[rank]
+        ]
+        columns = [np.array([getattr(one, name) + nothing for one in moments]) for name in _MOMENT_FIELDS]
+        saved, waiting, largest, reduced, on_host = columns
+        sent = np.where(is_early, np.maximum(reduced - largest, 0), 0)
+        most = (saved + waiting + largest + sent).argmax(axis=0), np.arange(len(family.rows))
         whole = states["gradients"]
-        is_early = (shardings.dense.grad > 1) | (single_backward & (shardings.dense.optim > 1))
-        states["gradients"] = states["gradients"] + np.where(is_early, np.maximum(reduced - largest, 0), 0)
-        if stage_head is not None and (family.schedule == "gpipe" or family.splits_backward):
-            # The losses of all micro-batches in flight are saved.
-            largest = largest + (in_flight(family, rank) - 1) * head["logits_bytes"]
-        parts = {**states, **shared, "activations": activations + recomputed, "temporaries": largest}
+        states["gradients"] = states["gradients"] + sent[most]
+        activations = saved[most] + waiting[most] + recomputed
+        parts = {**states, **shared, "activations": activations, "temporaries": largest[most]}
         if family.pp == 1 and np.any(single_backward):
             degree = shardings.dense.optim
             is_transient = single_backward & frees_gradients(figures, degree) & (shardings.dense.param == 1)
             transient = single_backward_parts(
                 figures, blocks[:-1], head, is_shared=degree > 1,
-                saved=activations, recomputed=recomputed,
+                saved=saved[most], recomputed=recomputed,
                 parameters=states["parameters"], gradients=whole, degree=degree,
                 others=dense[rank] - blocks[-2]["dense"],
             )  # fmt: skip
             parts |= {name: np.where(is_transient, transient[name], parts[name]) for name in TRANSIENT_PARTS}
+        if figures.profile.bucket_elements:
+            layer = temporary_bytes(figures, kinds, None)
+            parts["buffers"] = parts["buffers"] + bucketed_bytes(
+                figures, family, shardings, dense[rank] + expert[rank], parts,
+                np.maximum(layer, ends * figures.recipe.weight_bytes),
+            )  # fmt: skip
         allocated = sum(parts[name] for name in ALLOCATED)
         parts["fragmentation"] = figures.efficiency.fragmentation_ratio * allocated
-        ranks.append(rank)
-        parts_of_stages.append(parts)
-        of_stages.append(sum(parts[name] for name in PARTS) + np.zeros(len(family.rows)))
-        host = np.maximum(host, host_states + host_activations)
-    return Memory(
-        ranks=tuple(ranks), parts=tuple(parts_of_stages), of_stages=tuple(of_stages), host_bytes=host
+        parts_of_ranks.append(parts)
+        of_ranks.append(sum(parts[name] for name in PARTS) + np.zeros(len(family.rows)))
+        host = np.maximum(host, host_states + on_host.max(axis=0))
+    host = np.where(host > 0, host + figures.profile.host_process_bytes, host)
+    return Memory(parts=tuple(parts_of_ranks), of_ranks=tuple(of_ranks), host_bytes=host)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Bytes of a rank at a moment: saved activations on the device, what waits for weight gradients, the
+    largest operation, gradients that are sent, and activations on the host."""
+
+    saved: Column
+    waiting: Column
+    largest: Column
+    reduced: Column
+    on_host: Column
+
+
+_MOMENT_FIELDS = ("saved", "waiting", "largest", "reduced", "on_host")
+
+
+def _at_moment(
+    figures: Figures,
+    family: Family,
+    kinds: Sequence[Amounts],
+    head: Amounts,
+    stages: Sequence[Mapping[str, Column]],
+    layers: Sequence[Column],
+    rank: int,
+    counts: Column,
+    single_backward: Column,
+) -> _Moment:
+    """The bytes of `rank` with `counts[IN_FLIGHT]` micro-batches in flight on its stages, `counts[WAITING]`
+    of which the weight gradients are missing."""
+    own, rows = family.stages_of(rank), family.rows
+    in_flight = sum(
+        int(count) * saved_bytes(rows, layers[stage], stages[stage])
+        for stage, count in zip(own, counts[IN_FLIGHT], strict=True)
     )
+    waiting = sum(
+        int(count) * stages[stage]["waiting_bytes"] for stage, count in zip(own, counts[WAITING], strict=True)
+    )
+    moved = sum(
+        int(count) * stages[stage]["moved_bytes"] for stage, count in zip(own, counts[IN_FLIGHT], strict=True)
+    )
+    held = sum(int(count) * layers[stage] for stage, count in zip(own, counts[IN_FLIGHT], strict=True))
+    # A layer is on its way to the host, and one on its way back.
+    moving = np.minimum(2, held) * _largest(kinds, "offloaded_bytes")
+    is_offloaded = offloads_activations(rows)
+    heads = int(counts[IN_FLIGHT][own.index(family.stages - 1)]) if family.stages - 1 in own else 0
+    largest = temporary_bytes(figures, kinds, head if heads else None)
+    return _Moment(
+        saved=np.where(is_offloaded, _copied_bytes(family, kinds, stages, layers, own), in_flight) + moving,
+        waiting=waiting,
+        # The losses of all micro-batches in flight are saved.
+        largest=largest + max(heads - 1, 0) * head["logits_bytes"],
+        reduced=reduced_bytes(figures, kinds, head if heads else None, single_backward)
+        + max(heads - 1, 0) * head["logits_bytes"],
+        on_host=np.where(is_offloaded, in_flight, 0.0) + moved,
+    )
+
+
+def _copied_bytes(
+    family: Family,
+    kinds: Sequence[Amounts],
+    stages: Sequence[Mapping[str, Column]],
+    layers: Sequence[Column],
+    own: Sequence[int],
+) -> Column:
+    """Bytes on the device while saved activations are copied to the host: two layers, one that computes and
+    one that is copied, or all of a rank's stages where these have less."""
+    rows, number = family.rows, len(own)
+    names = ("saved_bytes", "input_bytes", "saved_selective_bytes")
+    together = {name: sum(stages[stage][name] for stage in own) for name in names}
+    of_rank = sum(layers[stage] for stage in own)
+    repeated = np.minimum(rows.recompute_layers * number, of_rank) / np.maximum(of_rank, 1)
+    full = together["saved_bytes"] - repeated * (together["saved_bytes"] - together["input_bytes"])
+    saved = np.where(
+        rows.recompute == "selective", together["saved_selective_bytes"], together["saved_bytes"]
+    )
+    saved = np.where(rows.recompute == "full", full, saved)
+    all_saved, inputs = _largest(kinds, "saved_bytes"), _largest(kinds, "input_bytes")
+    most = reduce(np.maximum, (layers[stage] for stage in own))
+    other = np.where(rows.recompute_layers < most, all_saved, inputs)
+    pair = np.where(
+        rows.recompute == "selective", 2 * _largest(kinds, "saved_selective_bytes"), 2 * all_saved
+    )
+    return np.minimum(saved, np.where(rows.recompute == "full", inputs + other, pair))
+
+
+def _recomputed(family: Family, kinds: Sequence[Amounts]) -> Column:
+    """Bytes of the tensors of one layer (of one half of it under selective recomputation) that exist at once
+    while it is recomputed."""
+    recompute = family.rows.recompute
+    found = np.where(recompute == "selective", _largest(kinds, "selective_peak_bytes"), 0.0)
+    full = _largest(kinds, "saved_bytes") - _largest(kinds, "input_bytes")
+    return np.where(recompute == "full", full, found)
 
 
 def single_backward_parts(
@@ -137,14 +240,14 @@ def single_backward_parts(
     *blocks, embedding = blocks
     layer = temporary_bytes(figures, blocks, None)
     of_head = head_bytes(figures, head)
-    layer = np.where(is_shared, np.maximum(layer, _largest(blocks, "dense") * recipe.gradient_bytes), layer)
-    of_head = np.where(is_shared, np.maximum(of_head, head["dense"] * recipe.gradient_bytes), of_head)
+    layer = np.where(is_shared, np.maximum(layer, _largest(blocks, "dense") * recipe.reduced_bytes), layer)
+    of_head = np.where(is_shared, np.maximum(of_head, head["dense"] * recipe.reduced_bytes), of_head)
     each = recipe.gradient_bytes / degree
     least = blocks[0]["dense"]
     for block in blocks[1:]:
         least = np.minimum(least, block["dense"])
     left = recipe.weight_bytes * (others - least)
-    own = embedding["dense"] * (recipe.weight_bytes + recipe.gradient_bytes)
+    own = embedding["dense"] * (recipe.weight_bytes + recipe.reduced_bytes)
     early = gradients - (least + embedding["dense"]) * each
     instants = (
         (parameters, 0 * saved, saved, of_head),
@@ -162,13 +265,31 @@ def single_backward_parts(
 
 
 def head_bytes(figures: Figures, head: Amounts) -> Column:
-    """Bytes that the head needs: logits in fp32, with a copy in the compute dtype where that is narrower;
-    then the gradient of this copy and the weight gradients."""
-    logits, own = head["logits_bytes"], head["dense"] * figures.recipe.weight_bytes
+    """Bytes that the head needs: the loss; then the gradient of the logits and the weight gradients."""
+    own = head["dense"] * figures.recipe.weight_bytes
+    narrow = head["logits_bytes"] * figures.recipe.activation_bytes / 4
+    return np.maximum(loss_bytes(figures, head), narrow + own)
+
+
+def loss_bytes(figures: Figures, head: Amounts) -> Column:
+    """Bytes of logits when the last loss of a head is computed; `logits_bytes` has 4 for each logit of each
+    loss. Losses of prediction modules come first: what their backward passes read is saved."""
     narrow = figures.recipe.activation_bytes
-    if narrow >= 4:
-        return logits + own
-    return np.maximum(logits + logits * narrow / 4, logits * narrow / 4 + own)
+    saved: float = 4
+    profile = figures.profile
+    match profile.loss or ("megatron" if profile.reduces_by_block else "in_place"):
+        case "megatron":
+            peak: float = 4 if narrow == 4 else 4 + narrow
+        case "eager":
+            peak = 12
+        case "compiled":
+            peak, saved = 2 * narrow, narrow
+        case "fused":
+            peak = saved = narrow
+        case _:
+            peak = 4
+    modules = figures.model.head_layers
+    return head["logits_bytes"] * (peak + modules * saved) / (4 * (1 + modules))
 
 
 def reduces_in_single_backward(figures: Figures, microbatches: Column, pp: int) -> Column:
@@ -191,7 +312,7 @@ def temporary_bytes(figures: Figures, kinds: Sequence[Amounts], head: Amounts | 
     if head is None:
         return found
     if not figures.profile.reduces_by_block:
-        return np.maximum(found, head["logits_bytes"] + layer)
+        return np.maximum(found, loss_bytes(figures, head) + layer)
     return np.maximum(found, head_bytes(figures, head))
 
 
@@ -204,7 +325,7 @@ def reduced_bytes(
         return np.zeros(1)
     weights = _largest([*kinds, *([] if head is None else [head])], "dense")
     recipe = figures.recipe
-    return weights * (recipe.gradient_bytes + np.where(single_backward, 0, recipe.weight_bytes))
+    return weights * (recipe.reduced_bytes + np.where(single_backward, 0, recipe.weight_bytes))
 
 
 def _largest(blocks: Sequence[Amounts], name: str) -> Column:
@@ -223,19 +344,88 @@ def _states(
     single_backward = reduces_in_single_backward(figures, family.microbatches, family.pp)
     dense_grad, expert_grad = (np.where(single_backward & (f.grad == 1), f.optim, f.grad) for f in (d, e))
     is_offloaded = offloads_optimizer(family.rows)
+    is_whole = has_whole_stages(figures, family)
+    param_d, param_e = (np.where(is_whole, 1, degree) for degree in (d.param, e.param))
+    # A whole gradient has not been reduced: its dtype is that in which it will be.
+    narrowed = recipe.gradient_bytes / recipe.reduced_bytes
+    grads = [np.asarray(degree) for degree in (dense_grad, expert_grad)]
+    grad_d, grad_e = (np.where(is_whole, np.where(one > 1, narrowed, 1), one) for one in grads)
     resident = {
-        "parameters": (dense / d.param + expert / e.param) * recipe.weight_bytes,
-        "gradients": (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes,
+        "parameters": (dense / param_d + expert / param_e) * recipe.weight_bytes,
+        "gradients": (dense / grad_d + expert / grad_e) * recipe.gradient_bytes,
         "optimizer": np.where(is_offloaded, 0.0, states),
     }
+    if figures.profile.offloads_gradients:
+        is_there = ~is_offloaded | (d.grad == 1)
+        whole = np.where(d.grad == 1, (dense + expert) * narrow_gradient_bytes(figures), 0.0)
+        resident["gradients"] = np.where(is_there, resident["gradients"] + whole, 0.0)
+    elif figures.profile.keeps_narrow_gradients:
+        whole = (dense + expert) * narrow_gradient_bytes(figures)
+        resident["gradients"] = resident["gradients"] + np.where(d.grad == 1, whole, 0.0)
     on_host = (dense / d.optim + expert / e.optim) * host_bytes(figures)
     return resident, np.where(is_offloaded, on_host, 0.0)
 
 
-def host_bytes(figures: Figures) -> int:
+def has_whole_stages(figures: Figures, family: Family) -> bool:
+    """Whether a rank has all parameters and gradients of its stages, also sharded ones, until the backward
+    passes of a step are done: so does PyTorch's pipelining."""
+    return figures.profile.whole_in_pipelines and family.pp > 1
+
+
+def host_bytes(figures: Figures) -> float:
     """Host bytes per element with optimizer offload: states, master weight, and the weight to be copied
-    back."""
+    back; or those of the software, and the gradients if they are offloaded too."""
+    profile = figures.profile
+    if profile.host_weight_bytes:
+        moved = figures.recipe.gradient_bytes if profile.offloads_gradients else 0
+        return figures.state_bytes + profile.host_weight_bytes + moved
     return figures.state_bytes + figures.recipe.master_bytes + figures.recipe.weight_bytes
+
+
+def narrow_gradient_bytes(figures: Figures) -> float:
+    """Bytes per element of gradients that are there a second time, in the dtype of the weights."""
+    recipe = figures.recipe
+    is_wide = recipe.gradient_bytes > recipe.weight_bytes
+    return recipe.weight_bytes if figures.profile.keeps_narrow_gradients and is_wide else 0
+
+
+def prefetched_bytes(figures: Figures, shardings: Shardings, weights: Column, ends: Column) -> Column:
+    """Bytes of sharded weights that are gathered ahead: up to a number of elements, or the larger end of the
+    model, and no more than all `weights`."""
+    most = np.minimum(np.maximum(ends, figures.profile.gathered_elements), weights)
+    return np.where(shardings.dense.param > 1, most * figures.recipe.weight_bytes, 0.0)
+
+
+def bucketed_bytes(
+    figures: Figures,
+    family: Family,
+    shardings: Shardings,
+    weights: Column,
+    parts: Mapping[str, Column],
+    layer: Column,
+) -> Column:
+    """Bytes by which reduction buckets and gradients for the update exceed the other `parts` of a rank of
+    `weights` elements; `layer` are the temporaries of a layer, or the gradient of an end of the model.
+
+    While these are there, there are the buckets and a copy of one. In the update there are gradients in both
+    dtypes, and no activations, temporaries and gathered weights.
+    """
+    profile, recipe, sharding = figures.profile, figures.recipe, shardings.dense
+    narrow, wide = recipe.weight_bytes, recipe.gradient_bytes
+    shards_parameters = sharding.param > 1
+    is_whole = (sharding.grad == 1) & (narrow_gradient_bytes(figures) > 0)
+    pair = profile.bucket_elements * narrow * (2 if profile.state_overlap > 0 else 1)
+    buckets = np.where(shards_parameters, profile.bucket_elements * wide, np.where(is_whole, 0.0, pair))
+    both = np.where(sharding.grad > 1, narrow + wide if wide > narrow else narrow, 0.0)
+    copied = np.minimum(weights, profile.bucket_elements) * np.where(shards_parameters | is_whole, wide, both)
+    backward = np.maximum(parts["temporaries"], layer + copied) - parts["temporaries"] + buckets
+    own = weights / sharding.optim
+    cast = own * (wide if wide >= 4 else wide + 4)
+    at_once = np.minimum(own, profile.update_elements) * (wide if wide >= 4 else wide + 4)
+    cast = np.where(shards_parameters, at_once, np.where(wide > narrow, 0.0, cast))
+    update = np.where(offloads_optimizer(family.rows), 0.0, cast) + np.where(shards_parameters, buckets, 0.0)
+    gone: Column = parts["activations"] + parts["temporaries"] + parts["gathered"]
+    return np.maximum(backward, update - gone)
 
 
 def own_bytes(figures: Figures, sharding: Sharding) -> Column:
@@ -246,32 +436,6 @@ def own_bytes(figures: Figures, sharding: Sharding) -> Column:
     if figures.profile.reduces_by_block and recipe.master_bytes == 0 and figures.state_bytes > 0:
         return own + np.where(sharding.param < sharding.optim, recipe.weight_bytes, 0)
     return own
-
-
-def _activations(
-    family: Family, kinds: Sequence[Amounts], stage: Mapping[str, Column], layers: Column, rank: int
-) -> tuple[Column, Column, Column]:
-    """Bytes of activations: saved on the device; recomputed on the device; and on the host.
-
-    The recomputed ones are those of one layer, or of the whole stage while weight gradients are pending,
-    together with the pending gradients.
-    """
-    pairs = in_flight(family, rank)
-    saved = saved_bytes(family.rows, layers, stage)
-    is_offloaded = offloads_activations(family.rows)
-    all_saved = _largest(kinds, "saved_bytes")
-    inputs, recompute = _largest(kinds, "input_bytes"), family.rows.recompute
-    # While one layer computes, the activations of another are copied.
-    other = np.where(family.rows.recompute_layers < layers, all_saved, inputs)
-    pair = np.where(recompute == "selective", 2 * _largest(kinds, "saved_selective_bytes"), 2 * all_saved)
-    pair = np.where(recompute == "full", inputs + other, pair)
-    on_device = np.where(is_offloaded, np.minimum(saved, pair), pairs * saved)
-    recomputed = np.where(recompute == "full", all_saved - inputs, 0.0)
-    waits = pending_weights(family, rank)
-    recomputed = (
-        np.maximum(recomputed, waits * (stage["saved_bytes"] - saved)) + waits * stage["output_bytes"]
-    )
-    return on_device, recomputed, np.where(is_offloaded, pairs * saved, 0.0)
 
 
 def boundary_buffers(figures: Figures, microbatches: Column, tp: Column) -> Column:
@@ -297,7 +461,7 @@ def _shared(
         shardings.expert.param > 1, _largest(kinds, "expert"), 0.0
     )
     return {
-        "gathered": 2 * recipe.weight_bytes * gathered,
+        "gathered": 2 * recipe.weight_bytes * gathered * (not has_whole_stages(figures, family)),
         "buffers": buffers * hidden * (family.pp > 1),
         "communicators": efficiency.communicator_bytes * communicators,
         "context": efficiency.context_bytes,

@@ -17,9 +17,10 @@ import numpy as np
 
 from shardwise_verify.collectives import Fabric
 from shardwise_verify.grids import GridCosts, ShardPairs
+from shardwise_verify.layers import SELECTIVE_AMOUNTS
 from shardwise_verify.problem import Figures
 from shardwise_verify.records import FIELDS, OFFLOADS, RECOMPUTES
-from shardwise_verify.schedules import in_flight_of, pending_weights_of, warmup_cooldown_of
+from shardwise_verify.schedules import moments_of, warmup_cooldown_of
 from shardwise_verify.space import SpaceDefinition
 from shardwise_verify.strategy_rows import Chunks, Column, StrategyRows
 
@@ -55,16 +56,22 @@ class Splits:
 
     `hulls` [recompute] is the smallest box around all splits with that choice, None where there is none.
     `prefix_sums` [recompute][layers, first, last] counts the splits below both ends that recompute at least
-    that many layers.
+    that many layers. `module_sets` are the sets of modules that selective recomputation may name.
     """
 
     layers: int
     stages: int
     hulls: tuple[tuple[int, ...] | None, ...]
     prefix_sums: tuple[Column, ...]
+    module_sets: tuple[str, ...]
+
+    def choices(self, recompute: int) -> int:
+        """Number of sets of modules with this choice of recompute."""
+        return len(self.module_sets) if RECOMPUTES[recompute] == "selective" else 1
 
     def count(self, recompute: Column, box: Box) -> Column:
-        """Candidates in each box: splits times the numbers of recomputed layers that they allow."""
+        """Candidates in each box, with one set of modules: splits times the numbers of recomputed layers that
+        they allow."""
         found = np.zeros(len(box.first_low), dtype=np.int64)
         for code, prefix_sums in enumerate(self.prefix_sums):
             at = np.flatnonzero(recompute == code)
@@ -105,12 +112,13 @@ def splits_of(space: SpaceDefinition, stages: int) -> Splits:
         from_on = np.cumsum(np.array(chosen, dtype=np.int64)[::-1], axis=0)[::-1]
         padded = np.pad(from_on.cumsum(axis=1).cumsum(axis=2), ((0, 1), (1, 0), (1, 0)))
         prefix_sums.append(padded)
-    return Splits(space.layers, stages, tuple(hulls), tuple(prefix_sums))
+    return Splits(space.layers, stages, tuple(hulls), tuple(prefix_sums), space.module_sets)
 
 
 def _allowed_splits(space: SpaceDefinition, recompute: str, number: int, fullest: Column) -> Column:
     """Which splits, by their fullest stage, allow this choice of recompute."""
-    if not space.allows(recompute=recompute, recompute_layers=number):
+    allows_set = bool(space.module_sets) if recompute == "selective" else space.allows(recompute_modules="")
+    if not allows_set or not space.allows(recompute=recompute, recompute_layers=number):
         return np.zeros(fullest.shape, dtype=bool)
     if number == 0:
         return np.ones(fullest.shape, dtype=bool)
@@ -162,13 +170,14 @@ EMBEDDING, HEAD = -2, -1
 class ProofNodes:
     """Nodes as columns, each of shape (nodes,): the grid and the codes of the choices made.
 
-    `recompute` and `offload` are indices into RECOMPUTES and OFFLOADS; `pair` is an index into `ShardPairs`.
-    -1 stands for an open choice, 0 in `optim`. `weight` counts the candidates for each split and number of
-    recomputed layers.
+    `recompute` and `offload` are indices into RECOMPUTES and OFFLOADS, `modules` into the sets of modules of
+    the space; `pair` is an index into `ShardPairs`. -1 stands for an open choice, 0 in `optim`. `weight`
+    counts the candidates for each split and number of recomputed layers.
     """
 
     grid: Column
     recompute: Column
+    modules: Column
     offload: Column
     pair: Column
     optim: Column
@@ -252,7 +261,7 @@ class PipelineContext(Chunks):
     @cached_property
     def ramps(self) -> tuple[Column, dict[str, Column]]:
         """Index of each grid into the tables, and the tables [stage or rank; index]: the fields of
-        `warmup_cooldown_of`, micro-batches in flight and pending weights."""
+        `warmup_cooldown_of`."""
         values, place = np.unique(self.grid_costs.microbatches, return_inverse=True)
         found = [warmup_cooldown_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
         names = (
@@ -265,15 +274,15 @@ class PipelineContext(Chunks):
             "has_steady_state",
         )
         tables = {name: np.array([getattr(ramps, name) for ramps in found]).T for name in names}
-        in_flight = [in_flight_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
-        pending_weights = [
-            pending_weights_of(self.schedule, self.pp, self.vpp, int(value)) for value in values
-        ]
-        return place, {
-            **tables,
-            "in_flight": np.array(in_flight).T,
-            "pending_weights": np.array(pending_weights).T,
-        }
+        return place, tables
+
+    def moments(self, nodes: ProofNodes) -> Iterator[tuple[Column, tuple[Column, ...]]]:
+        """The nodes with each number of micro-batches, and what `moments_of` has for them."""
+        values, place = np.unique(self.grid_costs.microbatches, return_inverse=True)
+        counts = [moments_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
+        of_node = place[nodes.grid]
+        for number in np.unique(of_node):
+            yield np.flatnonzero(of_node == number), counts[number]
 
     def ramp(self, name: str, nodes: ProofNodes) -> Column:
         """[stage or rank; node] of a table of `ramps`."""
@@ -282,6 +291,9 @@ class PipelineContext(Chunks):
 
     def amount(self, name: str, nodes: ProofNodes) -> Column:
         """[kinds, embedding, head; node]."""
+        if name in SELECTIVE_AMOUNTS:
+            found: Column = self.grid_costs.selective[name][nodes.modules, :, nodes.grid].T
+            return found
         return self.grid_costs.amounts[name][:, nodes.grid]
 
     def with_traffic(self, phase: str, nodes: ProofNodes, *, is_paired: bool) -> Column:
@@ -376,9 +388,15 @@ def _mixes(pipeline: PipelineContext, least: Column, box: Box) -> tuple[Column, 
 def branch_recompute(pipeline: PipelineContext, nodes: ProofNodes) -> ProofNodes:
     """Branching rule: every choice of recomputation."""
     found = [
-        replace(nodes, recompute=np.full(len(nodes), recompute), box=_box(hull, len(nodes)))
+        replace(
+            nodes,
+            recompute=np.full(len(nodes), recompute),
+            modules=np.full(len(nodes), modules),
+            box=_box(hull, len(nodes)),
+        )
         for recompute, hull in enumerate(pipeline.splits.hulls)
         if hull is not None
+        for modules in range(pipeline.splits.choices(recompute))
     ]
     return join_nodes(found)
 
@@ -405,7 +423,10 @@ def branch_shard_pairs(pipeline: PipelineContext, nodes: ProofNodes) -> ProofNod
 
 def count_of_splits(splits: Splits) -> int:
     """Number of splits of the table with all their choices of recompute."""
-    return sum(int(prefix_sums[0, -1, -1]) for prefix_sums in splits.prefix_sums)
+    return sum(
+        splits.choices(recompute) * int(prefix_sums[0, -1, -1])
+        for recompute, prefix_sums in enumerate(splits.prefix_sums)
+    )
 
 
 def _box(hull: tuple[int, ...], length: int) -> Box:
@@ -421,6 +442,7 @@ def root_nodes(pipeline: PipelineContext, grid: Column, weight: Column) -> Proof
     return ProofNodes(
         grid=grid,
         recompute=undecided,
+        modules=np.zeros(len(grid), dtype=np.int64),
         offload=undecided,
         pair=undecided,
         optim=np.zeros(len(grid), dtype=np.int64),
@@ -486,6 +508,11 @@ def rows_of_points(pipeline: PipelineContext, nodes: ProofNodes) -> StrategyRows
         "first_stage_layers": first,
         "last_stage_layers": last,
         "recompute": np.array(RECOMPUTES)[nodes.recompute],
+        "recompute_modules": np.where(
+            nodes.recompute == RECOMPUTES.index("selective"),
+            np.array([*pipeline.splits.module_sets, ""])[nodes.modules],
+            "",
+        ),
         "recompute_layers": nodes.box.layers_low,
         "offload": np.array(OFFLOADS)[nodes.offload],
         "param_shard": pipeline.pairs.param[nodes.pair],

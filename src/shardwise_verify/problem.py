@@ -34,16 +34,18 @@ MTP_PREFIX = "mtp."
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRecipe:
-    """Dtypes of weight matmuls and of attention (their peaks); bytes per activation, weight, gradient and
-    master weight, and per saved activation that only a matmul reads."""
+    """Dtypes of weight matmuls and of attention (their peaks); bytes per activation, weight, accumulated
+    gradient and master weight, per saved activation that only a matmul reads, and per gradient that a
+    collective reduces."""
 
     matmul: str
     other: str
     activation_bytes: int = 2
     weight_bytes: int = 2
     gradient_bytes: int = 4
-    master_bytes: int = 4
+    master_bytes: float = 4
     operand_bytes: float = 2
+    reduced_bytes: int = 4
 
     @property
     def cast_bytes(self) -> int:
@@ -62,13 +64,15 @@ RECIPES: Mapping[str, PrecisionRecipe] = {
     "nvfp4": PrecisionRecipe("fp4", "bf16", operand_bytes=0.5 + 1 / 16),
 }
 
+FP32_BYTES = 4
+
 OPTIMIZERS: Mapping[str, tuple[int, int]] = {
     "adamw": (8, 0),
     "adafactor": (0, 0),
     "sgd": (4, 0),
     "muon": (4, 30),
 }
-"""State bytes per parameter; FLOP per parameter and hidden unit."""
+"""State bytes per parameter with fp32 moments; FLOP per parameter and hidden unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,7 @@ class Figures:
     device: DeviceRecord
     efficiency: EfficiencyRecord
     recipe: PrecisionRecipe
-    state_bytes: int
+    state_bytes: float
     update_flop: int
     matmul_flop_per_s: float
     attention_flop_per_s: float
@@ -141,7 +145,9 @@ def figures_of(model: LayersRecord, cluster: ClusterRecord, job: JobRecord) -> F
     if not job.profile.applies_dropout:
         model = _without_dropout(model)
     if not job.profile.reduce_in_fp32:
-        recipe = replace(recipe, gradient_bytes=recipe.weight_bytes)
+        accumulated = recipe.gradient_bytes if job.profile.accumulates_in_fp32 else recipe.weight_bytes
+        recipe = replace(recipe, gradient_bytes=accumulated, reduced_bytes=recipe.weight_bytes)
+    recipe = replace(recipe, master_bytes=min(float(recipe.master_bytes), job.profile.master_bytes))
     state_bytes, update_flop = OPTIMIZERS[job.optimizer]
     nodes = set(cluster.nodes)
     used = sorted({node.device_class for node in nodes})
@@ -158,7 +164,7 @@ def figures_of(model: LayersRecord, cluster: ClusterRecord, job: JobRecord) -> F
         device=slowest,
         efficiency=efficiency,
         recipe=recipe,
-        state_bytes=state_bytes,
+        state_bytes=state_bytes / FP32_BYTES * job.profile.moment_bytes,
         update_flop=update_flop,
         matmul_flop_per_s=slowest.peak_flop_per_s[recipe.matmul] * speed * of_dtype.get(recipe.matmul, 1.0),
         attention_flop_per_s=slowest.peak_flop_per_s[recipe.other] * speed,

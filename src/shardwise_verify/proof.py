@@ -14,7 +14,7 @@ runners-up: legal, fitting, correctly estimated, in order, and of different kind
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
@@ -46,7 +46,8 @@ from shardwise_verify.nodes import (
     splits_of,
     widths,
 )
-from shardwise_verify.problem import Figures
+from shardwise_verify.peak_errors import fits_probability
+from shardwise_verify.problem import Figures, figures_of
 from shardwise_verify.records import (
     FIELDS,
     OFFLOADS,
@@ -57,10 +58,10 @@ from shardwise_verify.records import (
     RunnerUpRecord,
     StrategyRecord,
 )
-from shardwise_verify.rules import SCHEDULE_RULES, count, first_broken, is_candidate
+from shardwise_verify.rules import SCHEDULE_RULES, count, first_broken, is_candidate, wider_of
 from shardwise_verify.space import SpaceDefinition, chains_of
 from shardwise_verify.strategy_rows import Column, StrategyRows, rows_of
-from shardwise_verify.targets import TargetLimits, limits_of, target_limits_of
+from shardwise_verify.targets import TargetLimits, limits_of, target_limits_of, with_options
 
 
 class ProofTimeLimitError(Exception):
@@ -123,7 +124,8 @@ def _runner_up_check(name: str, runner_up: RunnerUpRecord, plan: PlanRecord, fig
 def _evaluated(strategy: StrategyRecord, plan: PlanRecord, figures: Figures) -> tuple[float, float] | str:
     """Step time and device bytes of a candidate that is legal and fits; else what it should be."""
     proof = plan.proof
-    if not is_candidate(figures, strategy, proof.space, proof.fixed, proof.axes):
+    restrictions = proof.space, proof.fixed, proof.axes
+    if not is_candidate(figures, strategy, *restrictions, **wider_of(proof)):
         return f"a candidate of the space {proof.space!r}"
     rows = rows_of([strategy])
     broken = str(first_broken(rows, figures)[0])
@@ -144,6 +146,12 @@ def _optimum_checks(plan: PlanRecord, optimum: OptimumRecord, figures: Figures) 
     yield Check(name="optimum", ok=ok, found=f"{optimum.step_time_s!r} s", expected=expected)
     given_up = plan.best.step_time_s / optimum.step_time_s - 1.0
     yield number_check("given up", optimum.given_up, given_up, scale=1.0)
+    errors = plan.job.profile.peak_errors
+    if optimum.fits_probability is not None and errors is not None and not isinstance(own, str):
+        capacity = plan.best.peak_memory_bytes.capacity
+        yield number_check(
+            "optimum fits", optimum.fits_probability, fits_probability(errors, own[1], capacity), scale=1.0
+        )
     tolerance = plan.question.tolerance
     yield Check(
         name="tolerance",
@@ -211,6 +219,10 @@ NODES_PER_BATCH = 1 << 16
 """Nodes that are branched together."""
 
 
+Progress = Callable[[str], None]
+"""Takes a line of text that says how far a proof is."""
+
+
 class _CounterexampleError(Exception):
     """Ends the proof early: a counterexample was found."""
 
@@ -269,7 +281,9 @@ class Prover:
             return
         for start in range(0, len(legal), GRIDS_PER_BATCH):
             some = legal[start : start + GRIDS_PER_BATCH]
-            grid_costs = grid_costs_of(self.figures, pp, rows.take(some), multiplicity[some])
+            grid_costs = grid_costs_of(
+                self.figures, pp, rows.take(some), multiplicity[some], self.space.module_sets or ("",)
+            )
             self._run_grid_costs(grid_costs, below[some], splits)
 
     def _run_grid_costs(self, grid_costs: GridCosts, below: Column, splits: Mapping[int, Splits]) -> None:
@@ -285,7 +299,7 @@ class Prover:
                 continue
             pipeline = PipelineContext(
                 figures=self.figures,
-                fabric=fabric_of(self.figures.cluster, self.figures.efficiency),
+                fabric=fabric_of(self.figures.cluster, self.figures.efficiency, self.figures.backend),
                 grid_costs=grid_costs,
                 pairs=none,
                 pp=grid_costs.pp,
@@ -535,50 +549,102 @@ class Claim:
     kind_cutoffs_s: Mapping[StrategyKind, float] = field(default_factory=dict)
 
 
-def optimal_check(plan: PlanRecord, figures: Figures, budget_s: float) -> Check:
+def optimal_check(
+    plan: PlanRecord, figures: Figures, budget_s: float, progress: Progress | None = None
+) -> Check:
     """The claims of the plan's objective, proven within `budget_s` seconds, or open."""
     proof = plan.proof
     space = space_of(figures, proof, target_limits_of(limits_of(plan), figures.model, plan.job))
-    all_of = count(figures, proof.space, proof.fixed, proof.axes)
-    until_s = monotonic() + budget_s
+    all_of = count(figures, proof.space, proof.fixed, proof.axes, **wider_of(proof))
+    return _proven("optimal", figures, space, claims_of(plan, figures), all_of, budget_s, progress)
+
+
+def nothing_faster_check(
+    plan: PlanRecord, other: CertificateRecord, budget_s: float, progress: Progress | None = None
+) -> Check:
+    """That no strategy with other options of the software takes less time than the certificate about them
+    says, and that this is no less than that of the fastest; proven within `budget_s` seconds, or open."""
+    name = " ".join(("optimal with", *(f"{key} {value}" for key, value in other.options.items())))
+    with_them, best_s, bound_s = with_options(plan, other), plan.fastest[1], other.lower_bound_s
+    is_lower = bound_s < best_s * (1 - PROVEN_GAP) and not other.unexplored
+    if plan.model is None or is_lower:
+        return Check(name=name, ok=False, found=f"no step time below {bound_s!r} s", expected=f"{best_s!r} s")
+    figures = figures_of(plan.model.layers, plan.cluster, with_them.job)
+    limits = target_limits_of(limits_of(with_them), figures.model, with_them.job)
+    all_of = count(figures, other.space, other.fixed, other.axes, **wider_of(other))
+    usable = figures.usable_bytes * (1 - TOLERANCE)
+    claim = _time_claim(bound_s, usable, f"no step time below {bound_s!r} s")
+    space = space_of(figures, other, limits)
+    return _proven(name, figures, space, [claim], all_of, budget_s, progress)
+
+
+def _proven(
+    name: str,
+    figures: Figures,
+    space: SpaceDefinition,
+    claims: Sequence[Claim],
+    all_of: int,
+    budget_s: float,
+    progress: Progress | None,
+) -> Check:
+    """Whether the claims hold for all candidates of the space, of which there are `all_of`."""
+    started_s = monotonic()
     # Candidates that fit only by rounding are not part of the claim: the planner may reject them.
     figures = replace(figures, host_capacity_bytes=figures.host_capacity_bytes * (1 - TOLERANCE))
-    claims = claims_of(plan, figures)
     found = "; ".join(claim.text for claim in claims)
     if all_of > LARGEST_SPACE:
-        return _open_check(found, f"not proven: {all_of} candidates")
-    covers = []
+        return _open_check(name, found, f"not proven: {all_of} candidates")
+    covers: list[ProofOutcome] = []
     for claim in claims:
+        decided = ProofOutcome()
+
+        def is_out_of_time(decided: ProofOutcome = decided) -> bool:
+            spent_s = monotonic() - started_s
+            if progress is not None:
+                part = len(covers) * all_of + decided.count
+                progress(progress_text(name, part, len(claims) * all_of, spent_s))
+            return spent_s > budget_s
+
         prover = Prover(
             figures=figures,
             space=space,
             cutoff_s=claim.cutoff_s,
             usable_bytes=claim.usable_bytes,
             kind_cutoffs_s=claim.kind_cutoffs_s,
-            is_out_of_time=lambda: monotonic() > until_s,
+            is_out_of_time=is_out_of_time,
+            outcome=decided,
         )
         try:
             outcome = prover.run()
         except ProofTimeLimitError:
-            return _open_check(found, f"not proven within {budget_s:g} s")
+            return _open_check(name, found, f"not proven within {budget_s:g} s")
         if outcome.counterexample is not None:
             return Check(
-                name="optimal",
+                name=name,
                 ok=False,
                 found=found,
                 expected=_counterexample_text(outcome, outcome.counterexample, claim),
             )
         covers.append(outcome)
     return Check(
-        name="optimal",
+        name=name,
         ok=all(outcome.count == all_of for outcome in covers),
         found=found,
         expected="; ".join(_outcome_text(outcome, all_of) for outcome in covers),
     )
 
 
-def _open_check(found: str, expected: str) -> Check:
-    return Check(name="optimal", ok=False, is_open=True, found=found, expected=expected)
+def progress_text(name: str, done: int, total: int, spent_s: float) -> str:
+    """How far a proof is: candidates decided, and the time that the rest takes at the same rate."""
+    text = f"{name}: {done:,} of {total:,} candidates decided"
+    if not done:
+        return text
+    left_s = spent_s * (total - done) / done
+    return f"{text}, about {f'{left_s / 60:.0f} min' if left_s >= 100 else f'{left_s:.0f} s'} left"
+
+
+def _open_check(name: str, found: str, expected: str) -> Check:
+    return Check(name=name, ok=False, is_open=True, found=found, expected=expected)
 
 
 def space_of(figures: Figures, proof: CertificateRecord, target_limits: TargetLimits) -> SpaceDefinition:
@@ -592,6 +658,7 @@ def space_of(figures: Figures, proof: CertificateRecord, target_limits: TargetLi
         fixed=proof.fixed,
         axes=proof.axes,
         target_limits=target_limits,
+        **wider_of(proof),
     )
 
 

@@ -57,14 +57,16 @@ class StrategyRecord:
     schedule: ScheduleName
     sequence_parallel: bool
     recompute: Recompute
+    recompute_modules: str = ""
     recompute_layers: Layers
     offload: Literal["none", "optimizer", "activations", "both"]
     axis_order: str
     first_stage_layers: Layers
     last_stage_layers: Layers
+    options: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
-FIELDS = tuple(each.name for each in fields(StrategyRecord))
+FIELDS = tuple(each.name for each in fields(StrategyRecord) if each.compare)
 
 Value = int | str | bool
 Fixed = Mapping[str, Anything]
@@ -120,6 +122,7 @@ class SavedRecord:
     rows: Rows = "tokens"
     dtype: Literal["compute", "operand", "fp32", "mask"] = "compute"
     selective: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +259,12 @@ class LayersRecord:
             raise InputError(
                 "is not a pattern of the kinds", key="model.layers.pattern", found=f"{count} layers"
             )
+
+    @property
+    def embedding_copies(self) -> int:
+        """Copies of the embedding that a head on another rank has: as its output weights, and for the tokens
+        of prediction modules."""
+        return int(self.tied_embeddings) + int(self.head_layers > 0)
 
     @cached_property
     def layer_kinds(self) -> tuple[int, ...]:
@@ -435,6 +444,17 @@ Band = tuple[Amount, Amount]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeakErrorsRecord:
+    """The normal distribution of log(measured / predicted) of peak memory."""
+
+    kind: str
+    bias: Annotated[float, Bounds(-10.0, 10.0)]
+    spread: Annotated[float, Bounds(0.0, 10.0)]
+    sources: Whole
+    rows: Whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SoftwareRecord:
     """The software profile (docs/concepts/cost-model.md)."""
 
@@ -460,6 +480,31 @@ class SoftwareRecord:
     buffers_all_microbatches: bool
     keeps_gathered_inputs: bool
     reduces_by_block: bool
+    peak_errors: PeakErrorsRecord | None = None
+    """None in files of before it was known."""
+    loss: Literal["in_place", "megatron", "eager", "compiled", "fused"] | None = None
+    """None in files of before it was known: fp32 logits in place, or with a copy where blocks are reduced."""
+    keeps_low_precision_weights: bool = False
+    eager_modules: bool = False
+    shards_experts_by_instance: bool = False
+    whole_in_pipelines: bool = False
+    keeps_split_graphs: bool = False
+    needs_sequence_parallel: bool = False
+    linked_devices: Whole = 0
+    accumulates_in_fp32: bool = False
+    moment_bytes: Amount = 4.0
+    master_bytes: Amount = 4.0
+    accumulated_bytes: Amount = 0.0
+    has_fp8_parameters: bool = False
+    bucket_elements: Amount = 0.0
+    gathered_elements: Amount = 0.0
+    update_elements: Amount = 0.0
+    keeps_narrow_gradients: bool = False
+    offloads_gradients: bool = False
+    host_weight_bytes: Amount = 0.0
+    host_process_bytes: Amount = 0.0
+    offload_modules: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,6 +600,8 @@ class BestRecord:
     mfu: Amount | None
     mfu_full_attention: Amount | None
     peak_memory_bytes: PeakRecord
+    memory_band_bytes: Band | None = None
+    fits_probability: Share | None = None
     breakdown: Mapping[str, Signed]
     memory: Mapping[str, Signed]
     evaluator: str
@@ -583,6 +630,8 @@ class CertificateRecord:
     space: str
     fixed: Fixed = field(default_factory=dict)
     axes: Restricted = field(default_factory=dict)
+    empty_ends: bool | None = None
+    own_set: bool | None = None
     enumerated: Whole
     unexplored: Whole = 0
     rejected: Mapping[str, Whole]
@@ -592,11 +641,18 @@ class CertificateRecord:
     lower_bound_s: Amount
     gap: Annotated[float, Bounds(-1.0, 1.0)] | None = None
     priced_as: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    other_options: tuple[CertificateRecord, ...] = ()
 
     def __post_init__(self) -> None:
+        if any(not one.options or one.other_options for one in self.other_options):
+            raise InputError("is not one search", key="certificate.other_options", allowed="options of each")
         for name, values in self.axes.items():
             if len(set(map(repr, values))) < len(values):
                 raise InputError("has a value twice", key=f"certificate.axes.{name}")
+        for name in ("empty_ends", "own_set"):
+            if getattr(self, name) is False:
+                raise InputError("is not true", key=f"certificate.{name}", allowed="true, or left out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -625,6 +681,7 @@ class OptimumRecord:
     strategy: StrategyRecord
     step_time_s: Positive
     given_up: Amount
+    fits_probability: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -636,6 +693,7 @@ class QuestionRecord:
     fixed: Fixed
     axes: Restricted
     tolerance: Amount = 0.0
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

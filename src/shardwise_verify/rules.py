@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
+from shardwise_verify.modules import is_set
 from shardwise_verify.problem import DegreeLimits, Figures
 from shardwise_verify.reading import InputError
-from shardwise_verify.records import AXES, CP_KINDS, FIELDS, JobRecord
+from shardwise_verify.records import AXES, CP_KINDS, FIELDS, CertificateRecord, JobRecord
 from shardwise_verify.space import ALIASES, SpaceDefinition, chains_of, count_space, divisors
 from shardwise_verify.strategy_rows import Column, StrategyRows
 from shardwise_verify.targets import NO_TARGET_LIMITS, TARGET_REASON, TargetLimits
@@ -64,6 +65,10 @@ ATTENTION_RULES: Mapping[str, Rule] = {
     "seq_tp": lambda grid, limits, job: (
         (grid.sequence_parallel & True) & ((job.seq_len // grid.cp) % grid.tp != 0)
     ),
+    "tp_overlap": lambda grid, limits, job: (
+        (grid.sequence_parallel & (job.profile.linked_devices > 0))
+        & (max(job.profile.linked_devices, 1) % grid.tp != 0)
+    ),
 }
 """Rules on tp, cp, cp_kind, sequence_parallel."""
 
@@ -80,7 +85,9 @@ BATCH_RULES: Mapping[str, Rule] = {
 """Rules on dp, pp."""
 
 SCHEDULE_RULES: Mapping[str, Rule] = {
-    "layers_vpp": lambda grid, limits, job: grid.pp * grid.vpp > limits.layers,
+    "layers_vpp": lambda grid, limits, job: (
+        grid.pp * grid.vpp > limits.layers + 2 * (grid.schedule == "interleaved_1f1b")
+    ),
     "interleaved_microbatches": _interleaved,
     "v_microbatches": _v_shaped,
 }
@@ -101,12 +108,27 @@ def first_broken_of(grid: Any, rules: Mapping[str, Rule], limits: DegreeLimits, 
     return next((code for code, rule in rules.items() if rule(grid, limits, job)), "")
 
 
+class Wider(TypedDict):
+    """By what a space is wider than its name and its fields say: see `count_space`."""
+
+    empty_ends: bool
+    own_set: bool
+
+
+def wider_of(proof: CertificateRecord) -> Wider:
+    """By what the space of a certificate is wider."""
+    return {"empty_ends": bool(proof.empty_ends), "own_set": bool(proof.own_set)}
+
+
 def is_candidate(
     figures: Figures,
     strategy: object,
     space: str,
     fixed: Mapping[str, object],
     axes: Mapping[str, Collection[object]] | None = None,
+    *,
+    empty_ends: bool = False,
+    own_set: bool = False,
 ) -> bool:
     """Whether the strategy is a candidate of the space: with every field fixed, the space has exactly one
     candidate.
@@ -120,9 +142,12 @@ def is_candidate(
         return False
     if any(values[name] < 1 for name in AXES):
         return False
+    is_own_set = values["recompute"] == "selective" and not values["recompute_modules"]
+    if is_own_set and not own_set and any((axes or {}).get("recompute_modules", ())):
+        return False  # a space that names modules has the own set of our runtime only where it says so
     aliases = {name: value for name, value in fixed.items() if name in ALIASES}
     try:
-        return count(figures, space, {**values, **aliases}) == 1
+        return count(figures, space, {**values, **aliases}, empty_ends=empty_ends, own_set=own_set) == 1
     except InputError:
         return False
 
@@ -147,6 +172,8 @@ def fault_of(figures: Figures, strategy: Any) -> str:
         "layers": not whole,
         "batch": batch % s.dp == 0 and batch // s.dp % s.micro_batch_size != 0,
         "recompute": not low <= s.recompute_layers <= high,
+        "modules": not is_set(s.recompute_modules)
+        or bool(s.recompute_modules and s.recompute != "selective"),
     }
     return ", ".join(name for name, is_broken in faults.items() if is_broken)
 
@@ -156,6 +183,9 @@ def count(
     space: str,
     fixed: Mapping[str, object],
     axes: Mapping[str, Collection[object]] | None = None,
+    *,
+    empty_ends: bool = False,
+    own_set: bool = False,
 ) -> int:
     """The number of candidates of the space. Raises InputError for an unknown space."""
     experts = figures.model.experts
@@ -167,6 +197,8 @@ def count(
         space=space,
         fixed=fixed,
         axes=axes,
+        empty_ends=empty_ends,
+        own_set=own_set,
     ).count
 
 
@@ -176,11 +208,14 @@ def rejected_counts(
     fixed: Mapping[str, object],
     axes: Mapping[str, Collection[object]] | None = None,
     target_limits: TargetLimits = NO_TARGET_LIMITS,
+    *,
+    empty_ends: bool = False,
+    own_set: bool = False,
 ) -> dict[str, int]:
     """The number of candidates per code of the first broken rule; codes without candidates are omitted.
 
-    `space` is `core` or `default`; `fixed` and `axes` as in `count_space`. The limits of the target
-    (`target_limits`) come after the rules on grids and before those on schedules.
+    `space` is `core` or `default`; `fixed`, `axes`, `empty_ends` and `own_set` as in `count_space`. The
+    limits of the target (`target_limits`) come after the rules on grids and before those on schedules.
     """
     rows = SpaceDefinition(
         layers=figures.limits.layers,
@@ -191,6 +226,8 @@ def rejected_counts(
         fixed=fixed,
         axes={} if axes is None else axes,
         target_limits=target_limits,
+        empty_ends=empty_ends,
+        own_set=own_set,
     )
     found: Counter[str] = Counter()
     layer_choices: dict[int, int] = {}

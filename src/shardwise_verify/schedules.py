@@ -160,24 +160,36 @@ def _interleaved(pp: int, vpp: int, m: int, rank: int) -> Iterator[TableAction]:
         yield stage, letter, (j // pp // vpp) * pp + j % pp
 
 
-def in_flight(family: Family, rank: int) -> int:
-    """The most (stage, micro-batch) pairs of a rank between F and the end of B or W."""
-    pp, vpp, m = family.pp, family.vpp, family.microbatches
-    return {
-        "1f1b": min(m, pp - rank),
-        "gpipe": m,
-        "interleaved_1f1b": min(m * vpp, (vpp + 1) * pp - 2 * rank - 1),
-        "zb_h1": min(m, pp),
-        "zb_h2": min(m, 2 * pp - 1),
-        "zb_v": min(2 * m, 2 * pp),
-        "dualpipe_v": min(2 * m, 2 * pp + 1),
-    }[family.schedule]
+IN_FLIGHT, WAITING = 0, 1
+"""Second axis of `moments_of`: pairs between F and B (or I), and pairs between I and W."""
 
 
-def pending_weights(family: Family, rank: int) -> int:
-    """The most (stage, micro-batch) pairs of a rank between the start of I and the end of W."""
-    of_rank = {"zb_h1": rank + 1, "zb_h2": 2 * rank + 1, "zb_v": 2 * rank + 1, "dualpipe_v": rank + 1}
-    return min(family.microbatches, of_rank.get(family.schedule, 0))
+@lru_cache(maxsize=4096)
+def moments_of(schedule: str, pp: int, vpp: int, microbatches: int) -> tuple[Column, ...]:
+    """For each rank [moment, IN_FLIGHT or WAITING, chunk]: how many micro-batches of each of its stages have
+    activations, at every moment at which no other has as many of each."""
+    if schedule == "gpipe":
+        return (np.array([[[microbatches], [0]]]),) * pp
+    few = min(microbatches, pp if schedule == "1f1b" else 4 * pp)
+    family = empty_family(schedule, pp, vpp, few)
+    changes = {"F": (1, 0), "B": (-1, 0), "I": (-1, 1), "W": (0, -1)}
+    of_ranks = []
+    for rank, row in enumerate(table_of(family)):
+        own = family.stages_of(rank)
+        chunk = {stage: place for place, stage in enumerate(own)}
+        steps = np.zeros((len(row), 2, len(own)), dtype=np.int64)
+        for number, (stage, kind, _) in enumerate(row):
+            steps[number, :, chunk[stage]] = changes[kind]
+        of_ranks.append(_most(np.unique(steps.cumsum(axis=0), axis=0)))
+    return tuple(of_ranks)
+
+
+def _most(counts: Column) -> Column:
+    """Those of distinct moments that no other one exceeds."""
+    flat = counts.reshape(len(counts), -1)
+    is_below = [bool(((flat >= one).all(axis=1) & (flat > one).any(axis=1)).any()) for one in flat]
+    found: Column = counts[~np.array(is_below)]
+    return found
 
 
 class DeadlockError(Exception):
@@ -342,20 +354,6 @@ def warmup_cooldown_of(schedule: str, pp: int, vpp: int, microbatches: int) -> W
         last_forward_stage,
         has_steady_state,
     )
-
-
-@lru_cache(maxsize=4096)
-def in_flight_of(schedule: str, pp: int, vpp: int, microbatches: int) -> tuple[int, ...]:
-    """Activations in flight of each rank."""
-    family = empty_family(schedule, pp, vpp, microbatches)
-    return tuple(in_flight(family, rank) for rank in range(pp))
-
-
-@lru_cache(maxsize=4096)
-def pending_weights_of(schedule: str, pp: int, vpp: int, microbatches: int) -> tuple[int, ...]:
-    """Pending weight gradients of each rank."""
-    family = empty_family(schedule, pp, vpp, microbatches)
-    return tuple(pending_weights(family, rank) for rank in range(pp))
 
 
 def empty_family(schedule: str, pp: int, vpp: int, microbatches: int) -> Family:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -44,20 +45,33 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shardings:
-    """Both families; `has_experts` says whether there are expert weights."""
+    """Both families; `has_experts` says whether there are expert weights, `once` whether sharded parameters
+    are gathered and gradients reduced once in a step (whole stages) and not in each micro-batch."""
 
     dense: Sharding
     expert: Sharding
     has_experts: bool
+    once: Column | bool
 
 
-def shardings_of(degrees: Sequence[Column], groups: Groups, *, has_experts: bool) -> Shardings:
-    """Shardings of dense and expert weights; `degrees` of parameters, gradients and optimizer states."""
+def shardings_of(
+    degrees: Sequence[Column], groups: Groups, *, has_experts: bool, by_instance: bool, once: Column | bool
+) -> Shardings:
+    """Shardings of dense and expert weights; `degrees` of parameters, gradients and optimizer states.
+
+    With `by_instance` the optimizer has instances, each with all states: dense weights have one replica of
+    the states in each of (replicas / degree) instances, and so have experts."""
     of_experts = tuple(np.gcd(degree, groups.expert_replicas) for degree in degrees)
+    if by_instance:
+        param, grad, optim = degrees
+        instances = prod(groups.data) // optim
+        share = np.gcd(of_experts[2], np.maximum(groups.expert_replicas // instances, 1))
+        of_experts = (*of_experts[:2], np.where((param == 1) & (grad == 1), share, of_experts[2]))
     return Shardings(
         dense=_sharding(groups.data, *degrees),
         expert=_sharding(groups.expert_data, *of_experts),
         has_experts=has_experts,
+        once=once,
     )
 
 
@@ -86,19 +100,19 @@ def traffic_amounts(
     recipe = figures.recipe
     gather = all_gather_s(fabric, block["dense"] * recipe.weight_bytes, dense.param_group)
     scatter = reduce_scatter_s(
-        fabric, figures.backend, block["dense"] * recipe.gradient_bytes, dense.grad_group
+        fabric, figures.backend, block["dense"] * recipe.reduced_bytes, dense.grad_group
     )
     if shardings.has_experts:
         has = block["expert"] > 0
         more = all_gather_s(fabric, block["expert"] * recipe.weight_bytes, expert.param_group)
         gather = gather + np.where(has, more, 0.0)
         more = reduce_scatter_s(
-            fabric, figures.backend, block["expert"] * recipe.gradient_bytes, expert.grad_group
+            fabric, figures.backend, block["expert"] * recipe.reduced_bytes, expert.grad_group
         )
         scatter = scatter + np.where(has, more, 0.0)
     return {
         f"{phase}_traffic_s": figures.exposed_s(
-            scatter if phase == "weight" else gather,
+            np.where(shardings.once, 0.0, scatter if phase == "weight" else gather),
             block[f"{phase}_computation_s"],
             figures.profile.shard_overlap,
         )
@@ -131,9 +145,9 @@ def reduction_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: R
     """Seconds of a stage's gradient reduction at the end of the step."""
 
     def of(family: Sharding, elements: Column) -> Column:
-        nbytes = elements * figures.recipe.gradient_bytes
+        nbytes = elements * figures.recipe.reduced_bytes
         whole = reduce_scatter_s(fabric, figures.backend, nbytes, family.scatter_group)
-        scatter = np.where(family.grad == 1, whole, 0.0)
+        scatter = np.where((family.grad == 1) | shardings.once, whole, 0.0)
         return scatter + all_reduce_s(fabric, nbytes / family.reduced, family.replica_group)
 
     return _of_both(shardings, stage, of)
@@ -143,9 +157,9 @@ def gathering_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: R
     """Seconds of a stage's parameter all-gather at the start of the step."""
 
     def of(family: Sharding, elements: Column) -> Column:
-        return all_gather_s(
-            fabric, elements * figures.recipe.weight_bytes / family.param, family.regather_group
-        )
+        nbytes = elements * figures.recipe.weight_bytes
+        updated = all_gather_s(fabric, nbytes / family.param, family.regather_group)
+        return updated + np.where(shardings.once, all_gather_s(fabric, nbytes, family.param_group), 0.0)
 
     return _of_both(shardings, stage, of)
 

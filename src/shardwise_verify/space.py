@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations, permutations, product
 from math import comb, factorial, isqrt, lcm, prod
 
 import numpy as np
 
+from shardwise_verify.modules import is_set
 from shardwise_verify.reading import InputError
 from shardwise_verify.records import (
     AXES,
@@ -30,7 +31,13 @@ from shardwise_verify.targets import NO_TARGET_LIMITS, TargetLimits
 
 SPACES = ("core", "default")
 PIPELINE_FIELDS = ("schedule", "vpp")
-LAYER_FIELDS = ("first_stage_layers", "last_stage_layers", "recompute", "recompute_layers")
+LAYER_FIELDS = (
+    "first_stage_layers",
+    "last_stage_layers",
+    "recompute",
+    "recompute_modules",
+    "recompute_layers",
+)
 WORDS = (*CP_KINDS, *SCHEDULES, *RECOMPUTES, *OFFLOADS)
 ALIASES = ("zero_stage", "dp_replicate", "dp_shard")
 
@@ -50,6 +57,7 @@ NOTES: Mapping[str, str] = {
     "schedule": "1f1b where pp = 1",
     "sequence_parallel": "a choice where tp > 1",
     "recompute": "a choice everywhere",
+    "recompute_modules": "none, unless named; then a choice where recompute is selective",
     "recompute_layers": "0; 1 to the largest number of layers on a stage where recompute is full",
     "offload": "a choice everywhere",
     "axis_order": "orders of the axes larger than 1",
@@ -62,7 +70,8 @@ NOTES: Mapping[str, str] = {
 class SpaceCount:
     """The number of candidates of a space, and the values of its fields.
 
-    `axes` maps each field of a strategy to all values that occur in some candidate, as text, in order.
+    `axes` maps each field of a strategy to all values that occur in some candidate, as text, in order;
+    `recompute_modules` only where some candidate names modules.
     `notes` has one line per field: what its values depend on.
     """
 
@@ -88,13 +97,17 @@ def count_space(
     space: str,
     fixed: Mapping[str, object],
     axes: Mapping[str, Collection[object]] | None = None,
+    empty_ends: bool = False,
+    own_set: bool = False,
 ) -> SpaceCount:
     """Exact number of candidates of `space` (`core` or `default`) on exactly `devices` devices.
 
     `experts` is None for a dense model. `fixed` restricts the space to candidates with these values of
     strategy fields or of the aliases `zero_stage`, `dp_replicate`, `dp_shard` (docs/reference/space.md);
-    `axes` restricts fields to one of several values. Raises InputError for an unknown space, an unknown
-    field, or a size below 1.
+    `axes` restricts fields to one of several values. With `empty_ends` (of a target) interleaved pipelines
+    have up to two stages more than layers. With `own_set` selective recomputation also has the own set of
+    our runtime where `axes` names modules. Raises InputError for an unknown space, an unknown field, or a
+    size below 1.
     """
     axes = {} if axes is None else axes
     _require_known(space, fixed, axes)
@@ -113,9 +126,15 @@ def count_space(
         is_core=space == "core",
         fixed=fixed,
         axes=axes,
+        empty_ends=empty_ends,
+        own_set=own_set,
     )
     count, values = rows.total()
-    occurring = {name: tuple(_text(value) for value in sorted(values[name], key=_place)) for name in FIELDS}
+    if values["recompute_modules"] == {""}:
+        del values["recompute_modules"]
+    occurring = {
+        name: tuple(_text(value) for value in sorted(found, key=_place)) for name, found in values.items()
+    }
     return SpaceCount(count=count, axes=occurring, notes=NOTES)
 
 
@@ -132,7 +151,7 @@ def _require_known(space: str, fixed: Mapping[str, object], axes: Mapping[str, o
             raise InputError("unknown strategy field", key="axes", found=name, allowed=", ".join(FIELDS))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SpaceDefinition:
     """The rows of the table in docs/reference/space.md, each as a method from the degrees that it depends on
     to its choices.
@@ -150,6 +169,8 @@ class SpaceDefinition:
     fixed: Mapping[str, object]
     axes: Mapping[str, Collection[object]] = field(default_factory=dict)
     target_limits: TargetLimits = NO_TARGET_LIMITS
+    empty_ends: bool = False
+    own_set: bool = False
 
     def total(self) -> tuple[int, dict[str, set[Value]]]:
         """Sum over the degrees of the product of the rows, and the values that occur in some candidate."""
@@ -302,7 +323,8 @@ class SpaceDefinition:
         if pp == 1:
             return [("1f1b", 1)]
         pairs = [("1f1b", 1), ("gpipe", 1)]
-        pairs += [("interleaved_1f1b", vpp) for vpp in range(2, self.layers // pp + 1)]
+        most = self.layers + (2 if self.empty_ends else 0)
+        pairs += [("interleaved_1f1b", vpp) for vpp in range(2, most // pp + 1)]
         return pairs if self.is_core else [*pairs, ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2), ("dualpipe_v", 2)]
 
     def stage_layers(self, stages: int) -> Choices:
@@ -366,8 +388,23 @@ class SpaceDefinition:
     def recomputes(self, largest: int) -> Choices:
         """Row 9 where the fullest stage has `largest` layers."""
         full = (largest,) if self.is_core else range(1, largest + 1)
-        rows = [("none", 0), ("selective", 0), *(("full", number) for number in full)]
-        return self.choices(("recompute", "recompute_layers"), rows)
+        rows: list[tuple[Value, ...]] = [("none", "", 0), *(("full", "", number) for number in full)]
+        found = self.choices(
+            ("recompute", "recompute_modules", "recompute_layers"),
+            [*rows, *(("selective", modules, 0) for modules in self.module_sets)],
+        )
+        return found
+
+    @cached_property
+    def module_sets(self) -> tuple[str, ...]:
+        """The sets of modules of selective recomputation: those that the fixed fields and the axes name; the
+        empty set, which stands for the own set of our runtime, where they name none or with `own_set`."""
+        given = self.axes.get("recompute_modules", ("",))
+        if "recompute_modules" in self.fixed:
+            fixed = self.fixed["recompute_modules"]
+            given = (fixed,) if "recompute_modules" not in self.axes or fixed in given else ()
+        known = tuple(str(modules) for modules in given if is_set(str(modules)))
+        return known if self.own_set else tuple(modules for modules in known if modules) or known
 
     def recompute_count(self, largest: int) -> int:
         """The number of choices of `recomputes`."""
@@ -375,8 +412,9 @@ class SpaceDefinition:
             return self.recomputes(largest).count
         return sum(
             number
-            for recompute, number in (("none", 1), ("selective", 1), ("full", largest))
+            for recompute, number in (("none", 1), ("selective", len(self.module_sets)), ("full", largest))
             if self.allows(recompute=recompute)
+            and (recompute == "selective" or self.allows(recompute_modules=""))
         )
 
 

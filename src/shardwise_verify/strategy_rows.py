@@ -38,6 +38,7 @@ class StrategyRows:
     schedule: Column
     sequence_parallel: Column
     recompute: Column
+    recompute_modules: Column
     recompute_layers: Column
     offload: Column
     axis_order: Column

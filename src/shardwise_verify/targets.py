@@ -7,22 +7,32 @@ is known.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from shardwise_verify.checks import Check
-from shardwise_verify.reading import Anything, read_document, record
-from shardwise_verify.records import FIELDS, JobRecord, LayersRecord, PlanRecord
+from shardwise_verify.checks import Check, value_check
+from shardwise_verify.reading import Anything, InputError, read_document, record, short
+from shardwise_verify.records import (
+    FIELDS,
+    CertificateRecord,
+    JobRecord,
+    LayersRecord,
+    PlanRecord,
+    StrategyRecord,
+)
 
 CAPABILITIES = Path(__file__).parents[1] / "shardwise" / "strategy" / "data" / "targets"
 """Folder of the capability files."""
 
 ANY = "any"
 """The target without limits."""
+
+OPTIONS_OF_ANY = "megatron-lm-0.19"
+"""The target whose options a plan without limits may have."""
 
 TARGET_REASON = "target"
 """The reason code of candidates that are legal but not supported by the target."""
@@ -46,11 +56,48 @@ class LimitRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptionRecord:
+    """A value of an option of the software: the fields of its profile, the strategies on which it acts, and
+    combinations that are excluded with it."""
+
+    profile: Mapping[str, Anything]
+    acts_on: Mapping[str, Anything] = field(default_factory=dict)
+    limits: tuple[LimitRecord, ...] = ()
+    sets_of: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    axes: Mapping[str, tuple[Anything, ...]] = field(default_factory=dict)
+    excludes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapabilityRecord:
-    """The capability file of a target: allowed values of single fields, and excluded combinations."""
+    """The capability file of a target: allowed values of single fields, excluded combinations,
+    and options of the software."""
 
     axes: Mapping[str, tuple[Anything, ...]]
     limits: tuple[LimitRecord, ...]
+    empty_ends: bool = False
+    recompute_modules: Mapping[str, tuple[Anything, ...]] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, OptionRecord]] = field(default_factory=dict)
+
+    def values_of(self, chosen: Mapping[str, str]) -> dict[str, OptionRecord | None]:
+        """The records of these values of options; None for those that the target does not have."""
+        return {name: self._value_of(name, value) for name, value in chosen.items()}
+
+    def _value_of(self, name: str, value: str) -> OptionRecord | None:
+        """The record of a value; where it is a set of names, that for sets with this set and its limits."""
+        values = self.options.get(name, {})
+        for_sets = next((one for one in values.values() if one.sets_of), None)
+        names = value.split("+")
+        if value in values or for_sets is None:
+            return values.get(value)
+        ordered = [one for one in for_sets.sets_of if one in names]
+        if ordered != names or any(
+            one in names and other not in names for one, other in for_sets.needs.items()
+        ):
+            return None
+        excludes = {name: modules for name, modules in for_sets.excludes.items() if name in names}
+        return replace(for_sets, profile=dict.fromkeys(for_sets.profile, value), excludes=excludes)
 
 
 @cache
@@ -105,9 +152,9 @@ def limits_of(plan: PlanRecord) -> tuple[LimitRecord, ...]:
     capabilities = capabilities_of(plan.target)
     if capabilities is None or plan.model is None:
         return ()
-    return tuple(
-        limit for limit in capabilities.limits if not limit.families or plan.model.family in limit.families
-    )
+    options = capabilities.values_of(plan.job.profile.options).values()
+    limits = [*capabilities.limits, *(limit for option in options if option for limit in option.limits)]
+    return tuple(limit for limit in limits if not limit.families or plan.model.family in limit.families)
 
 
 def target_limits_of(limits: Sequence[LimitRecord], model: LayersRecord, job: JobRecord) -> TargetLimits:
@@ -122,6 +169,25 @@ def target_limits_of(limits: Sequence[LimitRecord], model: LayersRecord, job: Jo
     return TargetLimits(grid=grid, orders=orders, shards=shards, sizes=sizes)
 
 
+def with_options(plan: PlanRecord, certificate: CertificateRecord) -> PlanRecord:
+    """The plan whose job has the options of a certificate, with this certificate. Raises InputError where the
+    target has no such option."""
+    capabilities = capabilities_of(OPTIONS_OF_ANY if plan.target == ANY else plan.target)
+    profile = plan.job.profile
+    values = {} if capabilities is None else capabilities.values_of(certificate.options)
+    if not values or None in values.values():
+        raise InputError("is no option of the target", key="certificate.other_options",
+                         found=short(certificate.options))  # fmt: skip
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for one in values.values()
+        if one is not None
+        for name, value in one.profile.items()
+    }
+    profile = replace(profile, **fields, options={**profile.options, **certificate.options})
+    return replace(plan, job=replace(plan.job, profile=profile), certificate=certificate)
+
+
 def target_check(plan: PlanRecord, model: LayersRecord, capabilities: CapabilityRecord) -> Check:
     """Whether the target of a plan of one strategy supports it, and whether the axes of the certificate are
     within the target's."""
@@ -133,16 +199,62 @@ def target_check(plan: PlanRecord, model: LayersRecord, capabilities: Capability
         for limit in _applicable(limits_of(plan), model, plan.job)
         if _excludes(limit, values)
     ]
-    for name, allowed in capabilities.axes.items():
+    options = [one for one in capabilities.values_of(plan.job.profile.options).values() if one is not None]
+    narrowed = [axis for option in options for axis in option.axes.items()]
+    for name, allowed in (*capabilities.axes.items(), *narrowed):
         found: Sequence[Any] = (values[name],)
         if proof is not None:
             found = proof.axes.get(name, (proof.fixed.get(name, values[name]),))
         known = [sizes.get(value, value) if isinstance(value, str) else value for value in allowed]
         excluded += [f"{name} {value}" for value in found if value not in known]
+    if proof is not None and proof.empty_ends and not capabilities.empty_ends:
+        excluded.append("empty_ends")
+    sets = [str(values["recompute_modules"])]
+    sets += [] if proof is None else map(str, proof.axes.get("recompute_modules", ()))
+    unknown = {name for option in options for names in option.excludes.values() for name in names}
+    known_modules = [name for name in capabilities.recompute_modules.get("names", ()) if name not in unknown]
+    named = [name for one in sets for name in one.split("+") if name]
+    excluded += [f"recompute_modules {name}" for name in named if name not in known_modules]
+    if known_modules and values["recompute"] == "selective" and not values["recompute_modules"]:
+        excluded.append("recompute selective without recompute_modules")
     return Check(
         name="target", ok=not excluded, found="; ".join(excluded) or f"a plan for {plan.target}",
         expected=f"a strategy that {plan.target} supports",
     )  # fmt: skip
+
+
+def options_checks(plan: PlanRecord) -> Iterator[Check]:
+    """Whether the profile has what follows from the options of the software, and whether those that are
+    claimed for the strategy are those that act on it; nothing without options."""
+    requested, profile, strategy = plan.question.options, plan.job.profile, plan.best.strategy
+    claimed = {} if strategy is None else strategy.options
+    capabilities = capabilities_of(OPTIONS_OF_ANY if plan.target == ANY else plan.target)
+    if not (requested or profile.options or claimed) or capabilities is None:
+        return
+    wrong, acting = [], {}
+    for chosen in (requested, profile.options):
+        for name, option in capabilities.values_of(chosen).items():
+            own = {} if option is None else option.profile
+            unlike = [f"{key} {short(getattr(profile, key, None))}" for key, value in own.items()
+                      if _plain(getattr(profile, key, None)) != value]  # fmt: skip
+            if option is None or unlike:
+                wrong.append(f"{name} {chosen[name]}: {', '.join(unlike) or 'no option of the target'}")
+            elif chosen is profile.options and (strategy is None or _acts(option, strategy)):
+                acting[name] = chosen[name]
+    yield Check(
+        name="options", ok=not wrong, found="; ".join(wrong) or "the profile of these options",
+        expected=", ".join(f"{name} {value}" for name, value in {**requested, **profile.options}.items()),
+    )  # fmt: skip
+    if strategy is not None:
+        yield value_check("options of the strategy", dict(claimed), acting)
+
+
+def _acts(option: OptionRecord, strategy: StrategyRecord) -> bool:
+    return _all_hold(option.acts_on, {name: getattr(strategy, name) for name in FIELDS})
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _applicable(limits: Sequence[LimitRecord], model: LayersRecord, job: JobRecord) -> list[LimitRecord]:
@@ -178,8 +290,8 @@ def _value(product: str, values: Mapping[str, Any]) -> Any:
 
 
 def _right_sides(spec: Any) -> Mapping[str, Any]:
-    """The relations of a condition with what stands on their right; none for a list of values."""
-    return spec if isinstance(spec, Mapping) else {}
+    """The relations of a condition with the products on their right; none for a list of values."""
+    return {name: value for name, value in spec.items() if name != HAS} if isinstance(spec, Mapping) else {}
 
 
 def _fields(limit: LimitRecord) -> set[str]:
@@ -200,6 +312,9 @@ def _is_of_shards(limit: LimitRecord, sizes: Container[str]) -> bool:
     return True
 
 
+HAS = "has"
+"""The relation of a set such as `mlp+moe` with a name in it."""
+
 _RELATIONS: Mapping[str, Any] = {
     "above": lambda left, right: left > right,
     "below": lambda left, right: left < right,
@@ -211,12 +326,17 @@ _RELATIONS: Mapping[str, Any] = {
 
 def _excludes(limit: LimitRecord, values: Mapping[str, Any]) -> bool:
     """Whether all conditions of the limit hold for these values of fields and sizes."""
-    return all(
-        _value(left, values) in spec
-        if isinstance(spec, list)
-        else all(
-            _RELATIONS[name](_value(left, values), _value(str(right), values))
-            for name, right in _right_sides(spec).items()
-        )
-        for left, spec in limit.where.items()
-    )
+    return _all_hold(limit.where, values)
+
+
+def _all_hold(where: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    return all(_holds(_value(left, values), spec, values) for left, spec in where.items())
+
+
+def _holds(found: Any, spec: Any, values: Mapping[str, Any]) -> bool:
+    if isinstance(spec, list):
+        return found in spec
+    if HAS in spec and spec[HAS] not in found.split("+"):
+        return False
+    rights = _right_sides(spec).items()
+    return all(_RELATIONS[name](found, _value(str(right), values)) for name, right in rights)

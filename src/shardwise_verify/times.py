@@ -11,7 +11,7 @@ import numpy as np
 
 from shardwise_verify.collectives import Fabric, Groups, all_reduce_s, hop_senders, hop_tier, send_s
 from shardwise_verify.layers import Amounts
-from shardwise_verify.problem import Figures
+from shardwise_verify.problem import FP32_BYTES, Figures
 from shardwise_verify.sharding import Shardings
 from shardwise_verify.strategy_rows import Column, Family, StrategyRows
 
@@ -88,7 +88,9 @@ def stage_times(
     selective = np.where(rows.recompute == "selective", stage["selective_s"], 0.0)
     full = recomputed_share(rows, layers) * stage["repeated_s"]
     recompute_s = np.where(rows.recompute == "full", full, selective)
-    nbytes = np.where(offloads_activations(rows), saved_bytes(rows, layers, stage), 0.0)
+    nbytes = (
+        np.where(offloads_activations(rows), saved_bytes(rows, layers, stage), 0.0) + stage["moved_bytes"]
+    )
     offload_transfer_s = nbytes / figures.host_link_bytes_per_s
     out_s = figures.exposed_s(offload_transfer_s, stage["forward_computation_s"], 1.0)
     in_s = figures.exposed_s(offload_transfer_s, stage["input_computation_s"], 1.0)
@@ -100,9 +102,12 @@ def stage_times(
     repeated_s = np.where(
         rows.recompute == "full", recomputed_share(rows, layers) * stage["repeated_contended_s"], 0.0
     )
-    contended_s = stage["input_contended_s"] + repeated_s
+    selective_s = np.where(rows.recompute == "selective", stage["selective_contended_s"], 0.0)
+    contended_s = stage["input_contended_s"] + repeated_s + selective_s
     last_s = weight_s if family.splits_backward else input_s + weight_s - contended_s
     profile = figures.profile
+    if profile.whole_in_pipelines and family.pp > 1:  # reduced after all backward passes of the stage
+        last_s = 0.0 * last_s
     overlap = np.where(rows.optim_shard == 1, profile.data_overlap, profile.state_overlap)
     return StageSeconds(
         forward_s=forward_s,
@@ -190,10 +195,10 @@ def tied_s(
     *kinds, embedding, _ = blocks
     count = Counter(figures.model.layer_kinds)
     replicated = sum(count[kind] * block["replicated"] for kind, block in enumerate(kinds)) / family.pp
-    nbytes = figures.recipe.gradient_bytes * replicated
+    nbytes = figures.recipe.reduced_bytes * replicated
     found = np.where(family.rows.sequence_parallel, all_reduce_s(fabric, nbytes, groups.tensor), 0.0)
-    if figures.model.tied_embeddings and family.ends_apart:
-        nbytes = embedding["dense"] * figures.recipe.gradient_bytes
+    if figures.model.embedding_copies and family.ends_apart:
+        nbytes = embedding["dense"] * figures.recipe.reduced_bytes
         tier = hop_tier(groups, 0, family.pp - 1)
         found = found + 2 * send_s(fabric, nbytes / 2, tier, hop_senders(groups, tier))
     return found
@@ -204,6 +209,8 @@ def optimizer_s(figures: Figures, is_offloaded: Column, owned: Column) -> Column
     recipe = figures.recipe
     own = recipe.master_bytes or recipe.weight_bytes
     copy = recipe.weight_bytes if recipe.master_bytes else 0
+    if 0 < recipe.master_bytes < FP32_BYTES:  # the bits of a master weight that its compute copy lacks
+        copy = 2 * recipe.weight_bytes
     update_bytes = recipe.gradient_bytes + 2 * own + 2 * figures.state_bytes + copy
     peak = figures.matmul_flop_per_s * figures.efficiency.matmul.peak_fraction
     here_s = (
@@ -223,9 +230,11 @@ def copies_s(
     recipe = figures.recipe
     if not (figures.profile.reduces_by_block and recipe.master_bytes):
         return 0 * owned
-    narrow, wide = recipe.weight_bytes, recipe.gradient_bytes
+    narrow, wide = recipe.weight_bytes, recipe.reduced_bytes
     # Copies into and out of the all-gather buffers. Then the optimizer writes the low-precision weights.
     nbytes = local_elements * 2 * narrow + owned * (recipe.master_bytes + 2 * narrow)
+    if recipe.reduced_bytes != recipe.gradient_bytes:  # a reduced share is read, and written wider
+        nbytes = nbytes + owned * (recipe.reduced_bytes + recipe.gradient_bytes)
     # Accumulation over micro-batches (the first only widens) and into the reduction buffer; a single
     # micro-batch is widened there.
     added = (narrow + wide) + (microbatches - 1) * (narrow + 2 * wide) + 2 * wide

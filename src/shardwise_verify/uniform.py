@@ -8,13 +8,13 @@ hold.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-from shardwise_verify.arithmetic import outcome_checks
+from shardwise_verify.arithmetic import ledger_check, outcome_checks
 from shardwise_verify.checks import Check, fit_check, number_check, parts_check, value_check
 from shardwise_verify.estimate import StrategyEstimate, estimate_strategy, mfu, tokens_per_s_per_device
 from shardwise_verify.memory import ALLOCATED
-from shardwise_verify.problem import Figures
+from shardwise_verify.problem import Figures, figures_of
 from shardwise_verify.proof import runners_up_checks
 from shardwise_verify.reading import InputError
 from shardwise_verify.records import (
@@ -23,6 +23,7 @@ from shardwise_verify.records import (
     PlanRecord,
     QuestionRecord,
     ScheduleRecord,
+    StrategyRecord,
 )
 from shardwise_verify.rules import (
     HOST_MEMORY,
@@ -33,6 +34,7 @@ from shardwise_verify.rules import (
     first_broken,
     is_candidate,
     rejected_counts,
+    wider_of,
 )
 from shardwise_verify.schedules import DeadlockError, Table, TableAction, table_in, table_of
 from shardwise_verify.space import SPACES
@@ -46,6 +48,7 @@ from shardwise_verify.targets import (
     limits_of,
     target_check,
     target_limits_of,
+    with_options,
 )
 
 EVALUATOR = "max-plus"
@@ -71,6 +74,14 @@ def uniform_checks(plan: PlanRecord, figures: Figures) -> Iterator[Check]:
         if is_known(plan.target):
             yield from _reason_checks(plan.certificate, figures, limits)
         yield from outcome_checks(plan, plan.certificate)
+        for other in plan.certificate.other_options:
+            with_them = with_options(plan, other)
+            own = figures_of(figures.model, plan.cluster, with_them.job)
+            name = " ".join(f"{key} {value}" for key, value in other.options.items())
+            limits = target_limits_of(limits_of(with_them), own.model, with_them.job)
+            checks = (_question_check(plan.question, other), _space_check(other, own),
+                      *_reason_checks(other, own, limits), ledger_check(other))  # fmt: skip
+            yield from (replace(check, name=f"{check.name} with {name}") for check in checks)
 
 
 def _question_check(question: QuestionRecord, certificate: CertificateRecord) -> Check:
@@ -90,7 +101,8 @@ def _space_check(certificate: CertificateRecord, figures: Figures) -> Check:
     name, all_of = "space", certificate.enumerated + certificate.unexplored
     found = f"{all_of} candidates of {certificate.space!r}"
     try:
-        number = count(figures, certificate.space, certificate.fixed, certificate.axes)
+        restrictions = certificate.space, certificate.fixed, certificate.axes
+        number = count(figures, *restrictions, **wider_of(certificate))
     except InputError as error:
         return Check(name=name, ok=False, found=found, expected=str(error))
     return Check(name=name, ok=all_of == number, found=found, expected=f"{number} candidates")
@@ -105,7 +117,8 @@ def _reason_checks(
         yield Check(name="reasons", ok=False, found=", ".join(unknown), expected=", ".join(known))
     if certificate.space not in SPACES:
         return
-    own = rejected_counts(figures, certificate.space, certificate.fixed, certificate.axes, target_limits)
+    restrictions = certificate.space, certificate.fixed, certificate.axes
+    own = rejected_counts(figures, *restrictions, target_limits, **wider_of(certificate))
     for code in (*RULES, TARGET_REASON):
         claimed, expected = certificate.rejected.get(code, 0), own.get(code, 0)
         if claimed or expected:
@@ -120,11 +133,27 @@ def _strategy_check(plan: PlanRecord, figures: Figures) -> Check:
     if proof is None:
         fault = fault_of(figures, strategy)
         found = f"illegal: {fault}" if fault else legal
-    elif not is_candidate(figures, strategy, proof.space, proof.fixed, proof.axes):
+    elif not any(_has(figures, one, strategy) for one in (proof, *_certificates_of(plan, proof))):
         found = "not a candidate of the space"
     if found == legal and (broken := str(first_broken(rows_of([strategy]), figures)[0])):
         found = f"breaks {broken}"
     return Check(name="strategy", ok=found == legal, found=found, expected=legal)
+
+
+def _has(figures: Figures, proof: CertificateRecord, strategy: StrategyRecord) -> bool:
+    """Whether the strategy is a candidate of the space of a certificate."""
+    restrictions = proof.space, proof.fixed, proof.axes
+    return is_candidate(figures, strategy, *restrictions, **wider_of(proof))
+
+
+def _certificates_of(plan: PlanRecord, proof: CertificateRecord) -> Iterator[CertificateRecord]:
+    """Certificates with other options whose space a recommended strategy may be of: those with the options of
+    the job, and those about options that do not act on it."""
+    chosen, acting = plan.job.profile.options, plan.strategy.options
+    for other in proof.other_options:
+        is_chosen = all(chosen.get(name) == value for name, value in other.options.items())
+        if is_chosen or not set(other.options) & set(acting):
+            yield other
 
 
 def _layout_check(plan: PlanRecord, model: LayersRecord, family: Family) -> Check:

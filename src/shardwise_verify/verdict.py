@@ -13,12 +13,13 @@ import numpy as np
 
 from shardwise_verify.arithmetic import count_checks, unlike_checks
 from shardwise_verify.checks import Check, UncheckedKey, open_if_approximated, unchecked, value_check
+from shardwise_verify.peak_errors import band_checks
 from shardwise_verify.problem import figures_of
-from shardwise_verify.proof import PROOF_BUDGET_S, optimal_check
+from shardwise_verify.proof import PROOF_BUDGET_S, Progress, nothing_faster_check, optimal_check
 from shardwise_verify.reading import InputError, keys_left, read_document, record, short
 from shardwise_verify.records import PlanRecord
 from shardwise_verify.rules import HOST_MEMORY, MEMORY
-from shardwise_verify.targets import ANY, is_known
+from shardwise_verify.targets import ANY, is_known, options_checks
 from shardwise_verify.uniform import uniform_checks
 
 SCHEMA = "shardwise.plan"
@@ -53,9 +54,15 @@ def check_file(path: str, *, proof_budget_s: float = PROOF_BUDGET_S) -> Verdict:
     return check_document(read_document(path), proof_budget_s=proof_budget_s)
 
 
-def check_document(document: Mapping[str, Any], *, proof_budget_s: float = PROOF_BUDGET_S) -> Verdict:
+def check_document(
+    document: Mapping[str, Any],
+    *,
+    proof_budget_s: float = PROOF_BUDGET_S,
+    progress: Progress | None = None,
+) -> Verdict:
     """The verdict on the document of a plan file of version 2. Where all other checks hold, the last check is
-    the proof of optimality; it is left open if it takes longer than `proof_budget_s` seconds.
+    the proof of optimality; it is left open if it takes longer than `proof_budget_s` seconds. `progress` is
+    called with a line of text about how far the proof is.
 
     Raises InputError where nothing can be checked: it is no plan, is of another version, was altered, or
     names a dtype that the cluster lacks.
@@ -70,8 +77,11 @@ def check_document(document: Mapping[str, Any], *, proof_budget_s: float = PROOF
     checks = [value_check("hash", stated, hash_of(document))]
     if plan.model is not None:
         checks += count_checks(plan.model)
+    checks += options_checks(plan)
+    checks += band_checks(plan)
     with np.errstate(all="ignore"):  # figures without measure become infinite, which agrees with nothing
-        checks += _checks_of_kind(plan, proof_budget_s if all(check.ok for check in checks) else None)
+        budget_s = proof_budget_s if all(check.ok for check in checks) else None
+        checks += _checks_of_kind(plan, budget_s, progress)
     return Verdict(
         plan_hash=stated,
         checks=tuple(checks),
@@ -80,7 +90,9 @@ def check_document(document: Mapping[str, Any], *, proof_budget_s: float = PROOF
     )
 
 
-def _checks_of_kind(plan: PlanRecord, proof_budget_s: float | None) -> Iterator[Check]:
+def _checks_of_kind(
+    plan: PlanRecord, proof_budget_s: float | None, progress: Progress | None
+) -> Iterator[Check]:
     """The checks for the kind of plan; no proof without a budget."""
     is_approximated = plan.cluster.is_approximated
     if plan.certificate is not None:
@@ -95,8 +107,11 @@ def _checks_of_kind(plan: PlanRecord, proof_budget_s: float | None) -> Iterator[
             if not is_known(plan.target):
                 yield _open("a plan for the target", "a proof; the limits of the target are not here")
                 return
-            proof = optimal_check(plan, figures, proof_budget_s)
+            proof = optimal_check(plan, figures, proof_budget_s, progress)
             yield open_if_approximated(proof, is_approximated=is_approximated)
+            for other in plan.certificate.other_options:
+                proof = nothing_faster_check(plan, other, proof_budget_s, progress)
+                yield open_if_approximated(proof, is_approximated=is_approximated)
             return
     else:
         yield from unlike_checks(plan)
@@ -128,7 +143,13 @@ def _not_judged(plan: PlanRecord) -> Iterator[UncheckedKey]:
         sums = ("certificate.enumerated", "certificate.unexplored") if plan.kind != "uniform" else ()
         counts += ["certificate.cut_by_bound", "certificate.simulated", *sums]
         yield from unchecked("only the sum of these counts is checked", *counts)
-        yield from unchecked("search effort", "certificate.search_s", "certificate.search_cpu_s")
+        effort = ("certificate.search_s", "certificate.search_cpu_s")
+        if plan.certificate.other_options:
+            more = tuple(
+                key.replace("certificate", "certificate.other_options") for key in (*counts, *effort)
+            )
+            yield from unchecked("as those of the certificate itself", *more)
+        yield from unchecked("search effort", *effort)
 
 
 REASON_COSTS = "times and bytes of unlike stages: only their sums are checked"
@@ -203,7 +224,7 @@ def hash_of(document: Mapping[str, Any]) -> str:
     body = {key: value for key, value in document.items() if key != "hash"}
     certificate = body.get("certificate")
     if isinstance(certificate, Mapping):
-        body["certificate"] = {key: value for key, value in certificate.items() if key not in UNHASHED}
+        body["certificate"] = _without(certificate, UNHASHED)
     for key in ("cluster", "job"):
         body[key] = _without(body.get(key), PROVENANCE)
     if "question" in body:

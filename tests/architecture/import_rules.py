@@ -37,14 +37,15 @@ LAYERS: Mapping[str, int] = {
 BASE = ("errors", "units", "interrupts", "inputs", "operators", "numbers", "ties", "notebook")
 """Base modules and packages, which every package may import; each may import those before it."""
 
-CALLS_UP = {"shardwise.plans.plan": "api"}
-"""The one call upward: methods of `Plan` that ask a question import the public functions when they run."""
+CALLS_UP = {"shardwise.plans.plan": "api", "shardwise.api": "app.web"}
+"""The two calls upward: methods of `Plan` that ask a question import the public functions when they run, and
+`report` imports the pages when it runs."""
 
 TOP = ("", "__main__")
 """The package itself and its command: above all packages."""
 
 THIRD_PARTY: Mapping[str, frozenset[str]] = {
-    "app": frozenset({"numpy", "typer", "rich", "click", "matplotlib"}),
+    "app": frozenset({"numpy", "typer", "rich", "click", "matplotlib", "fastapi", "uvicorn"}),
     "plans": frozenset({"numpy", "yaml"}),
     "launch": frozenset({"yaml"}),
     "inputs": frozenset({"yaml"}),
@@ -108,13 +109,14 @@ def imports_of(module: Module) -> Iterator[Import]:
 def public_names(modules: list[Module]) -> dict[str, frozenset[str]]:
     """The names that each package's `__init__` lists in `__all__`."""
     return {
-        module.package: frozenset(
+        module.name.removeprefix("shardwise."): frozenset(
             ast.literal_eval(statement.value)
             if isinstance(statement, ast.Assign) and _assigns_all(statement)
             else ()
         )
         for module in modules
         if module.name in (f"shardwise.{module.package}", CHECKER)
+        or module.name.removeprefix("shardwise.") in CALLS_UP.values()
         for statement in [next(filter(_assigns_all, module.tree.body), None)]
     }
 
@@ -159,8 +161,11 @@ def _package_problems(module: Module, found: Import, public: Mapping[str, frozen
             names = sorted(_attributes_of(module, package))
             yield from _name_problems(module, package, names, public)
     elif parts[1] != module.package:
-        if CALLS_UP.get(module.name) != parts[1] or not found.is_late:
-            yield from _layer_problems(module, parts[1])
+        above = found.target.removeprefix("shardwise.")
+        if found.is_late and CALLS_UP.get(module.name) == above:
+            yield from _name_problems(module, above, found.names, public)
+            return
+        yield from _layer_problems(module, parts[1])
         if len(parts) > 2:
             yield f"reaches past {parts[1]}'s __init__ into {found.target}"
         elif not found.names:

@@ -13,7 +13,17 @@ from tests.documented.pages import ROOT
 
 import shardwise
 from shardwise.app.cli.commands import command
-from shardwise.questions import CheckedPlan, FrontierAnswer, PlanExplanation, Replanned, Review, Sweep
+from shardwise.plans import WholeRun
+from shardwise.questions import (
+    CheckedPlan,
+    FrontierAnswer,
+    ImportedCluster,
+    PlanExplanation,
+    Replanned,
+    Review,
+    RunOnPart,
+    Sweep,
+)
 from shardwise.search import PlanComparison
 
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
@@ -23,7 +33,10 @@ PLANNING = """\
 per second. Planning needs no PyTorch; `graph_module`, `parallelize` and `reference_module` train under a plan
 and need it (`pip install 'shardwise[torch]'`, [Running a plan](../how-to/train.md)). Names of the package
 that this page does not have may change."""
-RESULTS = (FrontierAnswer, PlanExplanation, PlanComparison, CheckedPlan, Replanned, Review, Sweep)
+RESULTS = (
+    FrontierAnswer, RunOnPart, WholeRun, PlanExplanation, PlanComparison, CheckedPlan, Replanned, Review,
+    ImportedCluster, Sweep,
+)  # fmt: skip
 REMAKE = "This page is made from the code by `python -m tests.documented`."
 
 

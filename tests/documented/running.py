@@ -17,8 +17,8 @@ from tests.documented.pages import ROOT, Command, as_shown, commands, files
 
 from shardwise.app.cli.main import main
 
-MACHINE_COMMANDS = frozenset({"calibrate", "emulate", "launch"})
-"""Commands that measure this machine or start programs on others: they are parsed, not run."""
+MACHINE_COMMANDS = frozenset({"calibrate", "emulate", "launch", "serve"})
+"""Commands that measure this machine, serve from it or start programs on others: they are parsed, not run."""
 
 PROCESS_COMMANDS = frozenset({"train"})
 """Commands that fork processes from this one: they run in a process of their own."""
@@ -45,6 +45,7 @@ def example_folder() -> Iterator[Path]:
 
 def run(words: list[str]) -> tuple[int, str]:
     """Exit code, and the printed answer, or the error if there is none."""
+    os.environ["COLUMNS"] = "80"  # as where no terminal is written to
     if words[0] in PROCESS_COMMANDS:
         paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(

@@ -30,7 +30,7 @@ from shardwise.cost import (
 )
 from shardwise.cost.bounds.subproblem import traffic_of
 from shardwise.cost.layers import GRID_FIELDS
-from shardwise.schedule import in_flight
+from shardwise.schedule import full_moment
 from shardwise.search.space import Space, Variants
 from shardwise.strategy import StrategyTable
 
@@ -211,7 +211,7 @@ class Levels:
         """In-flight micro-batches under the row's schedule."""
         table = self.table.take(rows)
         rank = np.arange(int(table.pp[0]))[:, None]
-        return in_flight(table.schedule, table.pp, self.microbatches[rows], table.vpp, rank) / table.vpp
+        return full_moment(table.schedule, table.pp, self.microbatches[rows], table.vpp, rank).each
 
     def in_flight_of_family(self, rows: Index) -> Any:
         pp = int(self.table.pp[rows[0]])

@@ -17,7 +17,7 @@ from tests.property.software import PLAIN, with_random_software
 
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.cost import Problem, costs_of_all_stages, host_bytes, rank_bytes
-from shardwise.model import Model, model_from_config
+from shardwise.model import MODULE_SETS, Model, model_from_config, modules_of_layers, names_of
 from shardwise.search import Question
 from shardwise.search.space import Space
 from shardwise.strategy import (
@@ -46,6 +46,12 @@ LARGEST_LISTED, LARGEST_SPACE = 1_500, 20_000
 SMALLEST_SPACE, RARELY = 50, 40
 
 
+def module_sets_of(question: Question) -> tuple[str, ...]:
+    """The sets of modules of selective recomputation; an empty name is the own set of our runtime."""
+    given = tuple(map(str, question.axes.get("recompute_modules", ("",))))
+    return given if question.has_own_set else tuple(filter(None, given)) or ("",)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Instance:
     """A question and its seed; its candidates where they were listed."""
@@ -63,6 +69,8 @@ class Instance:
             layers=q.model.layers,
             moe=q.model.experts is not None,
             batch=q.job.global_batch_size,
+            empty_ends=q.has_empty_ends,
+            module_sets=module_sets_of(q),
         )
 
     def candidates(self) -> list[Strategy]:
@@ -143,6 +151,20 @@ def instance(seed: int) -> Instance:
         cluster = with_tight_memory(rng, question.problem(), legal[:60], share)
         found = replace(found, question=replace(found.question, cluster=cluster))
     return found
+
+
+def instance_with_modules(seed: int) -> Instance | None:
+    """The instance of a seed with two or three sets of named modules instead of the own set; None where its
+    question excludes selective recomputation."""
+    found, rng = instance(seed), random.Random(seed)
+    question = found.question
+    own = modules_of_layers(kind.operators for kind in question.model.kinds)
+    sets = [one for one in MODULE_SETS[1:] if set(names_of(one)) <= set(own)]
+    axes = {**question.axes, "recompute_modules": ("", *rng.sample(sets, rng.randint(2, 3)))}
+    recomputes = (question.fixed.get("recompute", "selective"), *axes.get("recompute", ("selective",)))
+    if recomputes.count("selective") < 2:
+        return None
+    return replace(found, question=replace(question, axes=axes), listed=())
 
 
 def restricted(rng: random.Random, case: Instance, most: int) -> Instance:
@@ -309,5 +331,5 @@ def memory_of(problem: Problem, table: StrategyTable) -> tuple[Any, Any]:
     price = costs_of_all_stages(problem, table)
     return (
         rank_bytes(problem, table, price).device.max(axis=0),
-        host_bytes(table, price),
+        host_bytes(problem, table, price),
     )

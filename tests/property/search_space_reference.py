@@ -47,6 +47,8 @@ class SpaceTwin:
     layers: int
     moe: bool
     batch: int
+    module_sets: tuple[str, ...] = ("",)
+    empty_ends: bool = False
 
     def degrees(self) -> list[Grid]:
         """Row 1."""
@@ -98,8 +100,11 @@ class SpaceTwin:
         found: list[Choice] = [{"schedule": name, "vpp": 1} for name in names]
         if not self.core:
             found += [{"schedule": name, "vpp": 2} for name in V_SHAPED]
+        most = self.layers + 2 if self.empty_ends else self.layers
         return found + [
-            {"schedule": "interleaved_1f1b", "vpp": vpp} for vpp in range(2, self.layers // g["pp"] + 1)
+            {"schedule": "interleaved_1f1b", "vpp": vpp}
+            for vpp in range(2, most + 1)
+            if g["pp"] * vpp <= most
         ]
 
     def ends(self, stages: int) -> list[tuple[int, int]]:
@@ -133,10 +138,15 @@ class SpaceTwin:
     def recomputes(self, largest: int) -> list[Choice]:
         """Row 9."""
         counts = [largest] if self.core else list(range(1, largest + 1))
-        full: list[Choice] = [{"recompute": "full", "recompute_layers": count} for count in counts]
+        full: list[Choice] = [
+            {"recompute": "full", "recompute_modules": "", "recompute_layers": count} for count in counts
+        ]
         return [
-            {"recompute": "none", "recompute_layers": 0},
-            {"recompute": "selective", "recompute_layers": 0},
+            {"recompute": "none", "recompute_modules": "", "recompute_layers": 0},
+            *(
+                {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
+                for modules in self.module_sets
+            ),
             *full,
         ]
 
@@ -255,7 +265,7 @@ def first_reason(s: Strategy, m: Limits) -> str | None:
         return "batch_dp"
     if s.pp > m.layers:
         return "layers_pp"
-    if s.pp * s.vpp > m.layers:
+    if s.pp * s.vpp > (m.layers + 2 if s.schedule == "interleaved_1f1b" else m.layers):
         return "layers_vpp"
     microbatches = m.global_batch_size // s.dp // s.micro_batch_size
     if s.schedule == "interleaved_1f1b" and microbatches % s.pp:

@@ -39,8 +39,10 @@ def costs_by_name(problem: Problem, table: StrategyTable) -> Prices:
     is_stage = np.arange(shape[0])[:, None] < stages
     found = {f"times.{f.name}": getattr(times, f.name) for f in fields(StageTimes) if f.name != "ends"}
     found |= {f"ends.{f.name}": getattr(times.ends, f.name) for f in fields(times.ends)}
-    found |= {f"memory.{name}": getattr(memory, name) for name in MEMORY_PARTS}
     found = {name: np.where(is_stage, np.broadcast_to(values, shape), 0.0) for name, values in found.items()}
+    # Tables have as many moments as their longest row needs: the parts at the fullest one.
+    fullest = memory.device.argmax(axis=0), np.arange(len(stages))
+    found |= {f"memory.{name}": getattr(memory, name)[fullest] for name in MEMORY_PARTS}
     found |= {f"end.{f.name}": np.asarray(getattr(end, f.name)) for f in fields(StepEnd)}
     found |= {f"peaks.{f.name}": getattr(peaks, f.name) for f in fields(peaks)}
     found["step_s"] = step_times_s(problem, table)

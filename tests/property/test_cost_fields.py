@@ -260,5 +260,14 @@ def test_offload_moves_bytes_to_the_host_and_takes_time(dense: Problem) -> None:
     assert max(optimizer.step_time_s, activations.step_time_s) < both.step_time_s
 
 
+@varies("recompute_modules")
+def test_more_modules_hold_less_and_take_longer(dense: Problem) -> None:
+    sets = ("core_attn", "core_attn+mlp", "core_attn+layernorm+mlp")
+    texts = (f"tp=2,recompute=selective,recompute_modules={modules}" for modules in sets)
+    found = results(dense, "tp=2", *texts)
+    assert rising([-nbytes for nbytes in memory_of(found, "activations")])
+    assert rising(parts(found, "recompute")) and found[0].breakdown["recompute"] == 0.0
+
+
 def test_every_field_is_varied() -> None:
     assert set(CHECKED) == set(FIELDS)

@@ -21,7 +21,7 @@ def test_memory_is_the_maximum_over_all_ranks(case: Case, full: bool) -> None:
         everywhere = costs_of_all_stages(problem, part)
         device = rank_bytes(problem, part, everywhere).device.max(axis=0)
         np.testing.assert_allclose(found.device_bytes[rows], device, rtol=1e-12)
-        np.testing.assert_allclose(found.host_bytes[rows], host_bytes(part, everywhere), rtol=1e-12)
+        np.testing.assert_allclose(found.host_bytes[rows], host_bytes(problem, part, everywhere), rtol=1e-12)
 
 
 def test_the_samples_include_every_choice() -> None:

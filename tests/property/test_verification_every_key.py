@@ -150,11 +150,11 @@ def test_every_named_key_is_in_the_file(name: str, documents: dict[str, dict[str
 
 def test_a_key_of_a_later_planner_is_named(documents: dict[str, dict[str, Any]]) -> None:
     document = copy.deepcopy(documents["uniform"])
-    document["best"]["strategy"]["options"] = {"loss": "fused"}
+    document["best"]["strategy"]["colour"] = 1
     document["best"]["layout"]["pipelines"][0]["colour"] = 1
     verdict = check_document(with_hash(document), proof_budget_s=0.0)
     named = [one.key for one in verdict.not_re_derived if one.why == REASON_UNKNOWN]
-    assert named == ["best.strategy.options", "best.layout.pipelines.colour"]
+    assert named == ["best.strategy.colour", "best.layout.pipelines.colour"]
 
 
 @pytest.mark.parametrize("name", MATTERS)

@@ -185,9 +185,7 @@ def with_mixed_stages(
             shape = (len(mixed_pool_stages), options.most_stages + 1, options.most_stages + 1)
             hop_s = np.broadcast_to(np.array(hops_s)[:, None, None], shape)
             found = {name: np.array([one[name] for one in figures]) for name in figures[0]}
-            none = np.zeros(found["forward_s"].shape)
-            for name in ("recompute", "allocated_bytes", "device_bytes", "fullest"):
-                found[name] = none.astype(int)
+            found["recompute"] = np.zeros(found["forward_s"].shape, dtype=int)
             for name in BY_NODE_SLOT:
                 found[name] = found[name][:, None]
             stages.append(SiteCosts(kinds=tuple(mixed_pool_stages), node_slots=(NodeSlot(),), **found))

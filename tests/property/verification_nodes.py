@@ -46,7 +46,7 @@ def pipelines_of(
         pairs = shard_pairs_of(figures, space, grid_costs, np.ones(len(grid_costs.rows), dtype=bool))
         pipeline = PipelineContext(
             figures=figures,
-            fabric=fabric_of(figures.cluster, figures.efficiency),
+            fabric=fabric_of(figures.cluster, figures.efficiency, figures.backend),
             grid_costs=grid_costs,
             pairs=pairs,
             pp=grid_costs.pp,
@@ -63,6 +63,7 @@ def _points(pipeline: PipelineContext, rows: StrategyRows) -> ProofNodes:
     return ProofNodes(
         grid=np.arange(len(rows)),
         recompute=np.array([RECOMPUTES.index(word) for word in rows.recompute]),
+        modules=np.zeros(len(rows), dtype=np.int64),
         offload=np.array([OFFLOADS.index(word) for word in rows.offload]),
         pair=np.array([_pair(pipeline.grid_costs, pipeline.pairs, rows, row) for row in range(len(rows))]),
         optim=rows.optim_shard,

@@ -237,6 +237,8 @@ def uneven_of(candidate: Mapping[str, Any]) -> Result:
         mfu=0.0,
         mfu_full_attention=0.0,
         peak_memory=PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=1.0),
+        memory_band_bytes=(0.0, 0.0),
+        fits_probability=1.0,
         breakdown={},
         memory={},
         tightest_rank=0,

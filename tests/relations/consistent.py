@@ -25,16 +25,23 @@ MOST_EVALUATED = 20_000
 """Largest number of candidates of a space that is evaluated exhaustively."""
 
 
+SEARCHED = ("ep_overlap",)
+"""Options of the software that a search chooses; the others are at their defaults."""
+
+
 def _strategy_text(strategy: dict[str, Any]) -> str:
     fields = {
-        name: str(value).lower() if isinstance(value, bool) else value for name, value in strategy.items()
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in strategy.items()
+        if name != "options"
     }
     return ",".join(f"{name}={value}" for name, value in fields.items())
 
 
 def _result(answer: Answer) -> Any:
-    """The estimate of a result, without the keys that only plans of mixed clusters have."""
-    ignored = ("uniform_step_time_s", "fastest_class_step_time_s", "why", "layout")
+    """The estimate of a result, without the keys that only plans of mixed clusters, or only `evaluate`,
+    have."""
+    ignored = ("uniform_step_time_s", "fastest_class_step_time_s", "why", "layout", "memory_by_stage")
     return {key: value for key, value in answer.best.items() if key not in ignored}
 
 
@@ -47,7 +54,11 @@ def evaluate_agrees(question: Question, shardwise: Commands) -> None:
         and answer.document["devices_used"] == question.cluster.devices
         and answer.best["strategy"] is not None
     ):
+        options = answer.best["strategy"].get("options", {})
+        chosen = [f"{name}={options[name]}" for name in SEARCHED if name in options]
         words = question.words(command="evaluate", space=None, fix=None, top=None)
+        if chosen:
+            words = (*words, "--set", ",".join(chosen))
         evaluated = shardwise.answer((*words, "--strategy", _strategy_text(answer.best["strategy"])))
         require_same(answer, evaluated, what="evaluate", figures=_result)
 

@@ -158,8 +158,9 @@ def _links(pairs: list[tuple[str, str]], rate: float, latency_s: float) -> list[
 def links_in_another_order(question: Question, shardwise: Commands) -> None:
     """Nodes of two racks, rack by rack or interleaved.
 
-    Links are estimated as two tiers by a ring over the devices in their order, so the order of nodes changes
-    the estimate (docs/reference/formats.md). Such an answer must not be called proven.
+    Racks of equally many nodes are a tier, whatever the order of the nodes. Other links are estimated by a
+    ring over the devices in their order, so the order of nodes changes the estimate
+    (docs/reference/formats.md). Such an answer must not be called proven.
     """
     run, count = question.cluster.nodes[0], question.cluster.node_count
 
@@ -184,6 +185,7 @@ def links_in_another_order(question: Question, shardwise: Commands) -> None:
         and abs(contiguous.step_time_s - interleaved.step_time_s) > 1e-9 * interleaved.step_time_s
     ):
         is_proven = contiguous.document["is_proven"] or interleaved.document["is_proven"]
+        require(count % 2 == 1, "links of equal racks in another order", contiguous, interleaved)
         found = f"{contiguous.step_time_s!r} and {interleaved.step_time_s!r} s, called proven"
         require(not is_proven, f"links in another order: {found}", contiguous, interleaved)
 
@@ -193,7 +195,7 @@ def explicit_defaults(question: Question, shardwise: Commands) -> None:
     """All options given with their default values."""
     explicit_options = {
         "optimizer": "adamw", "memory_margin": "0.05", "expert_imbalance": "1.1", "space": "default",
-        "objective": "time", "top": "3", "workers": "1", "stage_dp": "1", "braid": "1",
+        "objective": "time", "top": "8", "workers": "1", "stage_dp": "1", "braid": "1",
     }  # fmt: skip
     plain = {**dict.fromkeys(explicit_options), "space": question.options.get("--space")}
     one = shardwise.answer(question.with_options(plain).words())

@@ -49,7 +49,8 @@ class Question:
         unless one is an option."""
         named = command or ("frontier" if self.is_graph else "plan")
         changed = self.with_options(options)
-        if named == "plan" and "--target" not in changed.options:
+        has_target = named == "plan" or (named == "frontier" and not self.is_graph)
+        if has_target and "--target" not in changed.options:
             changed = changed.with_options({"target": "any"})
         option_words: list[Word] = []
         for name, value in changed.options.items():

@@ -70,6 +70,7 @@ def _result(graph: OpGraph, layout: GraphLayout) -> Result:
         fields=None, layout=Layout(pipelines=(pipeline,)), step_time_s=1.0, band_s=(1.0, 1.0),
         tokens_per_s_per_device=None, mfu=None, mfu_full_attention=None,
         peak_memory=PeakMemory(allocated=1.0, reserved=1.0, device=1.0, capacity=1.0),
+        memory_band_bytes=(0.0, 0.0), fits_probability=1.0,
         breakdown={"forward": 1.0}, memory={"parameters": 1.0}, tightest_rank=0, evaluator="none",
     )  # fmt: skip
 

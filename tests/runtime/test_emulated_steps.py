@@ -15,14 +15,14 @@ from tests.runtime.memory_tracker import fake_ranks
 from tests.unit.app.test_cli_calibrate import written
 from torch import distributed
 
-from shardwise.accuracy import TierCurve, with_speed
+from shardwise.accuracy import TierCurve
 from shardwise.accuracy.calibration import LinkCurve
 from shardwise.app.cli.measuring import LinkResult, MeasuredMachine
 from shardwise.cluster import load_cluster
 from shardwise.inputs import dumps_yaml
 from shardwise.runtime import WorkerPool
 from shardwise.runtime.private import process_groups
-from shardwise.strategy import read_calibration
+from shardwise.strategy import TimeFactors, read_calibration
 
 READINGS = ((10.0, 14.0), (20.0, 26.0))
 """Each rank's clock before and after the step."""
@@ -116,7 +116,7 @@ def test_a_calibration_between_plans_measures_current_kernels_and_links(tmp_path
     known = read_calibration(written(tmp_path))
     assert known.profile is not None
     (device,) = known.devices.values()
-    faster = with_speed(device, 2.0)
+    faster = TimeFactors(kernels=0.5).of_device(device)
     profile = replace(known.profile, pointwise_passes=9.0, data_overlap=0.0)
     machine = MeasuredMachine(faster, profile, {"steps": {"seconds": 3.0}}, (1.0, 2.0))
     (tier,) = load_cluster("2x1xcpu").tiers

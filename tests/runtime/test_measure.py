@@ -22,10 +22,10 @@ from shardwise.accuracy import (
     OverlapSample,
     calibration_plans,
     eager_profile,
-    predicted_step_s,
     with_accelerated_kernels,
 )
 from shardwise.accuracy.calibration import KernelCurves
+from shardwise.accuracy.calibration.steps import predicted_step_s
 from shardwise.app.cli import calibrating
 from shardwise.app.cli.main import main
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster

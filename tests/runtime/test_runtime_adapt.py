@@ -245,6 +245,8 @@ def test_the_summary_names_the_last_strategy_and_that_it_changed(
     once = summary(*[(first, 1.0, 1.0)] * 4, (second, 0.5, 0.3), (second, 0.4, 0.3))
     assert once["plan"].startswith("pp 2 · ") and once["changed"] == "after step 4; initially dp 2"
     assert once["step time"] == "450 ms measured (median), 300 ms predicted"
+    # The line after the step time says what the prediction does not know.
+    assert once[""] == "cpu predicted from datasheets; `shardwise calibrate` measures this machine"
     back = summary((first, 1.0, 1.0), (second, 0.5, 0.3), (first, 0.9, 0.8))
     assert (
         back["plan"].startswith("dp 2 · ")
@@ -254,6 +256,22 @@ def test_the_summary_names_the_last_strategy_and_that_it_changed(
     alike = summary((first, 1.0, 1.0), (without_zero, 1.0, 1.0))
     assert alike["changed"] == "after step 1; initially dp 2 (optim_shard 2)"
     assert "changed" not in summary((first, 1.0, 1.0), (first, 1.0, 1.0))
+
+
+def test_the_summary_says_that_processes_share_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two processes on one core; on two cores each has its own."""
+    plan, path = make_plan("dp=2,zero_stage=1"), str(tmp_path / "p.yaml")
+    write_plan(path, plan)
+    for cores, is_shared in ((1, True), (2, False)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        run = scripted_run([(plan.best.strategy, 1.0, 1.0)])
+        monkeypatch.setattr(shardwise.runtime, "train_locally", run)
+        assert main(["train", path, "--steps", "1"]) == 0
+        out = capsys.readouterr().out
+        assert ("2 processes share 1 core; each is predicted to have its own" in out) is is_shared
+        assert "cpu predicted from datasheets" in out
 
 
 def test_the_trace_after_a_migration_names_the_plan_that_ran(

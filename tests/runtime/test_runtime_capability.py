@@ -13,11 +13,12 @@ import pytest
 from tests.runtime.equality import divided, single_process
 from tests.runtime.plans import make_plan
 
+from shardwise.cost import RECIPES
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.launch import own_target
 from shardwise.model import Experts
 from shardwise.plans import Plan
-from shardwise.questions import DTYPES, OPTIMIZERS
+from shardwise.questions import OPTIMIZERS
 from shardwise.runtime import WorkerPool, check_runnable
 from shardwise.strategy import FIELD_VALUES
 from shardwise.strategy.target import Condition, Limit
@@ -85,7 +86,7 @@ def test_values_beyond_a_limit_are_refused_and_those_within_run(limit: Limit) ->
 
 def test_a_job_beyond_the_capability_file_is_refused() -> None:
     plan = make_plan("dp=4")
-    for dtype in set(DTYPES) - set(own_target().dtypes):
+    for dtype in set(RECIPES) - set(own_target().dtypes):
         assert refused(replace(plan, job=replace(plan.job, dtype=dtype)))[0] == "job.dtype"
     for name in set(OPTIMIZERS) - set(own_target().optimizers):
         job = replace(plan.job, optimizer=name)  # type: ignore[arg-type]

@@ -52,6 +52,16 @@ WRONG = {
     "an error": ("def build():\n    raise KeyError('tokens')\n", "line 6", "found KeyError: 'tokens'"),
     "an exit": ("def build():\n    import sys\n    sys.exit(0)\n", "line 7", "found SystemExit: 0"),
     "an error of its file": ("import no_such_module\n", "line 5", "found ModuleNotFoundError: No module"),
+    "an error without a text": (
+        "class E(Exception):\n    def __str__(self):\n        return [][0]\n\n\ndef build():\n    raise E\n",
+        "line 11",
+        "found E: no text: its __str__ raises IndexError",
+    ),
+    "an exception of the lowest kind": (
+        "class E(BaseException):\n    pass\n\n\ndef build():\n    raise E('one\\ntwo')\n",
+        "line 10",
+        "found E: one two",
+    ),
     "a mistake": ("def build(:\n", "line 5", "raises an error; found SyntaxError"),
     "another device": (
         "def build():\n    m = torch.nn.Linear(3, 4, device='cpu')\n    return m, (torch.zeros(2, 3),)\n",
@@ -93,6 +103,27 @@ def test_a_failed_capture_names_the_line_and_the_remedy(
     assert error[0] == f"shardwise: running your code in {path}"
     assert len(error) == 2 and error[1].startswith(f"shardwise: error: {path}: ")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("where", ["build", "forward"])
+def test_code_that_closes_its_streams_changes_nothing(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Formerly seven lines of the interpreter about lost streams, and exit code 1."""
+    closing = "print('shown'); sys.stdout.close(); sys.stderr.close()\n"
+    path, out = tmp_path / "mine.py", tmp_path / "graph.yaml"
+    path.write_text(
+        "import sys\nimport torch\n\n\nclass M(torch.nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.linear = torch.nn.Linear(4, 4)\n\n"
+        f"    def forward(self, x):\n        {closing if where == 'forward' else ''}\n"
+        "        return self.linear(x).square().mean()\n\n\n"
+        f"def build():\n    {closing if where == 'build' else ''}\n    return M(), (torch.zeros(8, 4),)\n"
+    )
+    assert main(["capture", f"{path}:build", "--out", str(out)]) == 0
+    ran = capsys.readouterr()
+    first, *shown, last = ran.err.splitlines()
+    assert first == f"shardwise: running your code in {path}" and last == f"wrote {out}"
+    assert {*shown} == {"shown"} and "parameters" in ran.out
 
 
 def test_the_command_writes_a_graph_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

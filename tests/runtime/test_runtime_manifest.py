@@ -43,6 +43,7 @@ from shardwise.runtime.checkpoint import (
     prune,
 )
 from shardwise.runtime.network import model_hash
+from shardwise.runtime.run_lock import LOCK_FILE
 from shardwise.runtime.workers import Report
 
 
@@ -256,7 +257,7 @@ def test_a_full_disk_is_a_one_line_error_and_leaves_nothing(tmp_path: Path) -> N
         f"shardwise: error: {root}/step-00000002: --checkpoint: cannot be written: file too large"
     )
     assert message[1].startswith("  to resume from the beginning: shardwise train ") and len(message) == 2
-    assert os.listdir(root) == []
+    assert os.listdir(root) == [LOCK_FILE]
 
 
 def trained_on(report: Report, plan: Plan, options: TrainOptions) -> None:

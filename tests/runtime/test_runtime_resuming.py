@@ -166,7 +166,7 @@ def test_sigterm_ends_a_run_as_the_keyboard_does(tmp_path: Path) -> None:
                 assert run.poll() is None, run.stderr.read()
                 signal.sigtimedwait([], 0.05)
             run.send_signal(signal.SIGTERM)
-            assert run.wait(timeout=60) == 130
+            assert run.wait(timeout=60) == 143
         finally:
             run.kill()
         assert (

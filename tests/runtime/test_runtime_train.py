@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ import torch
 from tests.runtime.plans import make_plan
 
 import shardwise
+from shardwise.accuracy import compare
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plans import write_plan
 from shardwise.runtime import RankLost, TrainOptions, WorkerPool, parallelize, reference_module, train
 from shardwise.runtime.workers import HOST, Report, process_group
-from shardwise.sim import COMMUNICATION, COMPUTE
+from shardwise.sim import COMMUNICATION, COMPUTE, Span, Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -157,6 +159,44 @@ def test_a_trace_shows_the_actions_of_the_plan_in_its_order(team: WorkerPool, te
         sums = [span.start_s for span in spans if span.name == "all_reduce"]
         last = max(span.start_s for span in spans if span.name == str(row[-1]))
         assert min(sums) > last
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("tp=2,micro_batch_size=2", {"tensor"}),
+        ("dp=2,zero_stage=3,micro_batch_size=2", {"parameter_gathering", "gradient_reduction"}),
+        ("pp=2,micro_batch_size=2", set()),
+    ],
+)
+def test_measured_communication_is_that_of_the_plan(team: WorkerPool, text: str, inside: set[str]) -> None:
+    """Collectives run during the actions of a micro-batch exactly where the plan has such communication, and
+    the parts of the critical rank sum to the step. How long they take depends on the machine."""
+    plan = make_plan(text)
+    by_rank = team.run(2, train, plan, TrainOptions(steps=2, is_traced=True))
+    found = compare(plan, Trace(spans=tuple(span for spans in by_rank for span in spans)))
+    total_s = {name: one.total_s for name, one in found.parts.communication.items()}
+    named = ("tensor", "context", "expert", "parameter_gathering", "gradient_reduction")
+    assert {name for name in named if total_s[name] > 0.0} == inside
+    for times in (found.predicted[found.critical], found.measured[found.critical]):
+        assert times.communication_s is not None and times.idle_s is not None
+        assert times.communication_s > 0.0 <= times.idle_s
+        assert times.communication_s + times.idle_s < times.step_s
+    collectives = measured_collectives(by_rank[found.parts.rank])
+    assert bool(collectives) == bool(inside)
+
+
+def measured_collectives(spans: Sequence[Span]) -> list[str]:
+    """The collectives that begin during an action."""
+    actions = [span for span in spans if span.track == COMPUTE and span.name != "optimizer"]
+    return [
+        span.name
+        for span in spans
+        if span.track == COMMUNICATION
+        and span.name.isidentifier()
+        and span.name not in ("send", "recv")
+        and any(one.start_s <= span.start_s < one.finish_s for one in actions)
+    ]
 
 
 def test_the_trace_file_has_a_process_for_each_rank(

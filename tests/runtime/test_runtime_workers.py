@@ -7,18 +7,20 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from tests.runtime.plans import make_plan
 from torch import distributed
 
 from shardwise.plans import Plan, write_plan
-from shardwise.runtime import TrainOptions, WorkerPool, train
+from shardwise.runtime import RankLost, TrainOptions, WorkerPool, train, workers
 from shardwise.runtime.profiling import StepTrace
 from shardwise.runtime.timing import Stopwatch
 
@@ -31,6 +33,44 @@ def test_an_interrupt_is_handled_by_the_process_that_started_the_ranks(team: Wor
     """A terminal's Ctrl-C goes to all processes. Ranks block it, and so does the fork server that they are
     forked from, which imports for seconds and would print a traceback."""
     assert team.run(2, takes_interrupts) == [False, False]
+
+
+def stops(report: Any, continues: bool) -> str:
+    """Rank 1 stops itself; another process continues it, or none does."""
+    if distributed.get_rank() == 1:
+        if continues:
+            process = os.getpid()
+            until = f"until grep -q ') T' /proc/{process}/stat; do :; done; kill -CONT {process}"
+            subprocess.Popen(["sh", "-c", until])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    distributed.barrier()
+    return "done"
+
+
+def test_a_stopped_rank_is_lost_and_a_continued_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "CHECK_S", 0.01)
+    monkeypatch.setattr(workers, "STOPPED_CHECKS", 3)
+    with WorkerPool(2) as pool, pytest.raises(RankLost, match="rank 1 was stopped for 0 s") as lost:
+        pool.run(2, stops, False)
+    assert lost.value.rank == 1 and lost.value.was_ended
+    monkeypatch.setattr(workers, "STOPPED_CHECKS", 10**6)
+    with WorkerPool(2) as pool:
+        assert pool.run(2, stops, True) == ["done", "done"]
+
+
+def test_checks_that_find_a_rank_running_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, running, stopped twice: with three checks in a row as the limit, the rank is not lost."""
+    states = iter([True, False, True, True, True])
+    monkeypatch.setattr(workers, "is_stopped", lambda pid: next(states))
+    monkeypatch.setattr(workers, "STOPPED_CHECKS", 3)
+    pool = WorkerPool(1)
+    pool._workers.append((SimpleNamespace(pid=1), Mock()))
+    counts: Counter[int] = Counter()
+    for expected in (1, 0, 1, 2):
+        counts = pool._stopped([0], counts)
+        assert counts[0] == expected
+    with pytest.raises(RankLost, match="rank 0 was stopped for 15 s"):  # 3 checks, 5 s each
+        pool._stopped([0], counts)
 
 
 def is_reachable(host: str, port: int) -> bool:
@@ -49,6 +89,32 @@ def test_the_store_of_a_machine_listens_on_its_loopback_address_alone() -> None:
         assert is_reachable("127.0.0.1", port) and not is_reachable("127.0.0.2", port)
     everywhere = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert is_reachable("127.0.0.2", everywhere.port)
+
+
+STRANGERS = """
+import socket
+from shardwise.runtime import workers
+GREETING = bytes([0]) + (0x3C85F7CE).to_bytes(4, "little")  # what a client of a TCPStore sends first
+store = workers._loopback_store()
+for number in range(20):
+    with socket.create_connection((workers.HOST, store.port)) as stranger:
+        stranger.sendall((b"GET / HTTP/1.1\\r\\n\\r\\n", GREETING + b"\\1" + b"\\xff" * 30, b"")[number % 3])
+store.set("key", "value")
+print(store.get("key").decode())
+"""
+
+
+@pytest.mark.parametrize("level", [None, "WARNING"])
+def test_strangers_at_the_store_print_nothing(level: str | None) -> None:
+    """Unless the user sets the log level: PyTorch 2.13 then prints a C++ stack for each of them."""
+    environment = {key: value for key, value in os.environ.items() if key != "TORCH_CPP_LOG_LEVEL"}
+    if level is not None:
+        environment["TORCH_CPP_LOG_LEVEL"] = level
+    words = [sys.executable, "-c", STRANGERS]
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "value\n"
+    assert ("TCPStore" in ran.stderr) is (level is not None)
+    assert level is not None or ran.stderr == ""
 
 
 @pytest.mark.parametrize("level", [None, "1"])

@@ -60,6 +60,7 @@ def make_uneven(
         best=Result(
             fields=None, layout=Layout(pipelines=tuple(pipelines)), step_time_s=1.0, band_s=(0.5, 2.0),
             tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1, peak_memory=nothing,
+            memory_band_bytes=(0.0, 0.0), fits_probability=1.0,
             breakdown={"busiest_stage": 1.0}, memory={}, tightest_rank=0, pools=("cpu",), is_alike=False,
             evaluator="none",
         ),

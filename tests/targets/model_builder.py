@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 LOCAL = (
@@ -24,8 +24,12 @@ have the same parameters."""
 REFUSALS = (AssertionError, LookupError, NotImplementedError, RuntimeError, SystemExit, TypeError, ValueError)
 """Exceptions by which Megatron-LM refuses flags or sizes."""
 
-WITHOUT = ("--moe-grouped-gemm",)
-"""Flags of Transformer Engine's kernels; without them experts are separate modules."""
+WITHOUT = (
+    "--moe-grouped-gemm", "--recompute-granularity", "--recompute-modules", "--recompute-method",
+    "--recompute-num-layers",
+)  # fmt: skip
+"""Flags of Transformer Engine's kernels, without which experts are separate modules; and of recomputation,
+which changes no parameter and may need these kernels."""
 
 
 def main() -> None:
@@ -59,13 +63,23 @@ def _parameters(flags: Sequence[str], world_size: int) -> list[int]:
     from megatron.training.arguments import parse_args, validate_args
 
     os.environ.update(RANK="0", WORLD_SIZE=str(world_size), LOCAL_RANK="0", CUDA_DEVICE_MAX_CONNECTIONS="1")
-    sys.argv = ["megatron-lm", *(flag for flag in flags if flag not in WITHOUT), *LOCAL]
+    sys.argv = ["megatron-lm", *_remaining(flags), *LOCAL]
     arguments = validate_args(parse_args(ignore_unknown_args=False))
     config = core_transformer_config_from_args(arguments)
     # Neither changes a parameter, but modules would need Transformer Engine or a GPU for them.
     config.sequence_parallel, config.context_parallel_size = False, 1
     config.use_cpu_initialization, config.perform_initialization = True, False
     return [_on_rank(arguments, config, stage) for stage in range(arguments.pipeline_model_parallel_size)]
+
+
+def _remaining(flags: Sequence[str]) -> Iterator[str]:
+    """The flags with their values, except those of WITHOUT."""
+    is_left_out = False
+    for word in flags:
+        if word.startswith("--"):
+            is_left_out = word in WITHOUT
+        if not is_left_out:
+            yield word
 
 
 def _on_rank(arguments: Any, config: Any, stage: int) -> int:

@@ -18,11 +18,13 @@ OTHER_WORDS = {
     "--position-embedding-type": "none",
     "--recompute-method": "uniform",
     "--recompute-granularity": "selective",
+    "--recompute-modules": "core_attn",
     "--attention-backend": "flash",
 }
 """Another value for flags with named values (BACK's value, if the flag already has this one)."""
 
-BACK = {"LayerNorm": "RMSNorm", "sgd": "adam", "none": "rope", "flash": "unfused"}
+BACK = {"LayerNorm": "RMSNorm", "sgd": "adam", "none": "rope", "flash": "unfused",
+        "selective": "full", "core_attn": "layernorm"}  # fmt: skip
 """The replacement for each value of OTHER_WORDS that has one."""
 
 

@@ -11,7 +11,7 @@ from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.cost import bind, costs_of_all_stages
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.model import Model, load_model, model_from_config
+from shardwise.model import MODULES, Model, load_model, model_from_config, set_text
 from shardwise.plans import Plan
 from shardwise.strategy import (
     ORDERS,
@@ -107,6 +107,7 @@ def _plan(random: Random, model: Model, is_free: bool, target: str) -> Plan | No
         fields |= _sharded_fields(random, fields)
     if is_free:
         fields |= _other_fields(random)
+    fields |= _module_fields(fields, model, is_free)
     experts = model.experts
     try:
         strategy = complete(
@@ -151,6 +152,20 @@ def _fields(random: Random, model: Model, devices: int) -> dict[str, Any]:
     return fields
 
 
+def _module_fields(fields: Mapping[str, Any], model: Model, is_free: bool) -> dict[str, Any]:
+    """Occasionally a set of recomputed modules, also of other models if `is_free`."""
+    random = Random(str(sorted(fields.items())))
+    if "recompute" in fields or random.random() < 0.6:
+        return {}
+    known = MODULES_OF[model.experts is not None]
+    names = MODULES if is_free and random.random() < 0.3 else known
+    return {"recompute_modules": set_text(random.sample(names, random.randint(1, 2)))}
+
+
+MODULES_OF = {False: ("core_attn", "layernorm", "mlp"), True: ("core_attn", "layernorm", "moe", "moe_act")}
+"""The modules of layers without and with experts, for these families."""
+
+
 def _sharded_fields(random: Random, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Sharding degrees of parameters, gradients and optimizer states, of which Megatron-FSDP has some."""
     ranks = int(fields["dp"]) * int(fields["cp"])
@@ -185,7 +200,7 @@ def is_within_target(strategy: Strategy, model: Model, job: Job) -> bool:
         strategy.schedule not in ("1f1b", "interleaved_1f1b")
         or strategy.param_shard > 1
         or strategy.grad_shard > 1
-        or strategy.recompute == "selective"
+        or not _has_known_modules(strategy, model)
         or strategy.offload in ("activations", "both")
         or strategy.axis_order not in ("tp-cp-dp-pp", "tp-cp-pp-dp")
     ):
@@ -206,13 +221,21 @@ def is_within_target(strategy: Strategy, model: Model, job: Job) -> bool:
     return job.optimizer == "adamw" and (strategy.optim_shard > 1 or ranks == 1)
 
 
+def _has_known_modules(strategy: Strategy, model: Model) -> bool:
+    """Whether selective recomputation, if any, is of modules that the model has."""
+    if strategy.recompute != "selective":
+        return True
+    names = strategy.recompute_modules.split("+")
+    return set(names) <= set(MODULES_OF[model.experts is not None])
+
+
 def is_within_megatron_fsdp(strategy: Strategy, model: Model, job: Job) -> bool:
     """Whether Megatron-LM 0.19 with Megatron-FSDP supports the strategy."""
     ranks = strategy.dp * strategy.cp
     param, grad, optim = strategy.param_shard, strategy.grad_shard, strategy.optim_shard
     if (
         strategy.schedule not in ("1f1b", "interleaved_1f1b")
-        or strategy.recompute == "selective"
+        or not _has_known_modules(strategy, model)
         or strategy.offload != "none"
         or strategy.axis_order != "tp-cp-dp-pp"
         or model.vocab % strategy.tp
@@ -241,8 +264,10 @@ def parameters_by_stage(plan: Plan) -> list[int]:
     strategy = plan.best.strategy
     problem = bind(plan.model, plan.cluster, plan.job)
     price = costs_of_all_stages(problem, StrategyTable.of([strategy]))
-    nbytes = price.shards.parameter_bytes[: strategy.pp, price.of_shards[0]]
-    return [round(float(of_rank) / problem.recipe.weight_bytes) for of_rank in nbytes]
+    nbytes = price.shards.parameter_bytes[:, price.of_shards[0]]
+    ranks = price.partition.moments.rank[:, 0].tolist()
+    first = [ranks.index(rank) for rank in range(strategy.pp)]
+    return [round(float(nbytes[moment]) / problem.recipe.weight_bytes) for moment in first]
 
 
 def parameters_not_in_megatron_lm(plan: Plan) -> list[int]:

@@ -96,14 +96,15 @@ def _question(target: str, random: Random, model: Model) -> Question | None:
 def _fields(target: str, random: Random, model: Model, devices: int) -> dict[str, Any]:
     """Fields of a strategy, chosen so that they often fit together."""
     tp = random.choice((1, 2, 4))
-    dp = devices // tp
-    shard = random.choice([degree for degree in (1, 2, 4, 8, dp, dp, dp, dp) if dp % degree == 0])
+    cp = random.choice((1, 1, 2, 4)) if target == "fsdp2" else 1
+    dp, ranks = devices // tp // cp, devices // tp
+    shard = random.choice([degree for degree in (1, 2, 4, 8, *[ranks] * 4) if ranks % degree == 0])
     half = max(shard // 2, 1)
     all_three = (shard, shard, shard)
     others = ((1, 1, shard), (1, shard, shard), (half, shard, shard), (half, half, shard), (1, half, shard))
     chain = random.choice((*others, *[all_three] * 4))
     fields: dict[str, Any] = {
-        "tp": tp, "dp": dp, "pp": 1, "cp": 1, "sequence_parallel": tp > 1 and random.random() < 0.1,
+        "tp": tp, "dp": dp, "pp": 1, "cp": cp, "sequence_parallel": tp > 1 and random.random() < 0.1,
         "micro_batch_size": random.choice((1, 1, 2)),
         **dict(zip(("param_shard", "grad_shard", "optim_shard"), chain, strict=True)),
         "offload": random.choice(("none", "none", "none", "optimizer")),
@@ -120,6 +121,7 @@ def _other_fields(random: Random) -> dict[str, Any]:
     """Occasionally values that no such target supports."""
     others: dict[str, tuple[Any, ...]] = {
         "recompute": ("selective",),
+        "cp_kind": ("all_to_all",),
         "offload": ("activations", "both"),
     }
     return {name: random.choice(values) for name, values in others.items() if random.random() < 0.1}
@@ -128,7 +130,7 @@ def _other_fields(random: Random) -> dict[str, Any]:
 def _is_of_replicas(strategy: Strategy, model: Model) -> bool:
     """The limits that all of these targets share."""
     return (
-        strategy.pp == strategy.vpp == strategy.cp == 1
+        strategy.pp == strategy.vpp == 1
         and not strategy.sequence_parallel
         and strategy.recompute != "selective"
         and strategy.recompute_layers in (0, model.layers)
@@ -143,9 +145,23 @@ def _is_tensor_parallel(strategy: Strategy, model: Model) -> bool:
     return model.kv_heads % strategy.tp == model.vocab % strategy.tp == 0
 
 
+def _is_ring(strategy: Strategy, model: Model) -> bool:
+    """Whether Accelerate runs the ring: FSDP shards over its ranks and, with replicas, over more."""
+    if strategy.cp == 1:
+        return True
+    shards, left = divmod(strategy.optim_shard, strategy.cp)
+    return (
+        model.family != "gpt2"
+        and strategy.cp_kind == "ring"
+        and left == 0
+        and (shards > 1 or strategy.dp == 1)
+    )
+
+
 def _is_fsdp2(strategy: Strategy, model: Model, job: Job) -> bool:
     return (
-        _is_of_replicas(strategy, model)
+        _is_ring(strategy, model)
+        and _is_of_replicas(strategy, model)
         and _is_tensor_parallel(strategy, model)
         and strategy.ep == 1
         and (model.experts is None or strategy.etp == strategy.tp)
@@ -158,7 +174,7 @@ def _is_fsdp2(strategy: Strategy, model: Model, job: Job) -> bool:
 def _is_deepspeed(strategy: Strategy, model: Model, job: Job) -> bool:
     return (
         _is_of_replicas(strategy, model)
-        and strategy.tp == strategy.ep == strategy.etp == 1
+        and strategy.tp == strategy.cp == strategy.ep == strategy.etp == 1
         and strategy.optim_shard == strategy.dp
         and {strategy.param_shard, strategy.grad_shard} <= {1, strategy.dp}
         and (strategy.offload == "none" or job.optimizer == "adamw")

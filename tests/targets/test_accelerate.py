@@ -39,10 +39,10 @@ def plans() -> list[Plan]:
 def test_plans_are_of_every_family_and_use_every_value_of_the_target(plans: list[Plan]) -> None:
     strategies = [plan.best.strategy for plan in plans]
     assert {plan.model.name for plan in plans} == set(FAMILIES["fsdp2"])
-    for name in ("tp", "dp", "etp", "micro_batch_size"):
+    for name in ("tp", "cp", "dp", "etp", "micro_batch_size"):
         assert max(getattr(one, name) for one in strategies) > 1, name
     assert {one.recompute for one in strategies} == {"none", "full"}
-    assert {one.param_shard == one.dp for one in strategies} == {True, False}
+    assert {one.param_shard == one.dp * one.cp for one in strategies} == {True, False}
     assert {plan.job.dtype for plan in plans} == {"bf16", "fp32"}
     target = target_of("fsdp2")
     for plan in plans:
@@ -55,8 +55,21 @@ def test_accelerate_reads_the_plan_back(plans: list[Plan]) -> None:
         assert read_back(plan, answer).differences == (), plan.best.strategy
 
 
+def test_accelerate_reduces_gradients_in_bf16_without_a_policy() -> None:
+    """A plan that reduces in bf16 needs none; one in fp32 names the policy of the script."""
+    target = target_of("fsdp2")
+    narrow = target.with_options(target.own_profile, {"grad_reduce_dtype": "bf16"})
+    plan = small_plan(LLAMA, "dp=8,zero_stage=3", profile=narrow)
+    text = fsdp2_files(plan)[FILE]
+    (answer,) = read([text])
+    assert read_back(plan, answer).differences == () and "the script sets no policy" in text
+    (difference,) = read_back(plan, {**answer, "reduces": "torch.float32"}).differences
+    assert difference.field == "dtype of reduced gradients"
+
+
 WORDS = {
-    "bf16": "fp16", "no": "bf16", "FSDP": "MULTI_GPU", "TRANSFORMER_BASED_WRAP": "NO_WRAP",
+    "alltoall": "allgather", "bf16": "fp16", "no": "bf16", "FSDP": "MULTI_GPU",
+    "TRANSFORMER_BASED_WRAP": "NO_WRAP",
     "LlamaDecoderLayer": "LlamaMLP", "GPT2Block": "GPT2MLP", "MixtralDecoderLayer": "MixtralMLP",
     "MistralDecoderLayer": "MistralMLP", "Qwen2DecoderLayer": "Qwen2MLP", "Qwen3DecoderLayer": "Qwen3MLP",
     "Qwen3MoeDecoderLayer": "Qwen3MoeMLP",
@@ -115,7 +128,7 @@ def test_the_command_reads_its_own_files_back() -> None:
         "llama-3.1-8b", "tp=2,dp=4,param_shard=2,grad_shard=2,optim_shard=2,sequence_parallel=false"
     )
     found = read_files_back(plan, fsdp2_files(plan), environment=environment_with("accelerate"))
-    assert found.differences == () and found.values == 17
+    assert found.differences == () and found.values == 18
 
 
 ACCELERATE = """\

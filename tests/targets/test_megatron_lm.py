@@ -13,11 +13,13 @@ from tests.targets.mutants import mutants
 from tests.targets.random_plans import (
     EXPERT_FAMILIES,
     FAMILIES,
+    MODULES_OF,
     parameters_by_stage,
     parameters_not_in_megatron_lm,
     plan_of_text,
     random_plans,
 )
+from tests.unit.targets.small_plans import LLAMA, small_plan
 
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan
@@ -35,7 +37,7 @@ from shardwise.targets.megatron_lm_read_back import (
 
 pytestmark = pytest.mark.xdist_group("megatron-lm")
 
-SEED = 19
+SEED = 1
 PLANS = 50
 
 
@@ -59,8 +61,11 @@ def test_plans_are_of_every_family_and_use_every_value_of_the_target(plans: list
     assert {plan.model.name for plan in plans} == set(FAMILIES)
     for name in ("tp", "cp", "pp", "vpp", "ep", "etp"):
         assert max(getattr(strategy, name) for strategy in strategies) > 1, name
-    for name in ("axis_order", "schedule", "recompute", "offload", "cp_kind", "sequence_parallel"):
+    for name in ("axis_order", "schedule", "offload", "cp_kind", "sequence_parallel"):
         assert len({getattr(strategy, name) for strategy in strategies}) == 2, name
+    assert {strategy.recompute for strategy in strategies} == {"none", "selective", "full"}
+    modules = {name for strategy in strategies for name in strategy.recompute_modules.split("+")}
+    assert modules >= {"", *MODULES_OF[False], "moe_act"}
     assert any(1 < one.optim_shard < one.dp * one.cp for one in strategies)
 
 
@@ -143,6 +148,22 @@ def test_models_of_the_catalogue_have_the_parameters_worked_out_by_hand() -> Non
     for (name, plan), answer in zip(named.items(), built, strict=True):
         assert answer == {"parameters": BY_HAND[name][1]}
         assert parameters_by_stage(plan) == BY_HAND[name][1]
+
+
+def test_empty_ends_are_those_of_the_account_flags() -> None:
+    """Our layout for two stages more than layers is the split of `--account-for-*-in-pipeline-split`."""
+    plan = small_plan(LLAMA, "tp=1,pp=4,vpp=3,dp=2")
+    request = request_of(plan)
+    words = list(request.flags)
+    at = words.index("--pipeline-model-parallel-layout")
+    words[at : at + 2] = [
+        "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split",
+        "--num-virtual-stages-per-pipeline-rank", "3",
+    ]  # fmt: skip
+    asked = [request, replace(request, flags=tuple(words))]
+    ours, theirs = read_by_megatron_lm(asked, environment=environment())
+    assert differences(plan, ours) == () and theirs.error is None
+    assert ours.layers == theirs.layers == ((0, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 0))
 
 
 NOT_READ_BACK = {

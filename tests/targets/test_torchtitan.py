@@ -20,7 +20,7 @@ from shardwise.targets.torchtitan_read_back import TITAN_READER, titan_read_back
 
 pytestmark = pytest.mark.xdist_group("torchtitan")
 
-SEED = 7
+SEED = 1
 PLANS = 50
 
 Answer = dict[str, Any]
@@ -40,11 +40,13 @@ def test_plans_are_of_every_family_and_use_every_value_of_the_target(plans: list
     strategies = [plan.best.strategy for plan in plans]
     assert {plan.model.name for plan in plans} == set(TITAN_FAMILIES)
     assert {strategy.schedule for strategy in strategies} == set(SCHEDULES)
-    for name in ("tp", "pp", "vpp", "dp", "ep", "etp", "param_shard"):
+    for name in ("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "param_shard"):
         assert max(getattr(strategy, name) for strategy in strategies) > 1, name
     for name in ("recompute", "sequence_parallel"):
         assert len({getattr(strategy, name) for strategy in strategies}) == 2, name
     assert any(1 < one.optim_shard < one.dp for one in strategies)
+    assert any(1 < one.cp <= one.optim_shard < one.dp * one.cp for one in strategies)
+    assert any(one.cp > 1 and one.ep > 1 for one in strategies)
     assert any(one.param_shard < one.grad_shard for one in strategies)
     assert any(0 < one.recompute_layers < one.first_stage_layers for one in strategies)
     assert any(plan.model.tied_embeddings for plan in plans)
@@ -253,3 +255,12 @@ def test_an_empty_stage_is_refused() -> None:
     assert refused.value.key == "best.strategy.first_stage_layers"
     (answer,) = read_by_torchtitan([plan], [_edited(plan, ("[0, 8, 16, 24]", "[0, 16, 16, 16]"))])
     assert "matched no parameters" in answer["error"]
+
+
+def test_a_pipeline_with_empty_ends_is_read_back() -> None:
+    """2 x 17 stages for 32 layers: the first has only the embedding, the last only norm and output."""
+    plan = plan_of_text("llama-2-7b", "tp=1,pp=2,vpp=17,dp=4,zero_stage=2")
+    (answer,) = read_by_torchtitan([plan], [torchtitan_files(plan)])
+    assert titan_read_back(plan, answer).differences == ()
+    ends = plan.best.strategy.first_stage_layers, plan.best.strategy.last_stage_layers
+    assert ends == (0, 0)

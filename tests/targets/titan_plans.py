@@ -44,7 +44,7 @@ def _plan(random: Random, model: Model, is_free: bool) -> Plan | None:
     nodes = random.choice(NODES)
     cluster = load_cluster(f"{nodes}x{DEVICES_PER_NODE}xH100-SXM")
     job = Job(
-        seq_len=random.choice((1024, 2048, 1026)),
+        seq_len=random.choice((1024, 1026, 1028, 1028)),
         global_batch_size=random.choice((64, 128, 256)),
         dtype=random.choice(("bf16", "bf16", "fp32")),
         optimizer="adamw",
@@ -71,17 +71,19 @@ def _plan(random: Random, model: Model, is_free: bool) -> Plan | None:
 def _fields(random: Random, model: Model, devices: int) -> dict[str, Any]:
     """Fields of a strategy, chosen so that they often fit together."""
     tp, pp = random.choice((1, 2, 4)), random.choice((1, 2, 2, 4, 4, 8))
-    dp = max(devices // (tp * pp), 1)
+    ranks = max(devices // (tp * pp), 1)
+    cp = random.choice([degree for degree in (1, 1, 2, 4) if ranks % degree == 0])
+    dp = ranks // cp
     schedules = ["1f1b", "gpipe"]
     if pp > 1:
         schedules += ["interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "dualpipe_v"]
     schedule = random.choice(schedules)
     vpp = random.choice(CHUNKS.get(schedule, (1,)))
-    shard = random.choice([degree for degree in (1, 2, 4, dp, dp) if dp % degree == 0])
+    shard = random.choice([degree for degree in (1, 2, 4, ranks, ranks) if ranks % degree == 0])
     if model.experts is not None:
-        shard = dp
+        shard = ranks
     fields: dict[str, Any] = {
-        "tp": tp, "cp": 1, "pp": pp, "dp": dp, "vpp": vpp, "schedule": schedule,
+        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "schedule": schedule,
         "sequence_parallel": tp > 1 and random.random() < 0.7,
         "micro_batch_size": random.choice((1, 1, 2)),
         "param_shard": random.choice((1, shard)), "grad_shard": shard, "optim_shard": shard,
@@ -106,6 +108,7 @@ def _other_fields(random: Random, fields: dict[str, Any]) -> dict[str, Any]:
     alone = {"param_shard": 1, "grad_shard": 1}
     others: tuple[dict[str, Any], ...] = (
         {"cp": 2, "dp": max(dp // 2, 1), "optim_shard": 1, **alone},
+        {"cp": 2, "dp": max(dp // 2, 1), "cp_kind": "all_to_all"},
         {"optim_shard": dp, **alone},
         {"optim_shard": max(dp // 2, 1), "grad_shard": max(dp // 2, 1), "param_shard": 1},
         {"param_shard": 2, "grad_shard": dp, "optim_shard": dp},
@@ -115,18 +118,28 @@ def _other_fields(random: Random, fields: dict[str, Any]) -> dict[str, Any]:
         {"tp": 8, "dp": max(tp * dp // 8, 1), "optim_shard": 1, "etp": 8, **alone},
     )
     if "ep" in fields and random.random() < 0.5:
-        fewer = max(tp * dp // 4, 1)
-        many = {"tp": 4, "dp": fewer, "optim_shard": fewer, "grad_shard": fewer, "param_shard": 1}
+        fewer = max(tp * dp * fields["cp"] // 4, 1)
+        many = {"tp": 4, "cp": 1, "dp": fewer, "optim_shard": fewer, "grad_shard": fewer, "param_shard": 1}
         off = {"sequence_parallel": False, "ep": 2, "etp": 1}
-        return random.choice(({"ep": 2, "etp": tp}, {"ep": 1, "etp": 1}, {**many, **off}))
+        half = max(dp * fields["cp"] // 2, 1)
+        part = {"optim_shard": half, "grad_shard": half, "param_shard": 1}
+        return random.choice(({"ep": 2, "etp": tp}, {"ep": 1, "etp": 1}, {**many, **off}, part))
+    if fields["cp"] > 1 and fields["pp"] > 1 and random.random() < 0.3:
+        return {random.choice(("first_stage_layers", "last_stage_layers")): 0}
     return {} if random.random() < 0.4 else random.choice(others)
 
 
 def is_within_titan(strategy: Strategy, model: Model, job: Job) -> bool:
     """Whether TorchTitan 0.3 supports the strategy: the limits of the target in plain code."""
     has_experts = model.experts is not None
-    if strategy.cp > 1 or strategy.recompute == "selective" or strategy.offload != "none":
+    if strategy.recompute == "selective" or strategy.offload != "none":
         return False
+    if strategy.cp > 1:
+        divisor = 2 * strategy.cp * (strategy.tp if strategy.sequence_parallel else 1)
+        if not (strategy.first_stage_layers and strategy.last_stage_layers):
+            return False
+        if strategy.cp_kind != "ring" or strategy.optim_shard % strategy.cp or job.seq_len % divisor:
+            return False
     if strategy.axis_order != "tp-cp-dp-pp":
         return False
     shards = strategy.param_shard, strategy.grad_shard, strategy.optim_shard
@@ -140,6 +153,6 @@ def is_within_titan(strategy: Strategy, model: Model, job: Job) -> bool:
         return True
     if strategy.etp != (strategy.tp if strategy.ep == 1 else 1):
         return False
-    if strategy.ep > 1 and job.seq_len % strategy.tp:
+    if strategy.ep > 1 and job.seq_len % (strategy.tp * strategy.cp):
         return False
-    return strategy.optim_shard == strategy.dp
+    return strategy.optim_shard == strategy.dp * strategy.cp

@@ -20,6 +20,7 @@ from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster
 from shardwise.model import catalogue_entry, load_model, parameters
 from shardwise.plans import plan_hash
+from shardwise.strategy import strategy_record
 
 JOB: dict[str, Any] = {"cluster": "1x4xA100-80G", "seq_len": 2048, "global_batch_size": 16}
 MODEL = "llama-3.1-8b"
@@ -27,7 +28,7 @@ MODEL = "llama-3.1-8b"
 
 @pytest.fixture(scope="module")
 def plan() -> sw.Plan:
-    return sw.plan(MODEL, **JOB)
+    return sw.plan(MODEL, **JOB, tolerance=0.0)
 
 
 # The package
@@ -69,7 +70,7 @@ def test_the_attributes_of_a_plan_agree_with_its_parts(plan: sw.Plan) -> None:
     assert plan.strategy.tp * plan.strategy.pp * plan.strategy.cp * plan.strategy.dp == 4
     # 16 sequences of 2,048 tokens on 4 devices.
     assert plan.best.tokens_per_s_per_device == pytest.approx(16 * 2048 / plan.step_time_s / 4, rel=1e-9)
-    assert plan.certificate is not None and plan.certificate.best_s == plan.step_time_s
+    assert plan.certificate is not None and plan.certificate.best_s == plan.optimum_s
     assert [other.step_time_s for other in plan.runners_up] == sorted(
         other.step_time_s for other in plan.runners_up
     )
@@ -93,13 +94,44 @@ def test_an_evaluated_strategy_has_no_certificate(plan: sw.Plan, tmp_path: Path)
     assert sw.load(tmp_path / "plan.yaml") == found
 
 
+def test_memory_by_stage_is_that_of_every_stage() -> None:
+    """Stage 0 has the most micro-batches in flight, the last the logits; the peak is that of the fullest."""
+    plan = sw.evaluate(
+        "llama-3.1-8b", cluster="1x8xH100-SXM", seq_len=4096, global_batch_size=32,
+        strategy="tp=2,pp=4,micro_batch_size=1,zero_stage=1",
+    )  # fmt: skip
+    stages = sw.memory_by_stage(plan)
+    assert len(stages) == 4
+    assert all(sum(parts.values()) == pytest.approx(2 * parts["device"]) for parts in stages)
+    assert max(parts["device"] for parts in stages) == plan.best.peak_memory.device
+    assert {**stages[0]} == pytest.approx({**plan.memory, "device": plan.best.peak_memory.device})
+    # 1F1B with equal stages: 4, 3 and 2 micro-batches in flight.
+    of_one = stages[0]["activations"] / 4
+    assert [parts["activations"] for parts in stages[:3]] == pytest.approx(
+        [4 * of_one, 3 * of_one, 2 * of_one]
+    )
+    assert stages[3]["temporaries"] > stages[2]["temporaries"]
+
+
+def test_the_attention_kernel_is_an_argument() -> None:
+    def peak(**given: Any) -> float:
+        plan = sw.evaluate(
+            "gpt2", cluster="1x8xV100-32G", seq_len=1024, global_batch_size=8, target="fsdp2", dtype="fp32",
+            strategy="zero_stage=3,micro_batch_size=1,recompute=full", **given,
+        )  # fmt: skip
+        return plan.best.peak_memory.device
+
+    # V100 has no FlashAttention-2; the default is PyTorch's memory-efficient kernel.
+    assert peak() == peak(attention="efficient") == peak(attention="flash") < peak(attention="unfused")
+    assert peak(attention="unfused") == peak(set={"attention": "unfused"})
+    with pytest.raises(sw.ConfigError, match="contradicts"):
+        peak(attention="unfused", set={"attention": "flash"})
+    with pytest.raises(sw.ConfigError, match="attention"):
+        peak(attention="fused")
+
+
 def test_the_best_plan_evaluates_to_itself(plan: sw.Plan) -> None:
-    fields = {name: getattr(plan.strategy, name) for name in ("tp", "pp", "micro_batch_size", "recompute")}
-    shards = {name: getattr(plan.strategy, name) for name in ("param_shard", "grad_shard", "optim_shard")}
-    more = {
-        name: getattr(plan.strategy, name) for name in ("recompute_layers", "offload", "sequence_parallel")
-    }
-    found = sw.evaluate(MODEL, strategy={**fields, **shards, **more}, target=plan.target, **JOB)
+    found = sw.evaluate(MODEL, strategy=strategy_record(plan.strategy), target=plan.target, **JOB)
     assert found.best == plan.best
 
 
@@ -345,7 +377,7 @@ def test_the_points_of_a_frontier_trade_time_for_memory_and_have_plans() -> None
     first, last = found.plan(0), found.plan(-1)
     assert first.step_time_s == times[0] and last.best.peak_memory.device == sizes[-1]
     assert found.plan() == first  # the mode picks the fastest
-    assert first.step_time_s == pytest.approx(sw.plan("gpt2-xl", **JOB, target="any").step_time_s, rel=1e-9)
+    assert first.step_time_s == pytest.approx(sw.plan("gpt2-xl", **JOB).optimum_s, rel=1e-9)
     rows = found.rows()
     assert [row["step_time_s"] for row in rows] == times and rows[0]["tp"] == first.strategy.tp
     assert json.loads(json.dumps(found.to_dict()))["points"][0]["time_s"] == times[0]
@@ -353,7 +385,7 @@ def test_the_points_of_a_frontier_trade_time_for_memory_and_have_plans() -> None
         found.plan(len(found))
     picked = sw.frontier("gpt2-xl", **JOB, memory_limit=sizes[1])
     assert picked.pick is not None and picked.pick.time_s == times[1]
-    table = sw.frontier("gpt2-xl", **JOB, mode="profile", devices=[1, 4])
+    table = sw.frontier("gpt2-xl", **JOB, mode="profile", devices=[1, 4], target="any")
     assert {point.devices for point in table.points} == {1, 4}
     with pytest.raises(sw.ConfigError, match="point: is required"):
         table.plan()
@@ -559,7 +591,9 @@ def test_a_plan_is_exported_from_memory_and_from_a_file(tmp_path: Path) -> None:
     plan = sw.plan(MODEL, **JOB, target="megatron-lm")
     found = plan.export(to="megatron-lm", out=tmp_path / "a")
     assert found.target == "megatron-lm-0.19" and found.is_equal and found.read_back is None
-    assert [Path(path).name for path in found.paths] == ["megatron-lm.args", "megatron-lm.sh"]
+    assert [Path(path).name for path in found.paths] == [
+        "megatron-lm.args", "megatron-lm.sh", "megatron-lm.yaml", "megatron-bridge.txt",
+    ]  # fmt: skip
     plan.save(tmp_path / "plan.yaml")
     again = sw.export(tmp_path / "plan.yaml", to="megatron-lm-0.19", out=tmp_path / "b")
     for first, second in zip(found.paths, again.paths, strict=True):

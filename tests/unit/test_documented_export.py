@@ -40,6 +40,16 @@ def test_the_flags_on_the_export_page_are_those_of_its_plan() -> None:
     assert shown is not None and text.endswith(shown[1])
 
 
+def test_the_overrides_on_the_export_page_are_those_of_its_plan() -> None:
+    text = _exported(
+        "tp=2,cp=4,pp=8,vpp=6,optim_shard=4,last_stage_layers=0",
+        target="megatron-lm-0.19", file="megatron-bridge.txt",
+    )  # fmt: skip
+    shown = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)[1]
+    assert "model.pipeline_model_parallel_size=8" in shown
+    assert set(shown.splitlines()) <= set(text.splitlines())
+
+
 def test_the_parallelism_on_the_page_of_torchtitan_is_that_of_its_plan() -> None:
     text = _exported("tp=4,pp=8,vpp=10,dp=2,zero_stage=2", target="torchtitan-0.3", file="torchtitan_0_3.py")
     shown = re.search(r"```python\n(.*?)```", TITAN_PAGE, re.DOTALL)

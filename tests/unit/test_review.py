@@ -172,6 +172,9 @@ OTHER_SOFTWARE: dict[str, tuple[dict[str, Any], str, Any, str, str]] = {
     "titan passes": (
         TITAN, "training/local_batch_size", 8, "pipeline_restarts", "training.local_batch_size",
     ),
+    "titan reduction": (
+        TITAN, "training/mixed_precision_reduce", "bfloat16", "refused", "training.mixed_precision_reduce",
+    ),
     "titan batch": (
         TITAN, "training/global_batch_size", 132, "batch_does_not_divide", "training.global_batch_size",
     ),
@@ -203,7 +206,7 @@ def test_the_export_of_a_good_plan_is_clean(tmp_path: Path, target: str) -> None
     given: dict[str, Any] = {}
     if not target.startswith("megatron"):
         given["model"] = "llama-3.1-8b"
-    if target in ("deepspeed-0.19", "fsdp2"):
+    if target in ("deepspeed-0.19", "fsdp2", "transformers-5"):
         names = ("recompute", "micro_batch_size")
         given["fix"] = {one: getattr(plan.strategy, one) for one in names}
         given |= {"seq_len": 4096, "global_batch_size": 128}
@@ -211,6 +214,28 @@ def test_the_export_of_a_good_plan_is_clean(tmp_path: Path, target: str) -> None
     assert found.fits and found.strategy == plan.strategy
     assert found.step_time_s == pytest.approx(plan.step_time_s, rel=1e-12)
     assert codes(found) == set() and found.changes == ()
+
+
+def test_arguments_of_the_trainer_are_reviewed(tmp_path: Path) -> None:
+    """The plan of Transformers from its two files is clean; faults and changes are in the words of the
+    arguments."""
+    question: dict[str, Any] = {"cluster": CLUSTER, "seq_len": 4096, "global_batch_size": 128}
+    plan = sw.plan("llama-3.1-8b", target="transformers-5", use_all=True, **question)
+    files = EXPORTERS["transformers-5"].files(plan)
+    arguments = tmp_path / "trainer_args.json"
+    arguments.write_text(files["trainer_args.json"])
+    found = reviewed(tmp_path, files["distributed_config.py"], trainer=str(arguments), model="llama-3.1-8b")
+    assert found.strategy == plan.strategy and codes(found) == set() and found.changes == ()
+    assert found.step_time_s == pytest.approx(plan.step_time_s, rel=1e-12)
+    own = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": True, "fsdp": True}
+    sync = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    planted = {**own, **sync, "fsdp_config": {"activation_checkpointing": True}, "max_length": 512}
+    found = reviewed(tmp_path, json.dumps(planted), model="llama-3.1-8b")
+    faults = {one.code: one.field for one in found.findings}
+    assert faults["micro_batch_small"] == "per_device_train_batch_size"
+    flags = [flag for one in found.changes for flag in one.flags]
+    assert any(flag.startswith("per_device_train_batch_size: ") for flag in flags), flags
+    assert not any("in the script" in flag or "fsdp_config.fsdp_" in flag for flag in flags)
 
 
 # Changes
@@ -241,7 +266,7 @@ def test_a_change_is_the_optimum_with_everything_else_fixed(
     request = found.request
     best = sw.plan(
         request.model, cluster=CLUSTER, seq_len=4096, global_batch_size=128, target="megatron-lm-0.19",
-        fix=fixed_but(found, *free), tolerance=0.0, use_all=True,
+        fix=fixed_but(found, *free), set={"tp_comm_overlap": "off"}, tolerance=0.0, use_all=True,
     )  # fmt: skip
     assert change.step_time_s == pytest.approx(best.step_time_s, rel=1e-12)
     assert found.step_time_s is not None and change.gain_s is not None
@@ -290,7 +315,29 @@ def test_flags_of_overlap_are_a_change(tmp_path: Path) -> None:
     assert change.step_time_s == pytest.approx(reviewed(tmp_path, DENSE).step_time_s, rel=1e-12)
 
 
+def test_overlap_of_tensor_parallelism_is_a_change(tmp_path: Path) -> None:
+    (change,) = [one for one in reviewed(tmp_path, f"{DENSE} {TP_2}").changes if one.choices == ("overlap",)]
+    assert change.flags == ("--tp-comm-overlap",) and change.gain_s is not None and change.gain_s > 0.0
+    on = reviewed(tmp_path, f"{DENSE} {TP_2} --tp-comm-overlap")
+    assert on.step_time_s == pytest.approx(change.step_time_s)
+    assert ("overlap",) not in [one.choices for one in on.changes]
+
+
+def test_the_best_plan_keeps_the_numbers_of_the_training(tmp_path: Path) -> None:
+    moments = "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+    found = reviewed(tmp_path, f"{DENSE} {TP_2} --grad-reduce-in-bf16 {moments}")
+    options = {"tp_comm_overlap": "off", "grad_reduce_dtype": "bf16", "moment_dtype": "bf16"}
+    assert found.request.job.profile.options == options
+    assert found.best is not None
+    assert found.best.job.profile.options == {**options, "tp_comm_overlap": "on"}
+    plain = reviewed(tmp_path, f"{DENSE} {TP_2}")
+    assert plain.result is not None and found.result is not None
+    # 4 B of gradients and 12 B of states become 2 B and 6 B.
+    assert found.result.memory["gradients"] == plain.result.memory["gradients"] / 2
+    assert found.result.memory["optimizer"] == plain.result.memory["optimizer"] / 2
+
+
 def test_a_review_in_words(tmp_path: Path) -> None:
     found = reviewed(tmp_path, DENSE)
-    assert repr(found).startswith("<Review for megatron-lm-0.19: fits, ") and "0 findings" in repr(found)
+    assert repr(found).startswith("<Review for megatron-lm-0.19: fits, ") and "1 finding>" in repr(found)
     assert "<strong>" in found._repr_html_()

@@ -12,7 +12,7 @@ import shardwise as sw
 from shardwise import search
 from shardwise.errors import Infeasible
 from shardwise.plans import UNEVEN_SPACE, Answer
-from shardwise.questions import target_table
+from shardwise.questions import planning, target_table
 from shardwise.questions.request import OWN_TARGET, JobArguments, Request, request_of
 from shardwise.questions.target_table import (
     RECOMMENDED_WITHIN,
@@ -21,9 +21,11 @@ from shardwise.questions.target_table import (
     recommended_target,
     table_of,
     targets_in_order,
+    targets_that_run,
 )
-from shardwise.search import Question, plan
-from shardwise.strategy import Target, newest_target
+from shardwise.search import Question
+from shardwise.search.bnb.incumbent import Tradeoff
+from shardwise.strategy import Target, newest_target, target_of
 
 MEGATRON, TITAN, FSDP2 = (newest_target(name) for name in ("megatron-lm", "torchtitan", "fsdp2"))
 JOB = JobArguments(model="llama-2-7b", cluster="1x8xA100-80G", seq_len=4096, global_batch_size=64)
@@ -164,11 +166,13 @@ def test_only_the_recommended_target_has_a_frontier_or_is_searched_exhaustively(
 ) -> None:
     found: list[bool] = []
 
-    def searched(question: Question, **options: Any) -> Answer:
-        found.append(getattr(question, option))
-        return plan(question, **options)
+    def searched(question: Question, problem: Any, goal: Any, **options: Any) -> Any:
+        found.append(question.exhaustive if option == "exhaustive" else isinstance(goal, Tradeoff))
+        return search_of(question, problem, goal, **options)
 
-    monkeypatch.setattr(search, "plan", searched)
+    search_of = search.answer.search
+    for module in (search.answer, search.targets):
+        monkeypatch.setattr(module, "search", searched)
     given: dict[str, Any] = {"seq_len": 1024, "global_batch_size": 8, "space": "core", option: True}
     best = sw.plan("gpt2", cluster="1x2xA100-80G", **given)
     assert found.count(True) == searches and len(found) > 3
@@ -180,3 +184,91 @@ def test_another_order_is_noticed(request_: Request, answer: Answer, monkeypatch
     _, rows = found(request_, answer, {MEGATRON: 100.0, TITAN: 100.0}, any_s=90.0)
     best = recommended_target(rows)
     assert best is not None and best.name == TITAN
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{}, {"use_all": True}, {"objective": "devices"}, {"top": 3}], ids=str)
+def test_the_recommended_target_has_the_answer_that_it_has_when_it_is_named(given: dict[str, Any]) -> None:
+    """Also its runners-up, although only the rows of the table were searched on every part."""
+    asked = {
+        "cluster": "2x2xA100-80G", "seq_len": 2048, "global_batch_size": 8, "space": "core",
+        "fix": {"tp": 2}, **given,
+    }  # fmt: skip
+    table = sw.plan(LLAMA, **asked)
+    named = sw.plan(LLAMA, **asked, target=table.target)
+    least = 1 if "objective" in given else 3  # two devices allow one other kind
+    assert least <= len(table.runners_up) <= given.get("top", 8)
+    assert table.runners_up == named.runners_up
+    assert (table.best, table.optimum, table.cluster) == (named.best, named.optimum, named.cluster)
+    first, second = table.proof, named.proof
+    assert (first.enumerated, first.rejected, first.best_s) == (
+        second.enumerated, second.rejected, second.best_s
+    )  # fmt: skip
+    assert (table.idle, table.question) == (named.idle, named.question)
+
+
+def test_runners_up_that_time_does_not_reach_leave_the_row_of_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {"cluster": "1x2xA100-80G", "seq_len": 1024, "global_batch_size": 8}
+    whole = sw.plan("gpt2", **asked, space="core")
+
+    def ended(self: Any, row: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning._Asker, "with_runners_up", ended)
+    found = sw.plan("gpt2", **asked, space="core", tolerance=0)
+    assert found.answer is not None and found.answer.is_interrupted and not found.runners_up
+    assert found.optimum_s == whole.optimum_s and found.target == whole.target
+
+
+def test_our_runtime_is_asked_for_its_uneven_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the best plan is uneven, its uniform strategies are not searched: they took 38 of 43 s for 405B
+    on 512 devices."""
+    asked: dict[str, Any] = {"cluster": "1x2xA100-80G+1x2xV100-32G", "seq_len": 1024, "dtype": "fp32"}
+    named = sw.plan("gpt2-xl", **asked, global_batch_size=16, target=OWN_TARGET)
+    searched: list[str] = []
+
+    def spy(question: Question, *given: Any, **options: Any) -> Any:
+        searched.append(question.job.profile.name)
+        return search_of(question, *given, **options)
+
+    search_of = search.answer.search
+    monkeypatch.setattr(search.answer, "search", spy)
+    table = sw.plan("gpt2-xl", **asked, global_batch_size=16)
+    assert table.target == OWN_TARGET and table.kind == "uneven" and table.best == named.best
+    (row,) = (row for row in table.targets if row.target == OWN_TARGET)
+    assert row.strategy is None and row.step_time_s == named.step_time_s
+    own = target_of(OWN_TARGET).own_profile.name
+    assert searched and own not in searched
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "strategy", "names"),
+    [
+        # Optimizer states over all ranks: the distributed optimizer, and ZeRO-1 of DeepSpeed; TorchTitan and
+        # FSDP2 have stages 2 and 3 alone.
+        (
+            "llama-2-7b",
+            "1x8xH100-SXM",
+            "dp=8,zero_stage=1",
+            ("megatron-lm-0.19", "deepspeed-0.19", "megatron-fsdp-0.19"),
+        ),
+        # Of these only TorchTitan has the schedule.
+        ("llama-2-7b", "1x8xH100-SXM", "pp=4,dp=2,schedule=zb_h1,zero_stage=1", ()),
+        ("llama-2-7b", "1x8xH100-SXM", "pp=4,dp=2,schedule=zb_h1,zero_stage=3", ("torchtitan-0.3",)),
+        # Three different degrees: nobody.
+        ("llama-2-7b", "1x8xH100-SXM", "dp=8,param_shard=2,grad_shard=4,optim_shard=8", ()),
+        # A family that Megatron-LM's flags cannot say.
+        ("gemma-2-9b", "1x8xH200-SXM", "dp=8,zero_stage=1", ("deepspeed-0.19",)),
+    ],
+)
+def test_targets_that_run_a_strategy(model: str, cluster: str, strategy: str, names: tuple[str, ...]) -> None:
+    plan = sw.evaluate(model, cluster=cluster, seq_len=1024, global_batch_size=64, strategy=strategy)
+    assert targets_that_run(plan) == names

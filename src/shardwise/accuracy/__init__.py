@@ -12,20 +12,22 @@ from shardwise.accuracy.calibration import (
     MemorySample,
     NcclTable,
     OverlapSample,
+    StepFit,
+    StepSample,
     TierCurve,
     accelerator_plans,
     attention_curve,
     calibration_document,
     calibration_plans,
-    device_speed,
     eager_profile,
+    fit_steps,
     hidden_share,
+    is_nccl_tests,
     kernel_curves,
     link_curve,
     logged_times,
     matmul_errors,
     nccl_tables,
-    predicted_step_s,
     queued_costs,
     software_costs,
     step_errors,
@@ -35,7 +37,6 @@ from shardwise.accuracy.calibration import (
     with_dispatch,
     with_kernels,
     with_links,
-    with_speed,
     with_tables,
 )
 from shardwise.accuracy.compare import (
@@ -45,15 +46,18 @@ from shardwise.accuracy.compare import (
     compare,
     stage_label,
 )
-from shardwise.accuracy.cross_validation import fit_document, fit_rows
+from shardwise.accuracy.cross_validation import LEAST_RUNS, fit_document, fit_rows
+from shardwise.accuracy.left_out import LeftOutErrors, left_out_errors
 from shardwise.accuracy.rows import LEVELS, SHIPPED, Fault, Skipped, read_rows, skipped_by_reason
+from shardwise.accuracy.samples import sample_of_plan, samples_of_rows
 from shardwise.accuracy.spellings import device_named
 from shardwise.accuracy.stage_breakdown import PARTS, StageBreakdown
-from shardwise.accuracy.validate import GROUPINGS, Group, JudgedRow, Validation, validate
+from shardwise.accuracy.validate import GROUPINGS, Errors, Group, JudgedRow, Validation, validate
 
 __all__ = [
     "COLLECTIVES",
     "GROUPINGS",
+    "LEAST_RUNS",
     "LEVELS",
     "PARTS",
     "SHIPPED",
@@ -62,9 +66,11 @@ __all__ = [
     "AttentionSample",
     "Collective",
     "Comparison",
+    "Errors",
     "Fault",
     "Group",
     "JudgedRow",
+    "LeftOutErrors",
     "LinkSample",
     "MatmulSample",
     "MeasuredStep",
@@ -75,6 +81,8 @@ __all__ = [
     "OverlapSample",
     "Skipped",
     "StageBreakdown",
+    "StepFit",
+    "StepSample",
     "TierCurve",
     "Validation",
     "accelerator_plans",
@@ -83,19 +91,22 @@ __all__ = [
     "calibration_plans",
     "compare",
     "device_named",
-    "device_speed",
     "eager_profile",
     "fit_document",
     "fit_rows",
+    "fit_steps",
     "hidden_share",
+    "is_nccl_tests",
     "kernel_curves",
+    "left_out_errors",
     "link_curve",
     "logged_times",
     "matmul_errors",
     "nccl_tables",
-    "predicted_step_s",
     "queued_costs",
     "read_rows",
+    "sample_of_plan",
+    "samples_of_rows",
     "skipped_by_reason",
     "software_costs",
     "stage_label",
@@ -107,6 +118,5 @@ __all__ = [
     "with_dispatch",
     "with_kernels",
     "with_links",
-    "with_speed",
     "with_tables",
 ]

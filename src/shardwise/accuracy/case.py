@@ -27,21 +27,24 @@ from shardwise.accuracy.spellings import (
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.cost import Problem, bind
 from shardwise.errors import ConfigError
-from shardwise.inputs import short_repr
-from shardwise.model import Model, catalogue_entry, model_from_config
+from shardwise.inputs import short_repr, unknown
+from shardwise.model import Model, catalogue_entry, model_from_config, parameters
 from shardwise.search import default_job
 from shardwise.strategy import (
     PROFILES,
     RECOMPUTES,
     RULES,
     SCHEDULES,
+    Calibration,
     Job,
     Optimizer,
     Profile,
     Strategy,
     StrategyTable,
+    TimeFactors,
     complete,
     first_broken,
+    kind_of_profile,
 )
 
 Value = int | str | bool
@@ -54,11 +57,11 @@ MAX_STAGES: Final = 1024
 MAX_MICRO_BATCH: Final = 32
 """Largest micro-batch size among the candidates of a row that states none."""
 
-MICRO_BATCH, SHARDING, RECOMPUTE = "micro_batch", "zero_stage", "recompute"
-FASTEST: Final = "the fastest that fits"
+MICRO_BATCH, SHARDING, RECOMPUTE, VIRTUAL_STAGES = "micro_batch", "zero_stage", "recompute", "vpp"
+INTERLEAVING: Final = "megatron"
+"""Kind of software whose rows leave virtual stages open where they do not state them."""
 
-_RULES: Final = tuple(rule for rule in RULES if rule.code != "layers_vpp")
-"""Rules that every run obeys. `_stages` itself rejects a row with more stages than layers."""
+FASTEST: Final = "the fastest that fits"
 
 
 def layouts_of(row: Row, problem: Problem) -> tuple[StrategyTable, tuple[str, ...]]:
@@ -71,12 +74,19 @@ def layouts_of(row: Row, problem: Problem) -> tuple[StrategyTable, tuple[str, ..
         _micro_batches(row, int(fields["dp"]), problem, assumed),
         _expert_degrees(row, problem, fields, assumed),
         _shardings(row, problem, fields, assumed),
-        _recomputes(row, problem, fields, assumed),
     ]
-    table = StrategyTable.of(_possible(problem, fields, list(itertools.product(*choices))))
-    broken = first_broken(table, problem.limits, _RULES)
+    pipelines = _pipelines(row, problem, assumed)
+    several = [
+        (pipeline, *chosen)
+        for pipeline in pipelines
+        for chosen in itertools.product(*choices, _recomputes(row, problem, {**fields, **pipeline}))
+    ]
+    if not row.recompute.split():
+        assumed.append(f"{RECOMPUTE}: {FASTEST}")
+    table = StrategyTable.of(_possible(problem, fields, several))
+    broken = first_broken(table, problem.limits, RULES)
     if (broken >= 0).all():
-        rule = _RULES[int(broken[0])]
+        rule = RULES[int(broken[0])]
         raise ConfigError(f"breaks the rule that {rule.text}", key="strategy")
     return table if (broken < 0).all() else table.take(broken < 0), tuple(assumed)
 
@@ -119,9 +129,31 @@ def _stated(row: Row, problem: Problem, assumed: list[str]) -> dict[str, Value]:
         fields["etp"] = 1
     elif (row.ep or 1) > 1:
         raise ConfigError("splits experts of a dense model", key="ep", found=str(row.ep))
-    fields |= _schedule(row, assumed)
-    fields |= _stages(row, problem.model.layers, assumed)
     return {**fields, "sequence_parallel": _sequence_parallel(row, problem, assumed)}
+
+
+def _pipelines(row: Row, problem: Problem, assumed: list[str]) -> Sequence[Choice]:
+    """The schedules and the layers of the end stages that the row may have run.
+
+    Virtual stages that a row leaves open, where its software interleaves, are every number that divides the
+    layers evenly."""
+    layers, pp = problem.model.layers, row.pp or 1
+    if not _is_open(row, problem.profile):
+        stated: list[str] = []
+        found = {**_schedule(row, stated), **_stages(row, layers, stated)}
+        assumed += stated
+        return [found]
+    assumed.append(f"{VIRTUAL_STAGES}: {FASTEST}")
+    counts = [1, *(vpp for vpp in range(2, layers // pp + 1) if layers % (pp * vpp) == 0)]
+    rows = [replace(row, vpp=vpp) for vpp in counts if pp * vpp <= MAX_STAGES]
+    return [{**_schedule(each, []), **_stages(each, layers, [])} for each in rows]
+
+
+def _is_open(row: Row, profile: Profile) -> bool:
+    """Whether the row leaves the number of virtual stages open: it has neither `vpp` nor a schedule, and its
+    level does not say that it is complete."""
+    is_blank = row.vpp is None and row.schedule == "" and row.level.casefold() != "complete"
+    return is_blank and (row.pp or 1) > 1 and kind_of_profile(profile.name) == INTERLEAVING
 
 
 def _schedule(row: Row, assumed: list[str]) -> Choice:
@@ -136,12 +168,7 @@ def _schedule(row: Row, assumed: list[str]) -> Choice:
         looped = row.schedule in ("zb_v", "dualpipe_v")
         return {"schedule": row.schedule, "vpp": row.vpp or 2 if looped else vpp}
     if row.schedule:
-        raise ConfigError(
-            "is not a known schedule",
-            key="schedule",
-            found=short_repr(row.schedule),
-            allowed=", ".join(SCHEDULES),
-        )
+        raise unknown("is not a known schedule", row.schedule, SCHEDULES, key="schedule")
     name = "interleaved_1f1b" if vpp > 1 else "1f1b"
     assumed.append(f"schedule: {name}")
     return {"schedule": name, "vpp": vpp}
@@ -156,7 +183,7 @@ def _stages(row: Row, layers: int, assumed: list[str]) -> Choice:
     if stages == 1:
         return {}
     if row.stage_layers:
-        counts = _counts(row.stage_layers, stages, layers, assumed)
+        counts = _counts(row, stages, layers, assumed)
         return {"first_stage_layers": counts[0], "last_stage_layers": counts[-1]}
     if stages <= layers:
         return {}
@@ -168,19 +195,24 @@ def _stages(row: Row, layers: int, assumed: list[str]) -> Choice:
     return {"first_stage_layers": 0 if stages == layers + 2 else 1, "last_stage_layers": 0}
 
 
-def _counts(text: str, stages: int, layers: int, assumed: list[str]) -> list[int]:
-    """Decoder layers per stage from counts joined by `/`.
+def _counts(row: Row, stages: int, layers: int, assumed: list[str]) -> list[int]:
+    """Decoder layers per stage from counts joined by `/`: one for each stage, or for each rank of a pipeline.
 
     Where the counts have more units than layers, at most two extra units come before the layers (the
     embedding and the operator after it). The other extra units come after the layers."""
+    text, ranks = row.stage_layers, row.pp or 1
     if not re.fullmatch(r"\d{1,5}(/\d{1,5})*", text):
         raise ConfigError("is not counts joined by /", key="stage_layers", found=short_repr(text))
     units = [int(unit) for unit in text.split("/")]
     total = sum(units)
-    if len(units) != stages:
+    if len(units) not in (stages, ranks):
         raise ConfigError(
-            "needs one count per stage", key="stage_layers", found=f"{len(units)}", allowed=f"{stages}"
-        )
+            "needs one count per stage", key="stage_layers", found=f"{len(units)}",
+            allowed=f"{stages}, or {ranks}, one per rank" if ranks < stages else f"{stages}",
+        )  # fmt: skip
+    if len(units) < stages:
+        assumed.append("stage_layers: those of the first and last rank differ in its outermost stage")
+        return _of_ranks(units, stages // ranks, layers)
     if total < layers:
         raise ConfigError(
             "leaves out layers", key="stage_layers", found=f"{total}", allowed=f"{layers} or more"
@@ -195,6 +227,20 @@ def _counts(text: str, stages: int, layers: int, assumed: list[str]) -> list[int
     if middle and max(middle) - min(middle) > 1:
         assumed.append("stage_layers: middle stages have equal layers")
     return counts
+
+
+def _of_ranks(units: Sequence[int], vpp: int, layers: int) -> list[int]:
+    """Decoder layers of the first stage, of every middle one, and of the last, from the counts of ranks with
+    `vpp` stages each. ConfigError where such stages are not possible."""
+    inner = units[1:-1] or units[:1]
+    middle = -(-max(inner) // vpp)
+    ends = [count - (vpp - 1) * middle for count in (units[0], units[-1])]
+    if sum(units) != layers or min(ends) < 0 or max(inner) - min(inner) > 1:
+        raise ConfigError(
+            "are not layers of ranks with equal stages between the ends", key="stage_layers",
+            found="/".join(map(str, units)), allowed=f"{layers} layers in all",
+        )  # fmt: skip
+    return [ends[0], middle, ends[1]]
 
 
 def _sequence_parallel(row: Row, problem: Problem, assumed: list[str]) -> bool:
@@ -256,13 +302,12 @@ def _shardings(row: Row, problem: Problem, fields: Choice, assumed: list[str]) -
     return [{"zero_stage": stage, "dp_shard": int(degree.group(1))}]
 
 
-def _recomputes(row: Row, problem: Problem, fields: Choice, assumed: list[str]) -> Sequence[Choice]:
+def _recomputes(row: Row, problem: Problem, fields: Choice) -> Sequence[Choice]:
     """The stated recomputation, else every kind that the software has.
 
     Candidates of full recomputation recompute 1/8, 2/8, ... 8/8 of the layers of a stage."""
     words = row.recompute.casefold().split()
     if not words:
-        assumed.append(f"{RECOMPUTE}: {FASTEST}")
         has = problem.profile.recomputes
         whole: list[Choice] = [{"recompute": choice} for choice in has if choice != "full"]
         if "full" not in has:
@@ -272,12 +317,7 @@ def _recomputes(row: Row, problem: Problem, fields: Choice, assumed: list[str]) 
         full: list[Choice] = [{"recompute": "full", "recompute_layers": count} for count in counts]
         return [*whole, *full]
     if words[0] not in RECOMPUTES:
-        raise ConfigError(
-            "is not a recompute",
-            key="recompute",
-            found=short_repr(row.recompute),
-            allowed=", ".join(RECOMPUTES),
-        )
+        raise unknown("is not a recompute", row.recompute, RECOMPUTES, key="recompute")
     return [{"recompute": words[0]}]
 
 
@@ -427,6 +467,9 @@ def _plain_expert_model(row: Row) -> tuple[Model, tuple[str, ...]]:
 
 
 # Cases
+PEAK_RANKS: Final = ("max", "last", "first")
+"""Pipeline ranks of which a peak can be: the fullest (the default), the last, the first."""
+
 MAX_DEVICES: Final = 1_000_000
 """Most devices of a row that is evaluated."""
 
@@ -465,8 +508,10 @@ Assumed = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class CaseBuilder:
-    """Builds cases from rows and caches the parts that several rows share."""
+    """Builds cases from rows and caches the parts that several rows share. With a `calibration`, rows have
+    its devices, and the numbers of its software where they ran that."""
 
+    calibration: Calibration | None = None
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     def of(self, row: Row) -> Case:
@@ -485,6 +530,11 @@ class CaseBuilder:
         place = (row.gpu, row.gpus, row.gpus_per_node, row.interconnect)
         cluster, of_cluster = self._once(place, lambda: _cluster(row, device))
         job, of_job = _job(row, model, cluster, profile)
+        by = self.calibration
+        if by is not None:
+            cluster, job = self._once(
+                ("calibrated", sizes, place, job), lambda: calibrated(cluster, job, model, by)
+            )
         problem = self._once(("problem", sizes, place, job), lambda: bind(model, cluster, job))
         strategies, of_strategy = layouts_of(row, problem)
         assumed = (*of_profile, *of_device, *of_model, *of_cluster, *of_job, *of_strategy)
@@ -532,9 +582,33 @@ class CaseBuilder:
         return made
 
 
-def cases_of(rows: Iterable[Row]) -> tuple[list[Case], list[Fault]]:
-    """The cases of all usable rows, and the faults of the others."""
-    ready = CaseBuilder()
+def calibrated(cluster: Cluster, job: Job, model: Model, by: Calibration) -> tuple[Cluster, Job]:
+    """The cluster with the devices of a calibration, and the job with the host times of its software; both
+    with the factor of the model, where steps of it were measured. Other devices and software stay."""
+    factor = by.time_factor(parameters(model), job.dtype)
+    factors = TimeFactors(kernels=factor, node_links=factor, network=factor, host=factor)
+    classes = {
+        name: factors.of_device(_as_measured(device, by.devices[device.name]))
+        for name, device in cluster.classes.items()
+        if device.name in by.devices
+    }
+    profile, measured = job.profile, by.profile
+    if classes and measured is not None and measured.name == profile.name:
+        profile = factors.of_software(profile.with_costs(measured))
+    return replace(cluster, classes={**cluster.classes, **classes}), replace(job, profile=profile)
+
+
+def _as_measured(device: Device, measured: Device) -> Device:
+    """A device, which may be a variant with another memory or power limit, with measured efficiency."""
+    if device.name == "cpu":
+        return measured
+    return replace(device, efficiency=measured.efficiency)
+
+
+def cases_of(rows: Iterable[Row], calibration: Calibration | None = None) -> tuple[list[Case], list[Fault]]:
+    """The cases of all usable rows, on devices and software of `calibration`, and the faults of the
+    others."""
+    ready = CaseBuilder(calibration)
     cases: list[Case] = []
     faults: list[Fault] = []
     for row in rows:
@@ -559,6 +633,7 @@ def _refuse(row: Row) -> None:
     columns."""
     if "lora" in (row.model_name + row.notes).casefold():
         raise ConfigError("LoRA is not modelled (only a part of the weights is trained)", key="model_name")
+    _one_of("peak_rank", row.peak_rank or PEAK_RANKS[0], PEAK_RANKS)
     for name in ("gpu", "framework", "gpus", "global_batch", "seq_len"):
         if not getattr(row, name):
             raise ConfigError("is not given", key=name)
@@ -594,16 +669,37 @@ def _at_one_pace(names: Sequence[str], rates: Sequence[float]) -> list[str]:
 def _profile(row: Row) -> tuple[Profile, Assumed]:
     name = profile_named(row.framework, row.year, row.notes)
     if name is None:
-        raise ConfigError(
-            "is not a known framework",
-            key="framework",
-            found=short_repr(row.framework),
-            allowed=", ".join(PROFILES),
-        )
-    profile = PROFILES[name]
+        raise unknown("is not a known framework", row.framework, PROFILES, key="framework")
+    profile = _with_stated(row, PROFILES[name])
     if "overlap off" in row.notes.casefold():
         return profile.without_overlap(), ("communication overlap off, as stated in the notes",)
     return profile, ()
+
+
+ATTENTION: Final[Mapping[str, tuple[str, ...]]] = {
+    "flash": ("cudnn", "flash-2"), "efficient": ("efficient",), "unfused": (),
+}  # fmt: skip
+"""Values of the column `attention`, with the kernels of each."""
+
+_GRADIENTS: Final = ("fp32", "bf16", "fp16")
+
+
+def _with_stated(row: Row, profile: Profile) -> Profile:
+    """The software with the attention and the gradients that the row states."""
+    if row.attention:
+        kernels = ATTENTION[_one_of("attention", row.attention, ATTENTION)]
+        profile = replace(profile, attention=kernels)
+    if row.grad_dtype:
+        is_fp32 = _one_of("grad_dtype", row.grad_dtype, _GRADIENTS) == "fp32"
+        profile = replace(profile, reduce_in_fp32=is_fp32)
+    return profile
+
+
+def _one_of(key: str, text: str, allowed: Iterable[str]) -> str:
+    """The value of a column with few values. ConfigError for any other."""
+    if text.casefold() not in allowed:
+        raise unknown("is not known", text, allowed, key=key)
+    return text.casefold()
 
 
 def _cluster(row: Row, device: Device) -> tuple[Cluster, Assumed]:
@@ -616,7 +712,7 @@ def _cluster(row: Row, device: Device) -> tuple[Cluster, Assumed]:
     per_node = min(per_node, devices)
     if devices % per_node:
         raise ConfigError("do not fill nodes", key="gpus", found=f"{devices}, {per_node} per node")
-    rate = inter_node_bytes_per_s(row.interconnect)
+    rate = inter_node_bytes_per_s(row.interconnect, devices=per_node, cards=device.nics_per_node)
     nodes = devices // per_node
     inter_node = None
     if rate is not None:

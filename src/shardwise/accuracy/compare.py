@@ -24,9 +24,9 @@ from shardwise.accuracy.stage_breakdown import (
 )
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
-from shardwise.plans import Plan, plan_hash
+from shardwise.plans import Plan, StepParts, plan_hash
 from shardwise.schedule import Schedule
-from shardwise.search import TRAFFIC_PARTS, PipelineTimeline, pipeline_trace, plan_timelines
+from shardwise.search import TRAFFIC_PARTS, PipelineTimeline, pipeline_trace, plan_timelines, step_parts_of
 from shardwise.sim import Span, Trace
 from shardwise.ties import first_largest
 
@@ -64,6 +64,8 @@ class Comparison:
     mean over the ranks of the stage. `order_violation` describes the first action that a rank ran out of the
     order of the schedule; None where there is none. `predicted_collectives_s`, `predicted_copies_s` and
     `predicted_optimizer_s` are those of the busiest stage; None for uneven plans, which do not have them.
+    `critical` is the place of the critical rank, whose predicted `parts` are in `predicted` as far as they
+    are measured; other places have no predicted communication and idle time.
     `both` is one trace with both timelines. Of an operator graph, `operators` has parts and operators.
     """
 
@@ -77,7 +79,13 @@ class Comparison:
     predicted_optimizer_s: float | None
     order_violation: str | None
     both: Trace
+    parts: StepParts
     operators: OperatorComparison | None = None
+
+    @property
+    def critical(self) -> int:
+        """The index, in `places`, of the stage of the critical rank."""
+        return self.places.index((self.parts.pipeline, self.parts.stage))
 
     @property
     def error(self) -> float:
@@ -99,7 +107,9 @@ class PredictedPipeline:
         spans = [span for span in self.timeline.spans if span.rank == stage]
         times = stage_breakdown(spans, start_s=0.0, finish_s=step_s)
         # The timeline has actions only: it does not show collectives, copies and the optimizer separately.
-        return replace(times, collectives_s=None, copies_s=None, optimizer_s=None)
+        return replace(
+            times, collectives_s=None, copies_s=None, optimizer_s=None, communication_s=None, idle_s=None
+        )
 
 
 def compare(plan: Plan, measured: Trace) -> Comparison:
@@ -114,16 +124,34 @@ def compare(plan: Plan, measured: Trace) -> Comparison:
     steps = measured_steps(plan, pipelines, measured, devices=plan.cluster.devices)
     step_s = plan.step_time_s
     operators = _operator_comparison(plan, found[0], steps) if found[0].estimates else None
+    parts = step_parts_of(plan)
     return Comparison(
         predicted_s=step_s,
         measured_s=steps.finish_s - steps.start_s,
         places=steps.places,
-        predicted=tuple(pipelines[one].times(stage, step_s) for one, stage in steps.places),
+        predicted=tuple(
+            _with_parts(pipelines[one].times(stage, step_s), parts, (one, stage))
+            for one, stage in steps.places
+        ),
         measured=steps.times,
         **_predicted_sums(plan, operators),
         order_violation=steps.order_violation,
         both=steps.both,
+        parts=parts,
         operators=operators,
+    )
+
+
+def _with_parts(times: StageBreakdown, parts: StepParts, place: StageKey) -> StageBreakdown:
+    """The predicted times of a stage with its communication and idle time, if it has the critical rank. A
+    measured step does not tell messages between stages from waiting for them."""
+    if place != (parts.pipeline, parts.stage):
+        return times
+    messages = parts.communication["pipeline"]
+    return replace(
+        times,
+        communication_s=parts.communication_s - messages.total_s,
+        idle_s=parts.idle_s + messages.exposed_s,
     )
 
 

@@ -41,11 +41,14 @@ def sources_of(runs: Sequence[MeasuredRun]) -> NDArray[Any]:
 
 
 def is_warm(runs: Sequence[MeasuredRun], excluded: Collection[str]) -> Mask:
-    """Shape (runs,): whether runs of sources that are not excluded have the run's device and its software."""
+    """Shape (runs,): whether runs of sources that are not excluded have the run's device and its software.
+
+    Devices whose matmuls are not fitted are cold, as in plans (`is_calibrated`)."""
     kinds = [_platform_of(run) for run in runs]
     remaining = [kind for run, kind in zip(runs, kinds, strict=True) if run.case.row.group not in excluded]
     devices, software = {device for device, _ in remaining}, {profile for _, profile in remaining}
-    return np.array([device in devices and profile in software for device, profile in kinds])
+    fitted_devices = devices & {number.name for number in Numbers.shipped().devices if number.is_fitted}
+    return np.array([device in fitted_devices and profile in software for device, profile in kinds])
 
 
 def _platform_of(run: MeasuredRun) -> tuple[str, str]:

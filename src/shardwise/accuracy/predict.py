@@ -10,14 +10,14 @@ import numpy as np
 
 from shardwise.accuracy.case import Case, MixedDevices
 from shardwise.cost import Problem
-from shardwise.search import StepFigures, step_figures_of, step_figures_over
+from shardwise.search import StepFigures, peaks_of_rank, step_figures_of, step_figures_over
 from shardwise.strategy import Strategy, StrategyTable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """The prediction for one case: the chosen strategy, seconds per step, and peak bytes on the rank with the
-    least free memory."""
+    least free memory, or on the pipeline rank that the row states."""
 
     case: Case
     strategy: Strategy
@@ -85,11 +85,13 @@ def chosen_row(problem: Problem, figures: StepFigures, rows: slice) -> int:
 
 
 def _prediction(case: Case, figures: StepFigures, row: int, table: StrategyTable) -> Prediction:
-    return Prediction(
-        case=case,
-        strategy=table[row],
-        step_time_s=float(figures.step_time_s[row]),
-        allocated_bytes=float(figures.allocated_bytes[row]),
-        reserved_bytes=float(figures.reserved_bytes[row]),
-        device_bytes=float(figures.device_bytes[row]),
+    strategy = table[row]
+    peaks: tuple[Any, ...] = (
+        figures.allocated_bytes[row],
+        figures.reserved_bytes[row],
+        figures.device_bytes[row],
     )
+    stated = case.row.peak_rank.casefold()
+    if stated in ("first", "last"):
+        peaks = peaks_of_rank(_tightest(case), strategy, 0 if stated == "first" else strategy.pp - 1)
+    return Prediction(case, strategy, float(figures.step_time_s[row]), *(float(peak) for peak in peaks))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import printable, read_bytes, short_repr
+from shardwise.inputs import nearest, printable, read_bytes, short_repr, unknown
 
 SHIPPED: Final = Path(__file__).parent / "data" / "measurements.csv"
 """File of the published rows that the package ships."""
@@ -49,6 +49,8 @@ class Row:
     schedule: str
     stage_layers: str
     recompute: str
+    attention: str
+    grad_dtype: str
     optimizer: str
     tflops_convention: str
     notes: str
@@ -78,6 +80,7 @@ class Row:
     mfu_pct: float | None
     hfu_pct: float | None
     peak_mem_gib: float | None
+    peak_rank: str
 
     @property
     def group(self) -> str:
@@ -167,6 +170,10 @@ def _header(lines: Sequence[str], file: str | None) -> tuple[list[str], int]:
     repeated = sorted({name for name in present if present.count(name) > 1})
     if repeated:
         raise ConfigError("has a column twice", file=file, found=", ".join(repeated))
+    absent = [name for name in _COLUMNS if name not in present]
+    for name in header:
+        if name not in _COLUMNS and nearest(name, absent, cutoff=0.8):
+            raise unknown("is not a column of measured rows", name, absent, file=file, key="line 1")
     return header, reader.line_num
 
 

@@ -23,7 +23,9 @@ FORM_FACTORS: Final = {"sxm": "SXM", "pcie": "PCIe", "nvl": "NVL"}
 """Form factors of a part; each is a device of its own where the catalogue has it."""
 
 BOARD_POWER_W: Final[Mapping[str, float]] = {
-    "V100-16G": 300.0, "V100-32G": 300.0, "T4": 70.0, "A30": 165.0, "A40": 300.0, "A100-40G": 400.0,
+    "V100-16G": 300.0, "V100-32G": 300.0, "T4": 70.0, "A30": 165.0, "A40": 300.0, "A16": 62.5,
+    "RTX-A5000": 230.0, "RTX-A6000": 300.0, "L20": 275.0, "L40": 300.0, "H100-HBM2e": 700.0, "MI210": 300.0,
+    "A100-40G": 400.0,
     "A100-80G": 400.0, "A800-80G": 400.0, "L4": 72.0, "L40S": 350.0, "RTX3090": 350.0, "RTX4090": 450.0,
     "RTX5090": 575.0, "RTX6000-Ada": 300.0, "RTX-PRO-6000": 600.0, "H20": 400.0, "H100-PCIe": 350.0,
     "H100-SXM": 700.0, "H100-NVL": 400.0, "H800": 700.0, "H200": 700.0, "B200": 1000.0, "GB200": 1200.0,
@@ -88,7 +90,7 @@ def _device(without_power: str, text: str) -> tuple[Device, list[str]]:
     plain = _WITHIN.sub(" ", without_power).strip()
     parts = _parts()
     for spelling in (plain, *_WITHIN.findall(without_power)):
-        found = [part for part in parts if part.pattern.search(spelling)]
+        found = _found(parts, spelling)
         if len({part.pattern for part in found}) > 1:
             raise ConfigError(
                 "names several kinds of devices",
@@ -102,6 +104,16 @@ def _device(without_power: str, text: str) -> tuple[Device, list[str]]:
         if found:
             return _variant(found, spelling, text)
     raise ConfigError("is not a known device", key="gpu", found=short_repr(text))
+
+
+def _found(parts: Sequence[_Part], spelling: str) -> list[_Part]:
+    """The parts that a text names; `H100` within `H100-HBM2e` is none."""
+    matches = [(part, match.span()) for part in parts if (match := part.pattern.search(spelling))]
+    return [
+        part
+        for part, (start, end) in matches
+        if not any(s <= start and end <= e and (s, e) != (start, end) for _, (s, e) in matches)
+    ]
 
 
 @cache
@@ -218,13 +230,20 @@ _DTYPES: Final = (
     ("mxfp8", "mxfp8"), ("fp8-mx", "mxfp8"), ("nvfp4", "nvfp4"), ("fp8-cs", "fp8-current"),
     ("fp8-current", "fp8-current"), ("fp8-block", "fp8-block"), ("fp8-sc", "fp8-block"), ("fp8", "fp8"),
     ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"), ("fp32", "fp32"),
-    ("float32", "fp32"),
+    ("float32", "fp32"), ("float8", "fp8"), ("half", "fp16"),
 )  # fmt: skip
 
 
+_OTHER_DTYPES: Final = re.compile(r"u?int\d|tf32|mxfp[46]|fp6|hfp8|msfp")
+"""Formats without a recipe."""
+
+
 def dtype_named(text: str) -> str | None:
-    """The dtype that a text such as `fp8(amp_fp8)` names; None where it names none."""
+    """The dtype that a text such as `fp8(amp_fp8)` names; None where it names none, or also another format
+    that has no recipe."""
     folded = text.casefold()
+    if _OTHER_DTYPES.search(folded):
+        return None
     return next((dtype for word, dtype in _DTYPES if word in folded), None)
 
 
@@ -273,13 +292,21 @@ _BETWEEN = re.compile(r"inter|infiniband|roce|ethernet|efa|network", re.IGNORECA
 _OF_NODES = re.compile(_RATE.pattern + r"\s*\(([^()]*)\bnodes?\)", re.IGNORECASE)
 
 
-def inter_node_bytes_per_s(text: str) -> float | None:
+_EACH_DEVICE = re.compile(r"(?:\bper|\beach|\ba|/)\s*(?:gpu|device|accelerator|chip|rank)s?\b", re.IGNORECASE)
+_EACH_CARD = re.compile(r"(?:\bper|\beach|\ba|/)\s*(?:nic|hca|card|port|rail)s?\b", re.IGNORECASE)
+
+
+def inter_node_bytes_per_s(text: str, *, devices: int = 1, cards: int = 1) -> float | None:
     """Bandwidth between nodes in bytes per second and node, from a text such as
-    `NVLink; 8x200 Gb/s InfiniBand`; None where it states none."""
+    `NVLink; 8x200 Gb/s InfiniBand`; None where it states none.
+
+    A rate `per GPU` or `/GPU` counts for each of the `devices` of a node, a rate `per NIC` for each of its
+    network `cards`."""
     for clause in re.split(r"[;,]", text):
         match = _RATE.search(clause) if _BETWEEN.search(clause) else None
         if match:
-            return _bytes_per_s(match)
+            each = devices if _EACH_DEVICE.search(clause) else cards if _EACH_CARD.search(clause) else 1
+            return each * _bytes_per_s(match)
     return None
 
 

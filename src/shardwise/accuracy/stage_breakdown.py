@@ -14,7 +14,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.cost import LayoutEstimate
 from shardwise.graph import OpGraph, block_labels, operator_label
@@ -38,6 +38,11 @@ class StageBreakdown:
     The last three overlap with these parts: `collectives_s` during collectives, `copies_s` during copies of
     offloaded tensors to and from the host (outside the optimizer), and `optimizer_s` in the optimizer. They
     are None where the stage's spans do not show them.
+
+    Another division of the step is computation alone, communication and idle time. `communication_s` is the
+    time during collectives and copies, hidden or not, without messages between stages: a receive is under way
+    from the moment when it is posted. In `idle_s` the rank neither runs an action that has its input, nor the
+    optimizer, nor communicates. Both are None where they are unknown.
     """
 
     forward_s: float
@@ -47,6 +52,8 @@ class StageBreakdown:
     collectives_s: float | None = None
     copies_s: float | None = None
     optimizer_s: float | None = None
+    communication_s: float | None = None
+    idle_s: float | None = None
 
     @property
     def step_s(self) -> float:
@@ -67,21 +74,24 @@ def stage_breakdown(spans: Sequence[Span], *, start_s: float, finish_s: float) -
     actions = action_spans(spans)
     arrivals = _arrivals(spans)
     own = {"F": 0.0, "B": 0.0, "I": 0.0, "W": 0.0}
+    working = []
     for action in actions:
         ready_s = min(max(arrivals.get(action.name, 0.0), action.start_s), action.finish_s)
         own[_kind(action)] += action.finish_s - ready_s
+        working.append(replace(action, start_s=ready_s))
     last_s = max(action.finish_s for action in actions)
     worked_s = sum(own.values())
     updates = [span for span in spans if span.name == _OPTIMIZER]
-    collectives = (
+    collectives = [
         s for s in spans
         if s.track == COMMUNICATION and s.name not in _TRANSFERS and s.name.isidentifier()
-    )  # fmt: skip
+    ]  # fmt: skip
+    every_copy = [span for span in spans if span.name in _COPIES]
     copies = (
-        span
-        for span in spans
-        if span.name in _COPIES and not any(one.start_s <= span.start_s < one.finish_s for one in updates)
+        span for span in every_copy if not any(one.start_s <= span.start_s < one.finish_s for one in updates)
     )
+    communication = [*collectives, *every_copy]
+    norms = [span for span in spans if span.track == COMPUTE and span.name in _UPDATE]
     return StageBreakdown(
         forward_s=own["F"],
         backward_s=worked_s - own["F"],
@@ -90,6 +100,8 @@ def stage_breakdown(spans: Sequence[Span], *, start_s: float, finish_s: float) -
         collectives_s=covered_s(collectives),
         copies_s=covered_s(copies),
         optimizer_s=sum(span.finish_s - span.start_s for span in updates),
+        communication_s=covered_s(communication),
+        idle_s=finish_s - start_s - covered_s([*working, *norms, *communication]),
     )
 
 

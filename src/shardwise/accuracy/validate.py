@@ -9,8 +9,8 @@ the regret of the plan that is predicted fastest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -19,27 +19,32 @@ from shardwise.accuracy.case import Case, CaseBuilder, fault_of
 from shardwise.accuracy.measured import Measured, measured_of, predicted_bytes
 from shardwise.accuracy.predict import Prediction, predictions_of
 from shardwise.accuracy.rows import LEVELS, Fault, Row, read_rows, source_of
-from shardwise.accuracy.spellings import device_named, family_named
+from shardwise.accuracy.spellings import device_named, dtype_named, family_named, profile_named
 from shardwise.errors import ConfigError
-from shardwise.inputs import short_repr
+from shardwise.inputs import unknown
+from shardwise.model import Model
 from shardwise.search import band_of as band_of_software
-from shardwise.strategy import Strategy
+from shardwise.strategy import Calibration, Strategy, kind_of_profile
 from shardwise.ties import ties_of_least
 
-
 # Error statistics
+TOO_SMALL: Final = 0.1
+"""Error below which, times minus 1, a prediction counts as too small."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
     """Summary of relative errors (predicted over measured, minus 1).
 
-    `n` is their number, `mape` and `median` the mean and median absolute error, `bias` the mean error, and
-    `worst` the largest absolute error."""
+    `n` is their number, `mape` and `median` the mean and median absolute error, `bias` the mean error,
+    `worst` the largest absolute error, and `too_small` the share of errors below -TOO_SMALL."""
 
     n: int
     mape: float
     median: float
     bias: float
     worst: float
+    too_small: float
 
 
 def errors_of(errors: Sequence[float]) -> Errors | None:
@@ -53,6 +58,7 @@ def errors_of(errors: Sequence[float]) -> Errors | None:
         median=float(np.median(sizes)),
         bias=mean(errors),
         worst=max(sizes),
+        too_small=mean([error < -TOO_SMALL for error in errors]),
     )
 
 
@@ -105,7 +111,8 @@ def band_of(case: Case) -> Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRow:
-    """A measured row with its prediction: seconds per step, and peak bytes of `memory_kind`.
+    """A measured row with its prediction: seconds per step, and peak bytes of `memory_kind`, with the
+    central 80 % of the peaks that unseen sources show.
 
     Measured values are None where the row has none. `device` is the name of the device that the row's text
     was mapped to.
@@ -113,12 +120,14 @@ class JudgedRow:
 
     row: Row
     device: str
+    model: Model
     strategy: Strategy
     measured_s: float | None
     predicted_s: float
     band: Band
     measured_bytes: float | None
     predicted_bytes: float
+    memory_band_bytes: Band
     memory_kind: str
     assumed: tuple[str, ...]
 
@@ -140,10 +149,21 @@ class JudgedRow:
         low, high = self.band
         return self.predicted_s * low <= self.measured_s <= self.predicted_s * high
 
+    @property
+    def is_in_memory_band(self) -> bool | None:
+        """Whether the measured peak is in its band; None where there is no measured peak."""
+        if self.measured_bytes is None:
+            return None
+        low, high = self.memory_band_bytes
+        return low <= self.measured_bytes <= high
 
-def judged(rows: Sequence[Row]) -> tuple[list[JudgedRow], list[Fault]]:
-    """Every usable row with its prediction, and the faults of the others, both in the order of the rows."""
-    ready = CaseBuilder()
+
+def judged(
+    rows: Sequence[Row], calibration: Calibration | None = None
+) -> tuple[list[JudgedRow], list[Fault]]:
+    """Every usable row with its prediction, with the devices and software of `calibration`, and the faults of
+    the others, both in the order of the rows."""
+    ready = CaseBuilder(calibration)
     cases: list[Case] = []
     figures: list[Measured] = []
     faults: list[Fault] = []
@@ -160,15 +180,18 @@ def judged(rows: Sequence[Row]) -> tuple[list[JudgedRow], list[Fault]]:
 
 def _judged(prediction: Prediction, measured: Measured) -> JudgedRow:
     case = prediction.case
+    peak_bytes = predicted_bytes(prediction, measured.memory_kind)
     return JudgedRow(
         row=case.row,
         device=case.problem.device.name,
+        model=case.problem.model,
         strategy=prediction.strategy,
         measured_s=measured.step_time_s,
         predicted_s=prediction.step_time_s,
         band=band_of(case),
         measured_bytes=measured.peak_bytes,
-        predicted_bytes=predicted_bytes(prediction, measured.memory_kind),
+        predicted_bytes=peak_bytes,
+        memory_band_bytes=case.problem.profile.peak_errors.band_bytes(peak_bytes),
         memory_kind=measured.memory_kind,
         assumed=(*case.assumed, *measured.assumed),
     )
@@ -203,20 +226,20 @@ class Workload:
 
 def workloads_of(judged: Sequence[JudgedRow]) -> tuple[Workload, ...]:
     """The workloads with at least LEAST_PLANS rows that have both times, in the order of their first rows."""
-    groups: dict[tuple[str | int, ...], list[JudgedRow]] = {}
+    groups: dict[Hashable, list[JudgedRow]] = {}
     for one in judged:
         if one.measured_s is not None and one.predicted_s is not None:
-            groups.setdefault(_key(one), []).append(one)
+            groups.setdefault(sizes_of(one.row, one.model), []).append(one)
     return tuple(_workload(group) for group in groups.values() if len(group) >= LEAST_PLANS)
 
 
-def _key(one: JudgedRow) -> tuple[str | int, ...]:
-    """Rows of one workload share source, model, device, number of devices, sequence length, global batch
-    size, dtype and framework."""
-    row = one.row
+def sizes_of(row: Row, model: Model) -> Hashable:
+    """What rows of one workload share: source, sizes of the model, device, number of devices, sequence
+    length, global batch size, dtype and framework; names of models do not count."""
+    sizes = replace(model, name="", family="", notes=(), config={})
     return (
-        row.group, row.source, row.model_name, row.gpu, row.gpus or 0, row.seq_len or 0,
-        row.global_batch or 0, row.dtype, row.framework,
+        row.group, row.source, sizes, row.gpu, row.gpus, row.seq_len, row.global_batch,
+        dtype_named(row.dtype), row.framework,
     )  # fmt: skip
 
 
@@ -243,7 +266,7 @@ def _workload(group: Sequence[JudgedRow]) -> Workload:
 
 
 # Validation
-GROUPINGS: Final = ("source", "gpu", "family", "row")
+GROUPINGS: Final = ("source", "software", "gpu", "family", "row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +274,8 @@ class Group:
     """Prediction quality of a group of rows.
 
     `time` and `memory` are None where no row has that value. `kendall_tau` is the mean and `regret` the worst
-    over `workloads`, None where no workload has enough rows. `band_coverage` is the share of measured times
-    within the prediction band.
+    over `workloads`, None where no workload has enough rows. `band_coverage` and `memory_band_coverage` are
+    the shares of measured times and peaks within their bands.
     """
 
     name: str
@@ -263,6 +286,7 @@ class Group:
     kendall_tau: float | None
     regret: float | None
     band_coverage: float | None
+    memory_band_coverage: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,16 +303,19 @@ class Validation:
     faults: tuple[Fault, ...]
 
 
-def validate(path: str, *, by: str = "source", level: str = "all") -> Validation:
+def validate(
+    path: str, *, by: str = "source", level: str = "all", calibration: Calibration | None = None
+) -> Validation:
     """Validates the rows of `level` (one of LEVELS) in the file at `path`, grouped by one of GROUPINGS.
+    `calibration` replaces the shipped numbers of its devices and its software.
 
     Raises ConfigError where no row of the file can be read."""
     for key, found, allowed in (("by", by, GROUPINGS), ("level", level, LEVELS)):
         if found not in allowed:
-            raise ConfigError(f"unknown {key}", key=key, found=short_repr(found), allowed=", ".join(allowed))
+            raise unknown("is not one of the choices", found, allowed, key=key)
     rows, unread = read_rows(path)
     selected = [row for row in rows if level == "all" or row.is_complete == (level == "complete")]
-    used, unusable = judged(selected)
+    used, unusable = judged(selected, calibration)
     faults = sorted((*unread, *unusable), key=lambda fault: fault.line)
     workloads = workloads_of(used)
     groups = _grouped(used, faults, {row.line: row for row in selected}, by)
@@ -309,6 +336,7 @@ def _grouped(
     """Used and skipped rows by the name of their group, in the order of the file."""
     names: dict[str, Callable[[Row], str]] = {
         "source": lambda row: row.group,
+        "software": lambda row: _software_kind(row),
         "gpu": lambda row: _device_name(row.gpu),
         "family": lambda row: family_named(row.model_name),
         "row": lambda row: row.id,
@@ -327,6 +355,12 @@ def _grouped(
         else:
             skipped.append(one)
     return groups
+
+
+def _software_kind(row: Row) -> str:
+    """The kind of software, such as `megatron`; the text of a framework that is not known."""
+    profile = profile_named(row.framework, row.year, row.notes)
+    return (row.framework or "not given") if profile is None else kind_of_profile(profile)
 
 
 def _device_name(text: str) -> str:
@@ -349,4 +383,7 @@ def _group(
         kendall_tau=mean(taus) if taus else None,
         regret=max((workload.regret for workload in workloads), default=None),
         band_coverage=share([one.is_in_band for one in used if one.is_in_band is not None]),
+        memory_band_coverage=share(
+            [one.is_in_memory_band for one in used if one.is_in_memory_band is not None]
+        ),
     )

@@ -1,5 +1,6 @@
 """Clusters: devices, nodes, tiers, links and events, from a shorthand, a file or a plan's record."""
 
+from shardwise.cluster.best_runs import implausible_mfu
 from shardwise.cluster.catalogue import (
     architecture_of,
     device_names,
@@ -28,7 +29,13 @@ from shardwise.cluster.device import (
     Efficiency,
 )
 from shardwise.cluster.device_file import ATTENTION_KERNELS, device_of
-from shardwise.cluster.event_file import convert_events, events_from_text, events_text, load_events
+from shardwise.cluster.event_file import (
+    MAX_TRACE_BYTES,
+    convert_events,
+    events_from_text,
+    events_text,
+    load_events,
+)
 from shardwise.cluster.events import (
     EVENT_KINDS,
     DeviceLost,
@@ -42,9 +49,13 @@ from shardwise.cluster.events import (
     events_of_nodes,
     generate_events,
 )
+from shardwise.cluster.file import cluster_of_fields
 from shardwise.cluster.groups import NodeGroups
+from shardwise.cluster.imports.facts import FileFacts, NodeFacts
+from shardwise.cluster.imports.join import joined_cluster
+from shardwise.cluster.imports.read import MAX_FILE_BYTES, facts_of_text
 from shardwise.cluster.links import link_graph, route
-from shardwise.cluster.load import load_cluster
+from shardwise.cluster.load import cluster_names, load_cluster
 from shardwise.cluster.mesh import Mesh, mesh_of, meshes_of, tier_mesh
 from shardwise.cluster.parts import (
     Parts,
@@ -59,12 +70,16 @@ from shardwise.cluster.parts import (
     resized,
     tier_of_pool,
 )
+from shardwise.cluster.power import rated_powers
+from shardwise.cluster.prices import at_price, price_lines, price_offers
 from shardwise.cluster.record import cluster_from_record, cluster_record
 from shardwise.cluster.tiers import group_members
 
 __all__ = [
     "ATTENTION_KERNELS",
     "EVENT_KINDS",
+    "MAX_FILE_BYTES",
+    "MAX_TRACE_BYTES",
     "MEASURED",
     "NATIVE",
     "AttentionCurve",
@@ -77,10 +92,12 @@ __all__ = [
     "DeviceLost",
     "Efficiency",
     "EventTrace",
+    "FileFacts",
     "Link",
     "LinkChange",
     "Mesh",
     "Node",
+    "NodeFacts",
     "NodeGroups",
     "NodeJoined",
     "NodeLost",
@@ -93,8 +110,11 @@ __all__ = [
     "Slowdown",
     "Tier",
     "architecture_of",
+    "at_price",
     "check_events",
     "cluster_from_record",
+    "cluster_names",
+    "cluster_of_fields",
     "cluster_of_nodes",
     "cluster_of_pools",
     "cluster_record",
@@ -107,9 +127,12 @@ __all__ = [
     "events_from_text",
     "events_of_nodes",
     "events_text",
+    "facts_of_text",
     "find_device",
     "generate_events",
     "group_members",
+    "implausible_mfu",
+    "joined_cluster",
     "link_graph",
     "load_cluster",
     "load_events",
@@ -121,6 +144,9 @@ __all__ = [
     "part_of",
     "part_sizes",
     "pools_of",
+    "price_lines",
+    "price_offers",
+    "rated_powers",
     "resized",
     "rounded_down",
     "route",

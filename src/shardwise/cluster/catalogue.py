@@ -13,7 +13,7 @@ from typing import Any
 from shardwise.cluster.device import NATIVE, Backend, Device, efficiency_from_numbers
 from shardwise.cluster.device_file import device_of
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, nearest, short_repr
+from shardwise.inputs import Fields, nearest, short_repr, unknown
 from shardwise.numbers import Number, most_specific, numbers_of
 
 
@@ -113,8 +113,14 @@ def find_device(text: str, measured: Mapping[str, Device] | None = None) -> Devi
     if len(candidates) > 1:
         raise ConfigError("is ambiguous", found=short_repr(text), allowed=" or ".join(candidates))
     guess = candidates[0] if candidates else _device_like(text)
-    hint = f" (did you mean {guess}?)" if guess else ""
-    raise ConfigError(f"is not a known device{hint}", found=short_repr(text), allowed=", ".join(names))
+    raise unknown("is not a known device", text, names, guess=guess)
+
+
+def devices_like(text: str) -> tuple[str, ...]:
+    """Names of the known devices with a name or alias that begins with `text`: `h100` fits several."""
+    folded = _folded(text)
+    found = (name for spelling, name in _spellings().items() if folded and spelling.startswith(folded))
+    return tuple(dict.fromkeys(found))
 
 
 def _device_like(text: str) -> str | None:
@@ -138,6 +144,9 @@ def _spellings() -> Mapping[str, str]:
     return spellings
 
 
+_VENDORS = re.compile(r"^(?:nvidia|amd|intel|instinct|tesla|geforce|quadro)+(?=.)")
+
+
 def _folded(text: str) -> str:
-    """`text` in lower case without spaces, dashes and underscores."""
-    return re.sub(r"[\s_-]+", "", text).casefold()
+    """`text` in lower case without spaces, dashes, underscores and the vendor before the name."""
+    return _VENDORS.sub("", re.sub(r"[\s_-]+", "", text).casefold(), count=1)

@@ -143,10 +143,9 @@ class Cluster:
             if tier.span > 1
         ]
         count = {0: "tiers", 1: "1 tier: "}.get(len(rates), f"{len(rates)} tiers: ")
-        return (
-            f"links are priced as {count}{', '.join(rates)}; the order of nodes in the file matters; "
-            "nothing is proven of the links themselves",
-        )
+        order = "" if len(rates) > 2 else "the order of nodes in the file matters; "
+        tiers = f"links are priced as {count}{', '.join(rates)}"
+        return (f"{tiers}; {order}nothing is proven of the links themselves",)
 
     @property
     def price_usd_per_hour(self) -> float | None:

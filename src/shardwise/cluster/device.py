@@ -28,6 +28,12 @@ class Backend:
         """The collective that the backend runs where `collective` is requested."""
         return self.instead.get(collective, collective)
 
+    @property
+    def pair_sends(self) -> float:
+        """How often each of two groups sends the whole tensor in an all-reduce by trees: once where the
+        library has double trees, as those that lack no collective do; else twice."""
+        return 2.0 if self.instead else 1.0
+
 
 NATIVE = Backend(name="native", instead={})
 """The library of the devices' vendor, which has all collectives."""
@@ -115,7 +121,8 @@ MEASURED = "measured: "
 class Efficiency:
     """All curves of one device class, and its costs that are not per byte or flop.
 
-    `attention` has a curve per kernel (`flash-2`, `flash-3`); it is empty where only unfused attention runs.
+    `attention` has a curve per kernel (`flash-2`, `flash-3`, `efficient`); it is empty where only unfused
+    attention runs.
     `launch_s` is per kernel. `overlap_slowdown` multiplies the time of computation that overlaps with
     communication. `context_bytes` is the memory of driver and libraries before the first tensor, and
     `communicator_bytes` that of each communicator. `fragmentation_ratio` is reserved over allocated memory,

@@ -12,14 +12,14 @@ from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
-from shardwise.cluster.device import CURVES, NATIVE, AttentionCurve, Device, Efficiency
+from shardwise.cluster.device import CURVES, MEASURED, NATIVE, AttentionCurve, Device, Efficiency
 from shardwise.cluster.ranges import DEVICE, DEVICE_PRICE, PEAK
 from shardwise.inputs import Fields, short_repr
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 """Dtypes of dense matrix peaks."""
 
-ATTENTION_KERNELS = ("flash-1", "flash-2", "flash-3")
+ATTENTION_KERNELS = ("flash-1", "flash-2", "flash-3", "cudnn", "efficient")
 """Generations of fused attention kernels."""
 
 _GIVEN = "given"
@@ -168,6 +168,8 @@ def efficiency_from_fields(fields: Fields, base: Efficiency | None, given: str =
             provenance[name] = given
     if part.has("is_calibrated"):
         changes["is_calibrated"] = part.boolean("is_calibrated")
+    elif given.startswith(MEASURED) and "matmul" in changes:
+        changes["is_calibrated"] = True
     if part.has("provenance"):
         provenance |= _texts(part.mapping("provenance"))
     part.finish()
@@ -198,7 +200,7 @@ def _attention_changes(
     kernels, provenance = dict(base.attention), {}
     for name in part.names:
         if name not in ATTENTION_KERNELS:
-            raise part.error(name, "is not an attention kernel", allowed=", ".join(ATTENTION_KERNELS))
+            raise part.unknown(name, name, ATTENTION_KERNELS, "is not an attention kernel")
         curve, known = part.mapping(name), base.attention.get(name)
         values: dict[str, Any] = {}
         for field in dataclass_fields(AttentionCurve):

@@ -32,7 +32,7 @@ from shardwise.cluster.events import (
     first_invalid_event,
 )
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, parse_mapping, printable, read_text, short_repr
+from shardwise.inputs import Fields, parse_mapping, printable, read_text, short_repr, unknown
 from shardwise.units import parse_quantity
 
 # JSON lines
@@ -191,6 +191,7 @@ def _line(event: ClusterEvent) -> Mapping[str, object]:
 
 
 # Events of a command line
+WORDS = ("lost", "joined", "notice", "slow", "link", "latency")
 ALLOWED = (
     "lost n3 or d9, joined n3, notice n3, slow n5 or d9 0.5, link n0>s1g0 5GB/s, latency n0>s1g0 2ms; "
     "separated by ;"
@@ -238,9 +239,8 @@ def _event_from_words(words: list[str]) -> ClusterEvent:
         return LinkChange(time_s=0.0, link=arguments[0], bytes_per_s=_quantity(arguments[1], "B/s"))
     if kind == "latency" and len(arguments) == 2:
         return LinkChange(time_s=0.0, link=arguments[0], latency_s=_quantity(arguments[1], "s"))
-    raise ConfigError(
-        "is not a known event", key="--events", found=short_repr(" ".join(words)), allowed=ALLOWED
-    )
+    found = short_repr(" ".join(words))
+    raise unknown("is not a known event", kind, WORDS, key="--events", found=found, allowed=ALLOWED)
 
 
 def _quantity(text: str, unit: str) -> float:

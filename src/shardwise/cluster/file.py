@@ -5,18 +5,27 @@ Reading is strict: unknown keys are errors. docs/reference/formats.md describes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from shardwise.cluster.catalogue import device_names, find_device
 from shardwise.cluster.cluster import Capacity, Cluster, Link, Node, Tier
 from shardwise.cluster.device import Device
 from shardwise.cluster.device_file import device_of
+from shardwise.cluster.link_groups import close_order, nested_groups
 from shardwise.cluster.load import default_lines, default_node
 from shardwise.cluster.ranges import HOST_MEMORY, LATENCY, MAX_DEVICES, NODE_PRICE, RATE, SPEED
-from shardwise.cluster.tiers import NodeRun, common_span, default_tiers, network_figures, tiers_of_links
+from shardwise.cluster.tiers import (
+    NodeRun,
+    common_span,
+    default_tiers,
+    network_figures,
+    scale_up_tier,
+    tiers_of_links,
+)
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, nearest, read_mapping, short_repr
+from shardwise.inputs import Fields, join_key, read_mapping, short_repr
 
 MAX_GRAPH_DEVICES = 4096
 """Most devices of a cluster whose file gives links."""
@@ -46,10 +55,33 @@ def cluster_of_fields(fields: Fields, measured: Mapping[str, Device] | None = No
     if fields.has("links"):
         return _with_links(fields, name, used, nodes)
     given = fields.has("tiers")
-    tiers = _given_tiers(fields, runs, devices) if given else default_tiers(used, runs)
-    lines = () if given else default_lines(used, runs)
-    fields.finish(allowed=("tiers", "links"))
+    tiers = _given_tiers(fields, runs, devices, used) if given else default_tiers(used, runs)
+    lines = (*(() if given else default_lines(used, runs)), *_assumed(fields))
+    fields.finish(allowed=("tiers", "links", "provenance"))
     return Cluster(name=name, classes=used, nodes=nodes, tiers=tiers, assumptions=lines)
+
+
+def _assumed(fields: Fields) -> tuple[str, ...]:
+    """The defaults that an import took, from the section `provenance` of the file."""
+    if not fields.has("provenance"):
+        return ()
+    part = fields.mapping("provenance")
+    lists = {key: _lines(part, key) for key in ("files", "defaults", "left_out")}
+    given = part.mapping("given", default={})
+    for name in given.chosen_names():
+        given.text(name, max_length=MAX_LINE)
+    part.finish()
+    return lists["defaults"]
+
+
+MAX_LINE = 400
+"""Longest line of `provenance`, characters."""
+
+
+def _lines(part: Fields, key: str) -> tuple[str, ...]:
+    listed = {str(index): item for index, item in enumerate(part.sequence(key, default=()))}
+    lines = Fields(listed, file=part.file, key=join_key(part.key, key))
+    return tuple(lines.text(index, max_length=MAX_LINE) for index in listed)
 
 
 def _classes(fields: Fields, measured: Mapping[str, Device] | None) -> dict[str, Device]:
@@ -103,13 +135,12 @@ def _device_of_node(
     try:
         return find_device(text, measured)
     except ConfigError as error:
-        guess = nearest(text, (*classes, *device_names()))
-        if "ambiguous" in error.message or guess is None:
-            message = error.message
-        else:
-            message = f"is not a class of this file or a known device (did you mean {guess}?)"
         allowed = ", ".join(classes) + " or a known device" if classes else error.allowed
-        raise part.error("device", message, found=short_repr(text), allowed=allowed) from None
+        if "ambiguous" in error.message or not classes:
+            raise part.error("device", error.message, found=error.found, allowed=allowed) from None
+        known = (*classes, *device_names())
+        message = "is not a class of this file or a known device"
+        raise part.unknown("device", text, known, message, allowed=allowed) from None
 
 
 def _node(part: Fields, device: Device) -> Node:
@@ -145,8 +176,13 @@ def _node(part: Fields, device: Device) -> Node:
 
 
 # Tiers
-def _given_tiers(fields: Fields, runs: list[NodeRun], devices: int) -> tuple[Tier, ...]:
-    """The tiers of the file, innermost first; the last one spans all devices."""
+def _given_tiers(
+    fields: Fields, runs: list[NodeRun], devices: int, classes: Mapping[str, Device]
+) -> tuple[Tier, ...]:
+    """The tiers of the file, innermost first; the last one spans all devices.
+
+    The first one without a bandwidth, which is no network, has the figures of the devices' scale-up fabric.
+    """
     node_span = common_span(runs, lambda node: node.devices)
     tiers: list[Tier] = []
     parts = fields.mappings("tiers", low=1, high=8)
@@ -160,7 +196,9 @@ def _given_tiers(fields: Fields, runs: list[NodeRun], devices: int) -> tuple[Tie
             allowed = f"a multiple of the tier inside it, {tiers[-1].span}"
             raise part.error("span", "cuts groups of the tier inside it", found=str(span), allowed=allowed)
         is_network = span > node_span and (index > 0 or not part.has("bandwidth"))
-        tiers.append(_tier(part, span, runs, part.boolean("network", default=is_network)))
+        is_network = part.boolean("network", default=is_network)
+        base = scale_up_tier(classes, runs, span) if index == 0 and not is_network else None
+        tiers.append(_tier(part, span, runs, is_network, base if not part.has("bandwidth") else None))
     return tuple(tiers)
 
 
@@ -178,9 +216,17 @@ def _span(part: Fields, node_span: int, devices: int, is_last: bool) -> int:
     return span
 
 
-def _tier(part: Fields, span: int, runs: list[NodeRun], is_network: bool) -> Tier:
+def _tier(part: Fields, span: int, runs: list[NodeRun], is_network: bool, base: Tier | None) -> Tier:
     """One tier with its bandwidth per device and direction; by default, a network tier has the bandwidth of
-    the network cards."""
+    the network cards. `base` has the figures of a scale-up tier without bandwidth."""
+    if base is not None:
+        tier = replace(
+            base,
+            name=part.text("name"),
+            latency_s=part.quantity("latency", unit="s", **LATENCY, default=base.latency_s),
+        )
+        part.finish(allowed=("bandwidth",))
+        return tier
     name = part.text("name")
     oversubscription = part.number("oversubscription", low=1.0, high=1e4, default=1.0)
     rails = part.integer("rails", low=1, high=1024) if part.has("rails") else None
@@ -229,13 +275,40 @@ def _with_links(fields: Fields, name: str, classes: Mapping[str, Device], nodes:
                 )
             links[link.name] = link
     fields.finish(allowed=("switches",))
-    bare = Cluster(name=name, classes=classes, nodes=nodes, tiers=(), links=tuple(links.values()))
+    order = close_order(nodes, nested_groups(nodes, links.values()))
+    bare = Cluster(
+        name=name, classes=classes, nodes=tuple(nodes[place] for place in order), tiers=(),
+        links=_reordered(links.values(), nodes, order), assumptions=_order_lines(order),
+    )  # fmt: skip
     try:
         return replace(bare, tiers=tiers_of_links(bare))
     except ConfigError as error:
         raise fields.error(
             "links", error.message, found=error.found, allowed="a route between all devices"
         ) from None
+
+
+def _reordered(links: Iterable[Link], nodes: Sequence[Node], order: Sequence[int]) -> tuple[Link, ...]:
+    """The links of nodes in another order: devices and hosts have the numbers of their new places."""
+    if list(order) == list(range(len(nodes))):
+        return tuple(links)
+    firsts = [*accumulate((node.devices for node in nodes), initial=0)]
+    ranks = [firsts[place] + each for place in order for each in range(nodes[place].devices)]
+    names = {f"n{place}": f"n{at}" for at, place in enumerate(order)}
+    names |= {f"d{rank}": f"d{at}" for at, rank in enumerate(ranks)}
+
+    def moved(link: Link) -> Link:
+        source, target = (names.get(vertex, vertex) for vertex in (link.source, link.target))
+        return replace(link, name=f"{source}>{target}", source=source, target=target)
+
+    return tuple(map(moved, links))
+
+
+def _order_lines(order: Sequence[int]) -> tuple[str, ...]:
+    if list(order) == list(range(len(order))):
+        return ()
+    shown = ", ".join(f"n{place}" for place in order[:20]) + (", ..." if len(order) > 20 else "")
+    return (f"nodes in the order of their links: n0, n1, ... are {shown} of the file, devices as well",)
 
 
 def _links(part: Fields, vertices: set[str]) -> tuple[Link, ...]:
@@ -254,8 +327,6 @@ def _links(part: Fields, vertices: set[str]) -> tuple[Link, ...]:
 def _vertex(part: Fields, key: str, vertices: set[str]) -> str:
     text = part.text(key)
     if text not in vertices:
-        guess = nearest(text, vertices) if len(vertices) <= 1000 else None
-        hint = f" (did you mean {guess}?)" if guess else ""
         allowed = "a device d0, d1, ..., a node n0, n1, ... or a name listed in switches"
-        raise part.error(key, f"is not a vertex{hint}", found=short_repr(text), allowed=allowed)
+        raise part.unknown(key, text, vertices, "is not a vertex", allowed=allowed)
     return text

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 from shardwise.cluster.cluster import Cluster, Node, Tier, node_runs
@@ -118,7 +118,7 @@ def cluster_of_nodes(cluster: Cluster, places: Sequence[int]) -> Cluster:
 
 
 def _unnamed(nodes: Iterable[Node]) -> list[Node]:
-    return [replace(node, name="") for node in nodes]
+    return [_key(node) for node in nodes]
 
 
 def clipped_tiers(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:
@@ -238,7 +238,9 @@ def _fraction(device: Device) -> float:
     return device.efficiency.scale_out.fraction
 
 
+@lru_cache(maxsize=1 << 16)
 def _key(node: Node) -> Node:
+    """The node without its name. Clusters of many pools ask it for each node and pool."""
     return replace(node, name="")
 
 

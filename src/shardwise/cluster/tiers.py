@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.device import Device
+from shardwise.cluster.link_groups import LinkLevel, nested_groups, outgoing_bytes_per_s
 from shardwise.cluster.links import route
 
 # Default tiers
@@ -84,7 +85,7 @@ def default_tiers(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> tup
     whole = common_span(runs, lambda node: node.devices)
     tiers: list[Tier] = []
     if inner > 1 or devices == 1:
-        tiers.append(_scale_up_tier(classes, runs, min(inner, devices)))
+        tiers.append(scale_up_tier(classes, runs, min(inner, devices)))
     if inner < whole and _has_bridges(classes, runs):
         tiers.append(_host_tier(classes, runs, min(whole, devices)))
     if not tiers or tiers[-1].span < devices:
@@ -100,7 +101,8 @@ def _has_bridges(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> bool
     return any(scale_up_span(classes[node.device_class], node.devices) < node.devices for node, _ in runs)
 
 
-def _scale_up_tier(classes: Mapping[str, Device], runs: Sequence[NodeRun], span: int) -> Tier:
+def scale_up_tier(classes: Mapping[str, Device], runs: Sequence[NodeRun], span: int) -> Tier:
+    """The tier of the devices' scale-up fabrics; the weakest figures where kinds are mixed."""
     kinds = tuple(_devices_of(classes, runs))
     rate = min(device.scale_up_bytes_per_s for device in kinds)
     return Tier(
@@ -172,13 +174,17 @@ def network_figures(
 
 # Tiers of given links
 def tiers_of_links(cluster: Cluster) -> tuple[Tier, ...]:
-    """A tier for the node and one for the whole cluster, from the cluster's links.
+    """A tier for the node and one for the whole cluster, from the cluster's links; between them one for each
+    level of groups of nodes that are joined more closely than others (`nested_groups`).
 
-    They have the figures of a ring over the devices of each group, along the routes of the link graph.
-    `bytes_per_s` is the least capacity of a link divided by the hops that share it. `flow_bytes_per_s` is the
-    least capacity on a hop, and `latency_s` the longest latency of a hop.
+    Where there is no such level they have the figures of a ring over the devices of each group, along the
+    routes of the link graph. `bytes_per_s` is the least capacity of a link divided by the hops that share it.
+    `flow_bytes_per_s` is the least capacity on a hop, and `latency_s` the longest latency of a hop.
     """
     inner = common_span(node_runs(cluster.nodes), _devices)
+    levels = nested_groups(cluster.nodes, cluster.links)
+    if len(levels) > 1:
+        return _tiers_of_levels(cluster, inner, levels)
     spans = [span for span in (inner, cluster.devices) if span > 1] or [1]
     tiers: list[Tier] = []
     for span in dict.fromkeys(spans):
@@ -193,6 +199,42 @@ def tiers_of_links(cluster: Cluster) -> tuple[Tier, ...]:
                 latency_s=ring.latency_s,
             )
         )
+    return tuple(tiers)
+
+
+def _tiers_of_levels(cluster: Cluster, inner: int, levels: Sequence[LinkLevel]) -> tuple[Tier, ...]:
+    """The tiers of a cluster whose nodes are in the order of their groups.
+
+    A device of a group below has its share of what the group can send to the rest of the group above, and
+    alone the widest route between them.
+    """
+    tiers: list[Tier] = []
+    if inner > 1:
+        ring = _rings(cluster, inner)
+        tiers.append(
+            Tier(name="node", span=inner, bytes_per_s=ring.shared, flow_bytes_per_s=ring.alone,
+                 latency_s=ring.latency_s)
+        )  # fmt: skip
+    below = inner
+    for level in levels:
+        span = cluster.devices // len(level.groups)
+        shares = []
+        for first in range(0, cluster.devices, below):
+            start = first // span * span
+            members = [f"d{rank}" for rank in range(first, first + below)]
+            others = {f"d{rank}" for rank in range(start, start + span)} - set(members)
+            shares.append(outgoing_bytes_per_s(cluster.links, members, others) / below)
+        tiers.append(
+            Tier(
+                name="cluster" if span == cluster.devices else f"group of {span // inner} nodes",
+                span=span,
+                bytes_per_s=min(shares),
+                flow_bytes_per_s=max(level.joined_bytes_per_s, min(shares)),
+                latency_s=_rings(cluster, span).latency_s,
+                is_network=True,
+            )
+        )
+        below = span
     return tuple(tiers)
 
 

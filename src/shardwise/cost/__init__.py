@@ -53,7 +53,7 @@ from shardwise.cost.layouts import (
 from shardwise.cost.layouts.chain import StageTransfer, stage_transfer_of
 from shardwise.cost.memory import MEMORY_PARTS, host_bytes, outside_schedule_s, peaks_of, rank_bytes
 from shardwise.cost.problem import Index, Problem, bind, distinct_rows, has_fused_attention, limits_of
-from shardwise.cost.recipe import OPTIMIZERS, RECIPES, find_recipe
+from shardwise.cost.recipe import FP32_BYTES, RECIPES, dtype_spelled, find_recipe
 from shardwise.cost.single_stage import (
     NodeSlot,
     StageBytes,
@@ -64,21 +64,35 @@ from shardwise.cost.single_stage import (
     stage_bytes,
     stage_costs,
     stage_costs_by_slot,
+    stage_end,
     stage_kinds_of,
 )
 from shardwise.cost.stacking import ProblemShapes
-from shardwise.cost.stage_formulas import StageEnds
+from shardwise.cost.stage_formulas import StageEnds, with_sends
 from shardwise.cost.times import StageTimes, stage_times, step_end
+from shardwise.cost.traffic import (
+    EndParts,
+    cluster_without_slowdown,
+    end_parts,
+    host_waits_s,
+    offload_traffic_s,
+    offloaded_optimizer_s,
+    single_stage_traffic,
+    traffic_of,
+    without_overlap,
+    without_slowdown,
+)
 from shardwise.cost.training import StepCounts, Training
 
 __all__ = [
     "ACTIVATIONS",
+    "FP32_BYTES",
     "MEMORY_PARTS",
     "NO_TRAFFIC",
-    "OPTIMIZERS",
     "RECIPES",
     "Charge",
     "CriticalPaths",
+    "EndParts",
     "GridCostTable",
     "Grids",
     "Index",
@@ -109,9 +123,12 @@ __all__ = [
     "any_micro_batch_lower_bound_s",
     "bind",
     "capacity_of",
+    "cluster_without_slowdown",
     "costs_of_all_stages",
     "costs_of_peak_stages",
     "distinct_rows",
+    "dtype_spelled",
+    "end_parts",
     "end_s",
     "entry_shapes",
     "estimate_layout",
@@ -124,6 +141,7 @@ __all__ = [
     "hop_s",
     "host_bytes",
     "host_lower_bound_bytes",
+    "host_waits_s",
     "known_split",
     "layer_counts_of",
     "layout_chain",
@@ -132,19 +150,27 @@ __all__ = [
     "lower_bound_s",
     "memory_capacity",
     "most_sharded",
+    "offload_traffic_s",
+    "offloaded_optimizer_s",
     "outside_schedule_s",
     "peaks_of",
     "rank_bytes",
     "relaxed_layouts",
     "schedules_lower_bound_bytes",
+    "single_stage_traffic",
     "stage_bytes",
     "stage_costs",
     "stage_costs_by_slot",
+    "stage_end",
     "stage_kinds_of",
     "stage_layouts",
     "stage_times",
     "stage_transfer_of",
     "step_end",
     "subproblem_of",
+    "traffic_of",
     "traffic_table",
+    "with_sends",
+    "without_overlap",
+    "without_slowdown",
 ]

@@ -323,7 +323,12 @@ class CollectiveModel:
     def all_reduce_s(self, nbytes: Any, sizes: Sizes) -> Any:
         """Seconds of an all-reduce of a whole tensor of `nbytes`."""
         whole_s = comm.all_reduce_s(
-            nbytes, sizes, self.alphas_s, self._ring_bytes_per_s(sizes), self.in_switch
+            nbytes,
+            sizes,
+            self.alphas_s,
+            self._ring_bytes_per_s(sizes),
+            self.in_switch,
+            self.backend.pair_sends,
         )
         return whole_s + self._call_overhead_s(sizes)
 

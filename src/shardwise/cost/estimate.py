@@ -16,9 +16,10 @@ import numpy as np
 from shardwise.cost.activations import ACTIVATION_FIELDS, ActivationCosts, activation_costs_of
 from shardwise.cost.collectives import CollectiveModel
 from shardwise.cost.layers import GRID_FIELDS, GridCost, grid_cost
+from shardwise.cost.moments import moments_of
 from shardwise.cost.problem import Index, Problem
 from shardwise.cost.sharding import SHARD_FIELDS, ShardingCosts, sharding_of, shards_of
-from shardwise.cost.stages import SPLIT_FIELDS, PartitionCosts, all_places, partition_costs_of, peak_places
+from shardwise.cost.stages import SPLIT_FIELDS, PartitionCosts, all_places, first_places, partition_costs_of
 
 PARTITION_FIELDS = tuple(dict.fromkeys((*GRID_FIELDS, *SPLIT_FIELDS)))
 
@@ -83,19 +84,20 @@ class GridCostTable:
 
 
 def costs_of_all_stages(problem: Problem, table: Any, grids: GridCostTable | None = None) -> TableCosts:
-    """Costs at every stage. Rows with fewer stages than others repeat their first in the places beyond."""
-    partitions, of_partition = _partitions(problem, table, all_places, grids)
+    """Costs at every stage, and memory of every rank. Rows with fewer stages than others repeat their first
+    in the places beyond."""
+    partitions, of_partition = _partitions(problem, table, grids, of_every_rank=True)
     return costs_of_partitions(problem, table, partitions, of_partition, slice(None))
 
 
 def costs_of_peak_stages(problem: Problem, table: Any, grids: GridCostTable | None = None) -> TableCosts:
-    """Costs at the places that decide the peak of memory; the first place is the first stage."""
-    partitions, of_partition = _partitions(problem, table, peak_places, grids)
+    """Costs at the first stage, and memory at the moments that decide its peak."""
+    partitions, of_partition = _partitions(problem, table, grids, of_every_rank=False)
     return costs_of_partitions(problem, table, partitions, of_partition, slice(0, 1))
 
 
 def _partitions(
-    problem: Problem, table: Any, places_of: Any, grids: GridCostTable | None
+    problem: Problem, table: Any, grids: GridCostTable | None, *, of_every_rank: bool
 ) -> tuple[PartitionTable, Any]:
     rows, of_partition = _distinct(problem, table, PARTITION_FIELDS)
     few = table.take(rows)
@@ -105,9 +107,10 @@ def _partitions(
     else:
         used, of_grid = np.unique(grids.of_row[rows], return_inverse=True)
         grid = _picked(grids.cost, used, len(grids.cost.hop_bytes))
-    return PartitionTable(
-        few, partition_costs_of(problem, few, grid, of_grid, places_of(problem, few)), grid, of_grid
-    ), of_partition
+    places = all_places(problem, few) if of_every_rank else first_places(problem, few)
+    moments = moments_of(problem, few, of_every_rank=of_every_rank)
+    partition = partition_costs_of(problem, few, grid, of_grid, places, moments)
+    return PartitionTable(few, partition, grid, of_grid), of_partition
 
 
 def costs_of_partitions(
@@ -130,7 +133,12 @@ def costs_of_partitions(
     return TableCosts(
         partitions=partitions,
         activation_costs=activation_costs_of(
-            problem, table.take(activation_rows), partitions.partition, activations_partition
+            problem,
+            table.take(activation_rows),
+            partitions.partition,
+            activations_partition,
+            partitions.grid,
+            partitions.of_grid[activations_partition],
         ),
         shards=shards_of(
             problem,

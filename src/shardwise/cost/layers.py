@@ -27,8 +27,18 @@ from shardwise.cost.collectives import (
 from shardwise.cost.operators import UNFUSED_SCORE_BYTES, element_bytes, operator_times, rows_of, width_of
 from shardwise.cost.problem import Problem
 from shardwise.equations import comm, compute, memory
-from shardwise.model import Experts
-from shardwise.operators import Attention, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise, Weight
+from shardwise.model import Experts, offloaded_tensors
+from shardwise.operators import (
+    Attention,
+    GroupedMatmul,
+    Lookup,
+    Loss,
+    Matmul,
+    Operator,
+    Pointwise,
+    Saved,
+    Weight,
+)
 
 # Seconds of a phase
 
@@ -107,11 +117,28 @@ COMPONENTS = tuple(f.name for f in fields(PhaseTimes))
 TENSOR_COPIES = 2.0
 """The largest operation has its tensor and the gradient of it."""
 
-LOGITS_COPIES = 1.0
-"""The logits in fp32; their gradient overwrites them."""
-
 LOGITS_NUMBER_BYTES = 4.0
 """Bytes per fp32 logit."""
+
+
+def loss_bytes(problem: Problem, logits_bytes: Any) -> Any:
+    """Bytes of logits at the peak of the head, of `logits_bytes` in fp32 over all losses.
+
+    The loss of the model is computed last and has its peak there; a loss of multi-token prediction before it
+    has what its backward needs. Counted on the tensors of each implementation of LOSSES.
+    """
+    number = problem.recipe.activation_bytes
+    cast_bytes = number if number < LOGITS_NUMBER_BYTES else 0.0
+    peak_bytes, waiting_bytes = {
+        "in_place": (4.0, 4.0),
+        "megatron": (4.0 + cast_bytes, 4.0),
+        "eager": (12.0, 4.0),
+        "compiled": (2.0 * number, number),
+        "fused": (number, number),
+    }[problem.profile.loss]
+    earlier = problem.model.head_layers
+    each = logits_bytes / (LOGITS_NUMBER_BYTES * (1 + earlier))
+    return each * (peak_bytes + earlier * waiting_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,26 +173,22 @@ def temporaries_of(
     """Temporaries of each row of `table`; bytes and elements are those of a rank.
 
     A layer's weight gradients are unsharded, in the dtype of the weights, before they are accumulated. Where
-    each block is reduced by itself, so are the head's, and the reduction buffer has a copy of them. Such
-    software computes the loss from logits that it casts to fp32 in addition to the originals.
+    each block is reduced by itself, so are the head's, after the loss, and the reduction buffer has a copy
+    of them.
     """
     recipe = problem.recipe
-    at_layer, at_head = TENSOR_COPIES * largest_bytes, LOGITS_COPIES * logits_bytes
+    at_layer, at_head = TENSOR_COPIES * largest_bytes, loss_bytes(problem, logits_bytes)
     if not problem.profile.reduces_by_block:
         own_bytes = layer_weights * recipe.weight_bytes
         return Temporaries(*(2 * (at_layer + own_bytes, at_head + own_bytes)))
-    at_loss = 0.0 * at_head
-    if recipe.activation_bytes < LOGITS_NUMBER_BYTES:
-        # The head's own output, narrower, in addition to them; of the gradient only the narrow one is left
-        # for the product.
-        low_precision_bytes = logits_bytes * (recipe.activation_bytes / LOGITS_NUMBER_BYTES)
-        at_loss, at_head = at_head + low_precision_bytes, low_precision_bytes
+    # The gradient of the head's output alone is left for the product.
+    at_loss, at_head = at_head, logits_bytes * (recipe.activation_bytes / LOGITS_NUMBER_BYTES)
     weights_freed = has_single_backward(problem, table)
     of_blocks = []
     for work_bytes, weights in ((at_layer, layer_weights), (at_head, head_weights)):
         own_bytes = weights * recipe.weight_bytes
         reduced = memory.block_reduction_bytes(
-            work_bytes, own_bytes, weights * recipe.gradient_bytes, weights_freed
+            work_bytes, own_bytes, weights * recipe.reduced_bytes, weights_freed
         )
         of_blocks.append((work_bytes + own_bytes, reduced))
     (layer, reduced_layer), (head, reduced_head) = of_blocks
@@ -201,7 +224,9 @@ class BlockCost:
     `expert_weights` over the replicas of an expert. `replicated_weights` are whole on every tp rank.
 
     Activation bytes: saved without recomputation, under selective recomputation, and the input alone.
-    `largest_bytes` is the largest single tensor, `output_bytes` are all outputs of products with weights.
+    `largest_bytes` is the largest single tensor, `waiting_bytes` what waits for the weight gradients after a
+    backward pass of the inputs alone. `copied_bytes` are low-precision copies of weights. `offloaded_bytes`
+    have left the device, and are not among the saved ones; `moved_bytes` are copied to the host and back.
     Tensors saved by the loss count in `logits_bytes` only, because its backward follows at once.
     """
 
@@ -217,8 +242,11 @@ class BlockCost:
     selective_bytes: Any
     input_bytes: Any
     largest_bytes: Any
-    output_bytes: Any
+    waiting_bytes: Any
+    copied_bytes: Any
     logits_bytes: Any
+    offloaded_bytes: Any
+    moved_bytes: Any
 
     def taken(self, rows: Any) -> BlockCost:
         """The columns at these rows."""
@@ -356,7 +384,7 @@ def _all_compute_s(work: BlockCost) -> Any:
 def _tied_ends_s(
     problem: Problem, fabric: CollectiveModel, groups: ProcessGroups, embedding: BlockCost
 ) -> Any:
-    is_tied = 1.0 if problem.model.tied_embeddings else 0.0
+    is_tied = 1.0 if problem.model.embedding_copies else 0.0
     tier, senders = groups.stages.wraparound_tier, groups.stages.wraparound_senders
     return is_tied * tied_ends_s(problem, fabric, embedding.dense_weights, tier, senders)
 
@@ -366,7 +394,7 @@ def tied_ends_s(problem: Problem, fabric: CollectiveModel, elements: Any, tier: 
 
     Each end sends one half to the other, then the half that it has reduced, in both directions at once.
     """
-    return 2.0 * fabric.send_s(elements * problem.recipe.gradient_bytes / 2.0, tier, senders)
+    return 2.0 * fabric.send_s(elements * problem.recipe.reduced_bytes / 2.0, tier, senders)
 
 
 def _replicated_s(
@@ -384,7 +412,7 @@ def replicated_s(
 
     Every tp rank has the norms whole (`elements` weights on its stage) but only a part of the tokens.
     """
-    reduced_s = fabric.all_reduce_s(elements * problem.recipe.gradient_bytes, tensor)
+    reduced_s = fabric.all_reduce_s(elements * problem.recipe.reduced_bytes, tensor)
     return np.where(is_sequence_parallel, reduced_s, 0.0)
 
 
@@ -469,8 +497,10 @@ def _work_of(
         for operator in operators
         if not isinstance(operator, Loss)
     ]
+    released, moved = _offloaded_bytes(problem, table, operators, experts)
     losses = [operator for operator in operators if isinstance(operator, Loss)]
     products = [operator for operator in operators if isinstance(operator, Matmul | GroupedMatmul)]
+    saved_total = sum((total for total, _, _ in saved), start=zero)
     return BlockCost(
         forward=PhaseTimes(**forward),
         backward_input=PhaseTimes(**backward_input),
@@ -480,15 +510,37 @@ def _work_of(
         dense_weights=sum((_weight_elements(problem, table, weight) for weight in dense), start=zero),
         expert_weights=sum((_weight_elements(problem, table, weight) for weight in of_experts), start=zero),
         replicated_weights=zero + sum(weight.parameters for weight in dense if _is_whole(weight)),
-        saved_bytes=sum((total for total, _, _ in saved), start=zero),
-        selective_bytes=sum((selective_saved for _, selective_saved, _ in saved), start=zero),
+        saved_bytes=saved_total - released,
+        selective_bytes=sum((selective_saved for _, selective_saved, _ in saved), start=zero) - released,
         input_bytes=_hidden_bytes(problem, table, "sequence"),
         largest_bytes=_largest([largest for _, _, largest in saved], zero),
-        output_bytes=sum(
-            (_output_bytes(problem, table, product, experts) for product in products), start=zero
-        ),
+        waiting_bytes=zero + _waiting_bytes(problem, table, operators, experts, saved_total),
+        copied_bytes=sum((_copied_bytes(problem, table, product) for product in products), start=zero),
         logits_bytes=sum((_saved_bytes(problem, table, loss, experts)[0] for loss in losses), start=zero),
+        offloaded_bytes=released,
+        moved_bytes=moved,
     )
+
+
+SMALLEST_OFFLOADED = 1 << 20
+"""Elements of the smallest tensor that modules move to the host (`min_offloaded_tensor_size`)."""
+
+
+def _offloaded_bytes(
+    problem: Problem, table: Any, operators: Sequence[Operator], experts: Experts | None
+) -> tuple[Any, Any]:
+    """(Bytes that leave the device, bytes that are copied to the host) of the saved tensors of a layer, where
+    the software moves those of named modules."""
+    released = moved = 0.0 * table.tp
+    for tensor in offloaded_tensors(operators, problem.profile.offload_modules):
+        operator = operators[tensor.operator]
+        saved = operator.saved[tensor.place]
+        nbytes = saved_tensor_bytes(problem, table, operator, saved, experts)
+        elements = nbytes / element_bytes(problem, saved.dtype)
+        nbytes = np.where(elements >= tensor.parts * SMALLEST_OFFLOADED, nbytes, 0.0)
+        released = released + (nbytes if tensor.is_released else 0.0)
+        moved = moved + tensor.copies * nbytes
+    return released, moved
 
 
 def _first_left_out(problem: Problem, operators: Sequence[Operator]) -> int:
@@ -534,25 +586,116 @@ def _saved_bytes(
     """
     total = selective = largest = 0.0 * table.tp
     if isinstance(operator, Attention) and problem.attention is None:
-        rows = rows_of(problem, table, operator.rows, experts)
-        scores = rows * problem.job.seq_len * width_of(problem, table, operator.heads)
-        total = largest = scores * UNFUSED_SCORE_BYTES
-    is_gathered = problem.profile.keeps_gathered_inputs and isinstance(operator, Matmul)
+        total = largest = score_bytes(problem, table, operator, experts)
     for saved in operator.saved:
-        rows = rows_of(problem, table, operator.rows if is_gathered else saved.rows, experts)
-        nbytes = rows * width_of(problem, table, saved.width) * element_bytes(problem, saved.dtype)
+        nbytes = saved_tensor_bytes(problem, table, operator, saved, experts)
         total = total + nbytes
         selective = selective + (0.0 if saved.selective else 1.0) * nbytes
         largest = np.maximum(largest, nbytes)
+    if problem.profile.eager_modules:
+        rows = rows_of(problem, table, operator.rows, experts)
+        nbytes = rows * eager_row_bytes(problem, table, operator)
+        total = total + nbytes
+        selective = selective + (0.0 if _is_selective(operator) else 1.0) * nbytes
     return total, selective, largest
 
 
-def _output_bytes(
+def score_bytes(problem: Problem, table: Any, operator: Attention, experts: Experts | None) -> Any:
+    """Bytes of what unfused attention saves of its scores."""
+    rows = rows_of(problem, table, operator.rows, experts)
+    return rows * problem.job.seq_len * width_of(problem, table, operator.heads) * UNFUSED_SCORE_BYTES
+
+
+def saved_tensor_bytes(
+    problem: Problem, table: Any, operator: Operator, saved: Saved, experts: Experts | None
+) -> Any:
+    """Bytes on a rank of a tensor that `operator` lists among its saved ones."""
+    is_gathered = problem.profile.keeps_gathered_inputs and isinstance(operator, Matmul)
+    rows = rows_of(problem, table, operator.rows if is_gathered else saved.rows, experts)
+    return rows * width_of(problem, table, saved.width) * element_bytes(problem, saved.dtype)
+
+
+def eager_row_bytes(problem: Problem, table: Any, operator: Operator) -> Any:
+    """Bytes per row that an operator of eager modules saves in addition to those of a fused one.
+
+    An RMSNorm has its input in fp32 instead of its own dtype, and the normalised input before the product
+    with the weight. A gated activation has the output of its function, before the product with the other
+    half. Experts have their outputs, before the product with the router's weights.
+    """
+    element = problem.recipe.activation_bytes
+    if isinstance(operator, GroupedMatmul) and operator.n.role == "whole":
+        return operator.n.size * element
+    if not isinstance(operator, Pointwise):
+        return 0.0
+    if operator.weights and not any(weight.name.endswith(".bias") for weight in operator.weights):
+        # Of the two passes over each element of an RMSNorm; 4 B for the copy, `element` more and less.
+        passes = sum((width_of(problem, table, extent) for extent in operator.forward), start=0.0)
+        return passes / 2.0 * FP32_BYTES
+    (inputs,) = operator.saved if len(operator.saved) == 1 else (None,)
+    if inputs is not None and 3 * inputs.width.size == 2 * operator.forward[0].size:
+        return width_of(problem, table, inputs.width) / 2.0 * element
+    return 0.0
+
+
+FP32_BYTES = 4.0
+
+
+def _waiting_bytes(
+    problem: Problem, table: Any, operators: Sequence[Operator], experts: Experts | None, saved_bytes: Any
+) -> Any:
+    """Bytes that wait for the weight gradients after a backward pass of the inputs: inputs of products with
+    weights, and the gradients of their outputs.
+
+    Software that keeps the graph of a split backward pass has all saved tensors (`saved_bytes`) instead of
+    the inputs, and the gradients of the outputs of norms too.
+    """
+    keeps_graph = problem.profile.keeps_split_graphs
+    total = saved_bytes if keeps_graph else 0.0
+    before: Operator | None = None
+    for operator in operators:
+        if isinstance(operator, Matmul | GroupedMatmul):
+            total = total + _output_gradient_bytes(problem, table, operator, experts)
+            if not keeps_graph:
+                inputs = operator.saved
+                if not inputs and isinstance(before, Attention):
+                    # Of what attention saves, its output alone is recomputed in the compute dtype.
+                    inputs = tuple(one for one in before.saved if one.selective and one.dtype == "compute")
+                for saved in inputs:
+                    total = total + saved_tensor_bytes(problem, table, operator, saved, experts)
+        elif keeps_graph and isinstance(operator, Pointwise) and operator.weights:
+            # A norm's forward pass reads and writes each element once.
+            moved = sum((width_of(problem, table, extent) for extent in operator.forward), start=0.0)
+            rows = rows_of(problem, table, operator.rows, experts)
+            total = total + rows * moved / 2.0 * problem.recipe.activation_bytes
+        before = operator
+    return total
+
+
+def _output_gradient_bytes(
     problem: Problem, table: Any, product: Matmul | GroupedMatmul, experts: Experts | None
 ) -> Any:
-    """Bytes of a product's output, of equal size as its gradient; 0 without weights."""
+    """Bytes of the gradient of a product's output, as the product for the weight gradient reads it: in the
+    dtype of its operands where the software has cast it for that."""
+    recipe = problem.recipe
     elements = rows_of(problem, table, product.rows, experts) * width_of(problem, table, product.n)
-    return elements * (problem.recipe.activation_bytes if product.weights else 0.0)
+    is_cast = product.rows != "head" and not problem.profile.keeps_split_graphs
+    return elements * (recipe.operand_bytes if is_cast else recipe.activation_bytes)
+
+
+COPIES_OF_WEIGHTS = 2.0
+"""Low-precision copies of a weight: for the product and, transposed, for the gradient of its input."""
+
+
+def _copied_bytes(problem: Problem, table: Any, product: Matmul | GroupedMatmul) -> Any:
+    """Bytes of the low-precision copies of a product's weights, without the weights that they replace; 0
+    where the software keeps none. The output projection stays in 16 bits."""
+    recipe = problem.recipe
+    if not problem.profile.keeps_low_precision_weights or not recipe.cast_bytes or product.rows == "head":
+        return 0.0
+    matrices = (weight for weight in product.weights if len(weight.shape) > 1)
+    elements = sum((_weight_elements(problem, table, weight) for weight in matrices), start=0.0)
+    replaced = recipe.weight_bytes if problem.profile.has_fp8_parameters else 0.0
+    return elements * max(COPIES_OF_WEIGHTS * recipe.operand_bytes - replaced, 0.0)
 
 
 def _largest(columns: Sequence[Any], start: Any) -> Any:
@@ -594,19 +737,18 @@ def _communication(
     routed = [operator for operator in operators if isinstance(operator, GroupedMatmul)]
     if experts is not None and routed:
         expert_s = _expert_s(problem, table, groups, fabric, experts)
+    expert_overlap = np.where(table.ep > 1, profile.expert_overlap, 0.0)
     ring_overlap = np.where(table.cp_kind == 0, profile.context_overlap, 0.0)
+    tensor_overlap: Any = profile.tensor_overlap + (profile.tensor_backward_overlap if is_backward else 0.0)
+    if profile.needs_sequence_parallel:
+        tensor_overlap = np.where(table.sequence_parallel == 1, tensor_overlap, 0.0)
     return PhaseTimes(
         matmul_s=0.0 * table.tp,
         attention_s=0.0 * table.tp,
         memory_bound_s=0.0 * table.tp,
-        tensor_s=compute.exposed_s(
-            tensor_s,
-            work.matmul_s + weights_s,
-            profile.tensor_overlap + (profile.tensor_backward_overlap if is_backward else 0.0),
-            slowdown,
-        ),
+        tensor_s=compute.exposed_s(tensor_s, work.matmul_s + weights_s, tensor_overlap, slowdown),
         context_s=compute.exposed_s(context_s, work.attention_s, ring_overlap, slowdown),
-        expert_s=compute.exposed_s(expert_s, work.matmul_s, profile.expert_overlap, slowdown),
+        expert_s=compute.exposed_s(expert_s, work.matmul_s, expert_overlap, slowdown),
     )
 
 

@@ -16,9 +16,11 @@ from shardwise.cost.activations import BOTH, OPTIMIZER
 from shardwise.cost.estimate import TableCosts, costs_of_peak_stages
 from shardwise.cost.layers import has_single_backward
 from shardwise.cost.problem import Problem
+from shardwise.cost.recipe import FP32_BYTES
+from shardwise.cost.sharding import narrow_gradient_bytes
 from shardwise.cost.stage_formulas import (
-    BOUNDARY_BUFFERS,
     allocated_bytes,
+    boundary_buffers,
     boundary_bytes,
     communicators,
     device_bytes,
@@ -77,7 +79,7 @@ def single_backward_bytes(problem: Problem, table: Any, costs: TableCosts) -> Si
     before = gradients - (layer_weights + table_weights) * per_weight
     parameters, one_layer = shards.parameter_bytes[0][of_shards], partition.layer_saved_bytes[of_partition]
     weight_bytes = problem.recipe.weight_bytes
-    of_table = table_weights * (weight_bytes + problem.recipe.gradient_bytes)
+    of_table = table_weights * (weight_bytes + problem.recipe.reduced_bytes)
     others = partition.rank.dense_weights[0][of_partition] - table_weights
     nothing = 0.0 * saved
     moments = np.array(
@@ -103,7 +105,7 @@ MEMORY_PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class RankBytes:
-    """Parts of a rank's memory in bytes; shape (places, rows)."""
+    """Parts of a rank's memory in bytes; shape (moments, rows)."""
 
     parameters: Any
     gradients: Any
@@ -136,18 +138,14 @@ class RankBytes:
 
 
 def rank_bytes(problem: Problem, table: Any, costs: TableCosts) -> RankBytes:
-    """Memory of the rank of each place by part, as if all its in-flight activations were on the place's
-    stage.
-
-    The peak of a row is the maximum over its places.
-    """
+    """Memory of the rank of each moment by part; the peak of a row is the maximum over its moments."""
     partition, activation_costs, shards = costs.partition, costs.activation_costs, costs.shards
     of_partition, of_shards = costs.of_partition, costs.of_shards
     activations = activation_costs.device_bytes[:, costs.of_activations]
     zero = 0.0 * activations
     parts = {
         "parameters": shards.parameter_bytes[:, of_shards] + zero,
-        "gradients": shards.gradient_bytes[:, of_shards] + zero,
+        "gradients": _on_device(problem, table) * shards.gradient_bytes[:, of_shards] + zero,
         "optimizer": np.where(_owns_states(table), 1.0, 0.0) * shards.state_bytes[:, of_shards],
         "gathered": shards.gathered_bytes[of_shards] + zero,
         "activations": activations + zero,
@@ -157,6 +155,8 @@ def rank_bytes(problem: Problem, table: Any, costs: TableCosts) -> RankBytes:
     backward = single_backward_bytes(problem, table, costs)
     for name in ("parameters", "gradients", "activations", "temporaries"):
         parts[name][:, backward.rows] = getattr(backward, name)
+    if problem.profile.bucket_elements:
+        parts["buffers"] += bucketed_bytes(problem, table, costs, parts)
     allocated = allocated_bytes(**parts)
     fragmentation, opened, context = outside_tensors(problem.efficiency, allocated, communicators_of(table))
     return RankBytes(
@@ -170,14 +170,16 @@ def peak_bytes(problem: Problem, table: Any, costs: TableCosts) -> Any:
 
     The bytes of partitions, activations and shards are summed first, each on its own rows.
     """
+    if problem.profile.bucket_elements:
+        return rank_bytes(problem, table, costs).device.max(axis=0)
     partition, activation_costs, shards = costs.partition, costs.activation_costs, costs.shards
     saved = activation_costs.device_bytes + partition.temporary_bytes[:, costs.activations_partition]
     whole = shards.parameter_bytes + shards.gradient_bytes + shards.gathered_bytes
     resident = np.concatenate([whole, whole + shards.state_bytes], axis=1)
     of_resident = costs.of_shards + np.where(_owns_states(table), whole.shape[1], 0)
     allocated = resident[0][of_resident] + saved[0][costs.of_activations]
-    for place in range(1, len(resident)):
-        allocated = np.maximum(allocated, resident[place][of_resident] + saved[place][costs.of_activations])
+    for moment in range(1, len(resident)):
+        allocated = np.maximum(allocated, resident[moment][of_resident] + saved[moment][costs.of_activations])
     backward = single_backward_bytes(problem, table, costs)
     of_rows = of_resident[backward.rows], costs.of_shards[backward.rows]
     replaced = shards.parameter_bytes[0][of_rows[1]] + shards.gradient_bytes[0][of_rows[1]]
@@ -186,15 +188,58 @@ def peak_bytes(problem: Problem, table: Any, costs: TableCosts) -> Any:
     return device_bytes(problem.efficiency, allocated, communicators_of(table))
 
 
-def host_bytes(table: Any, costs: TableCosts) -> Any:
-    """Bytes of offloaded states and activations on the host, per device, on the rank with most of them."""
+def bucketed_bytes(problem: Problem, table: Any, costs: TableCosts, parts: dict[str, Any]) -> Any:
+    """Bytes of reduction buckets and of copies of gradients, beyond the other `parts` of a rank.
+
+    The larger of two moments counts. In a backward pass the buckets are whole, and one of them is copied to
+    be reduced while a layer computes, or while the gradient of an end is there. In the update the gradients
+    of `update_elements` are in the dtype of the weights and in fp32, while activations and gathered weights
+    are gone; the bucket of sharded parameters stays. (DeepSpeed 0.19: stage_1_and_2.py, stage3.py,
+    coalesced_collectives.py.)
+    """
+    profile, recipe = problem.profile, problem.recipe
+    narrow, wide, bucket = recipe.weight_bytes, recipe.gradient_bytes, profile.bucket_elements
+    is_sharded, is_cast = table.param_shard > 1, wide > narrow
+    reduces_whole = (table.grad_shard == 1) & (narrow_gradient_bytes(problem) > 0)
+    count = np.where(reduces_whole, 0.0, np.where(is_sharded | (profile.state_overlap == 0.0), 1.0, 2.0))
+    buckets = bucket * np.where(is_sharded, wide, narrow) * count
+    rank, of_partition = costs.partition.rank, costs.of_partition
+    weights = (rank.dense_weights + rank.expert_weights)[:, of_partition]
+    # A gradient that micro-batches accumulated is freed when it is copied into a bucket.
+    copies = np.where(table.grad_shard == 1, 0.0, narrow + is_cast * wide)
+    copies = np.where(is_sharded | reduces_whole, wide, copies)
+    copied = np.minimum(bucket, weights) * copies
+    at_layer = costs.partitions.grid.temporaries.layer[costs.partitions.of_grid[of_partition]]
+    of_end = narrow * costs.partition.end_weights[of_partition]
+    in_backward = buckets + np.maximum(np.maximum(at_layer, of_end) + copied - parts["temporaries"], 0.0)
+    owned = weights / table.optim_shard
+    owned = np.where(is_sharded, np.minimum(owned, profile.update_elements), owned)
+    is_flat = is_cast & ~is_sharded  # fp32 gradients are in one tensor already
+    cast = np.where(is_flat, 0.0, wide + (wide < FP32_BYTES) * FP32_BYTES)
+    in_update = np.where(_owns_states(table), owned * cast, 0.0) + np.where(is_sharded, buckets, 0.0)
+    freed = parts["activations"] + parts["temporaries"] + parts["gathered"]
+    return np.maximum(in_backward, in_update - freed)
+
+
+def _on_device(problem: Problem, table: Any) -> Any:
+    """1.0 where gradients are on the device, 0.0 where they are offloaded with the optimizer."""
+    if not problem.profile.offloads_gradients:
+        return 1.0
+    return np.where(_owns_states(table) | (table.grad_shard == 1), 1.0, 0.0)
+
+
+def host_bytes(problem: Problem, table: Any, costs: TableCosts) -> Any:
+    """Bytes of a process with offloaded states and activations on the host, per device, on the rank with
+    most of them."""
     total = np.zeros(len(table.tp))
-    rows = np.flatnonzero(table.offload)
+    moves = (costs.activation_costs.host_bytes > 0.0).any(axis=0)
+    rows = np.flatnonzero((np.asarray(table.offload) > 0) | moves[costs.of_activations])
     if len(rows):
         offloaded = costs.activation_costs.host_bytes[:, costs.of_activations[rows]]
         states = costs.shards.host_state_bytes[:, costs.of_shards[rows]]
         owns = _owns_states(table)[rows]
         total[rows] = (np.where(owns, 0.0, states) + offloaded).max(axis=0)
+        total[rows] += problem.profile.host_process_bytes
     return total
 
 
@@ -205,11 +250,8 @@ def _owns_states(table: Any) -> Any:
 
 def buffer_bytes(problem: Problem, table: Any, hop_bytes: Any) -> Any:
     """Buffers for sends between stages; 0 without a pipeline."""
-    buffers: Any = BOUNDARY_BUFFERS
-    if problem.profile.buffers_all_microbatches:
-        microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
-        buffers = np.maximum(2.0 * microbatches * table.tp, BOUNDARY_BUFFERS)
-    return boundary_bytes(table.pp > 1, hop_bytes, buffers)
+    microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
+    return boundary_bytes(table.pp > 1, hop_bytes, boundary_buffers(problem.profile, microbatches, table.tp))
 
 
 def communicators_of(table: Any) -> Any:
@@ -220,7 +262,7 @@ def communicators_of(table: Any) -> Any:
 # Peaks, and seconds outside of the schedule
 
 FIRST = slice(0, 1)
-"""The first place of `costs_of_peak_stages`: the first stage."""
+"""The place of `costs_of_peak_stages`: the first stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +279,7 @@ def peaks_of(problem: Problem, table: Any, costs: TableCosts | None = None) -> P
     `costs` is that of `costs_of_peak_stages`.
     """
     costs = costs_of_peak_stages(problem, table) if costs is None else costs
-    return PeakBytes(peak_bytes(problem, table, costs), host_bytes(table, costs))
+    return PeakBytes(peak_bytes(problem, table, costs), host_bytes(problem, table, costs))
 
 
 def outside_schedule_s(problem: Problem, table: Any, costs: TableCosts | None = None) -> Any:

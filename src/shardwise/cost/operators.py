@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,18 @@ def matmul_times(
 
 def _matmul(problem: Problem, table: Any, operator: Matmul, rows: Any) -> OperatorSeconds:
     k, n = width_of(problem, table, operator.k), width_of(problem, table, operator.n)
-    return matmul_times(problem, rows, n, k)
+    times = matmul_times(problem, rows, n, k)
+    return replace(times, weight_s=times.weight_s + accumulate_s(problem, k * n))
+
+
+def accumulate_s(problem: Problem, weights: Any) -> Any:
+    """Seconds of adding the gradients of `weights` to those of other micro-batches, and of their copies; 0
+    where the product that computes them adds them. Software that reduces by block has such copies in
+    `cost.sharding.copies_s`."""
+    profile = problem.profile
+    if profile.reduces_by_block or not np.any(profile.accumulated_bytes):
+        return 0.0 * weights
+    return moved_s(problem, profile.accumulated_bytes * weights)
 
 
 def cast_s(problem: Machine, elements: Any) -> Any:
@@ -183,7 +194,9 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
         for inner in (k, n, rows / local)
     )  # fmt: skip
     return OperatorSeconds(
-        forward_s + cast_s(problem, rows * k), input_s + cast_s(problem, rows * n), weight_s
+        forward_s + cast_s(problem, rows * k),
+        input_s + cast_s(problem, rows * n),
+        weight_s + accumulate_s(problem, local * k * n),
     )
 
 

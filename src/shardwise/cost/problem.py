@@ -247,7 +247,9 @@ def machine_of(cluster: Cluster, dtype: str, optimizer: Optimizer, profile: Prof
     """
     recipe = find_recipe(dtype)
     if not profile.reduce_in_fp32:
-        recipe = replace(recipe, gradient_bytes=recipe.weight_bytes)
+        accumulated = recipe.gradient_bytes if profile.accumulates_in_fp32 else recipe.weight_bytes
+        recipe = replace(recipe, gradient_bytes=accumulated, reduced_bytes=recipe.weight_bytes)
+    recipe = replace(recipe, master_bytes=min(recipe.master_bytes, profile.master_bytes))
     for device in cluster.classes.values():
         for peak in (recipe.matmul, recipe.other):
             if peak not in device.peak_flop_per_s:
@@ -264,7 +266,7 @@ def machine_of(cluster: Cluster, dtype: str, optimizer: Optimizer, profile: Prof
     return Machine(
         cluster=cluster,
         recipe=recipe,
-        optimizer=OPTIMIZERS[optimizer],
+        optimizer=OPTIMIZERS[optimizer].with_moments(profile.moment_bytes),
         device=slowest,
         matmul_flop_per_s=_matmul_flop_per_s(slowest, recipe.matmul) * speed,
         other_flop_per_s=slowest.peak_flop_per_s[recipe.other] * speed,
@@ -295,6 +297,7 @@ def limits_of(model: Model, job: Job) -> Limits:
         expert_ffn=_common(_sizes(operators, "expert_ffn")),
         seq_len=job.seq_len,
         global_batch_size=job.global_batch_size,
+        linked_devices=job.profile.linked_devices,
     )
 
 

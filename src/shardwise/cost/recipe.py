@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shardwise.errors import ConfigError
+from shardwise.inputs import unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,10 +13,10 @@ class Recipe:
     """How one dtype or low-precision recipe stores and computes.
 
     `matmul` names the dense peak of weight matmuls, `other` that of attention. Weights for computing have
-    `weight_bytes` each, accumulated gradients `gradient_bytes`, and the optimizer's master copy
-    `master_bytes`. A cast of a matmul's input has `cast_bytes` of traffic per element: read in 16 bits,
-    written directly and transposed. A tensor that only a matmul needs again is saved with `operand_bytes` per
-    element.
+    `weight_bytes` each, accumulated gradients `gradient_bytes`, those that a collective reduces
+    `reduced_bytes`, and the optimizer's master copy `master_bytes`. A cast of a matmul's input has
+    `cast_bytes` of traffic per element: read in 16 bits, written directly and transposed. A tensor that only
+    a matmul needs again is saved with `operand_bytes` per element.
     """
 
     matmul: str
@@ -27,6 +27,7 @@ class Recipe:
     master_bytes: float
     cast_bytes: float = 0.0
     operand_bytes: float = 2.0
+    reduced_bytes: float = 4.0
 
 
 def _sixteen(dtype: str, matmul: str | None = None, operand_bytes: float = 2.0) -> Recipe:
@@ -55,6 +56,9 @@ RECIPES: Mapping[str, Recipe] = {
 }  # fmt: skip
 
 
+FP32_BYTES = 4.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCost:
     """State bytes per parameter, and flop per parameter in addition to the element-wise update.
@@ -64,6 +68,10 @@ class OptimizerCost:
 
     state_bytes: float
     work_flop_per_hidden: float = 0.0
+
+    def with_moments(self, moment_bytes: float) -> OptimizerCost:
+        """The same with moments of this size instead of fp32."""
+        return replace(self, state_bytes=self.state_bytes * moment_bytes / FP32_BYTES)
 
 
 OPTIMIZERS: Mapping[str, OptimizerCost] = {
@@ -79,8 +87,24 @@ OPTIMIZERS: Mapping[str, OptimizerCost] = {
 }
 
 
+SPELLINGS: Mapping[str, str] = {
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "float32": "fp32", "float": "fp32", "single": "fp32",
+    "float8": "fp8", "fp8-delayed": "fp8", "fp8-tensorwise": "fp8-current", "fp8-blockwise": "fp8-block",
+    "fp8-mx": "mxfp8", "mx-fp8": "mxfp8", "fp4-nv": "nvfp4",
+}  # fmt: skip
+"""Other usual names of number formats."""
+
+
+def dtype_spelled(text: str) -> str:
+    """The dtype or recipe that `text` names in any usual spelling; what it names no one of, as it is."""
+    folded = text.strip().casefold().removeprefix("torch.").replace("_", "-")
+    name = SPELLINGS.get(folded, folded)
+    return name if name in RECIPES else text
+
+
 def find_recipe(dtype: str) -> Recipe:
     """The recipe called `dtype`. ConfigError lists the known ones."""
     if dtype not in RECIPES:
-        raise ConfigError("unknown dtype", key="dtype", found=repr(dtype), allowed=", ".join(RECIPES))
+        raise unknown("is not a known dtype", dtype, RECIPES, key="dtype")
     return RECIPES[dtype]

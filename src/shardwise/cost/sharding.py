@@ -16,6 +16,7 @@ import numpy as np
 from shardwise.cost.collectives import CollectiveModel, Sizes, inner_part, outer_part
 from shardwise.cost.layers import BlockCost, GridCost, has_single_backward
 from shardwise.cost.problem import Machine, Problem
+from shardwise.cost.recipe import FP32_BYTES
 from shardwise.cost.stages import PartitionCosts, over_places
 from shardwise.equations import compute, memory
 
@@ -70,11 +71,12 @@ class GridSharding:
     Traffic has shape (blocks, rows), with blocks = kinds of layers, embedding, head. All-gathers of
     parameters overlap with the forward and with the input gradient, reduce-scatters of gradients with the
     weight gradient. The degree of an expert weight is the greatest common divisor of the row's degree and the
-    expert's replicas.
+    expert's replicas. Where `is_whole`, both happen once per step (`is_whole_in_pipeline`), not here.
     """
 
     dense: Degrees
     expert: Degrees
+    is_whole: Any
     forward_gather_s: Any
     backward_gather_s: Any
     reduce_scatter_s: Any
@@ -82,17 +84,30 @@ class GridSharding:
 
 def sharding_of(problem: Problem, table: Any, grid: GridCost) -> GridSharding:
     """Sharding of each row; `grid` has the same rows as `table`."""
-    dense, expert = shard_degrees(table, grid)
+    dense, expert = shard_degrees(problem, table, grid)
     blocks = ShardedBlocks.of(grid.blocks)
-    exposed = blocks.exposed(problem, *blocks.traffic_s(problem, grid.fabric, dense, expert))
+    exposed = blocks.exposed(problem, *blocks.traffic_s(problem, table, grid.fabric, dense, expert))
     return GridSharding(
-        dense, expert, exposed.forward_gather_s, exposed.backward_gather_s, exposed.reduce_scatter_s
+        dense,
+        expert,
+        is_whole_in_pipeline(problem, table),
+        exposed.forward_gather_s,
+        exposed.backward_gather_s,
+        exposed.reduce_scatter_s,
     )
 
 
-def shard_degrees(table: Any, grid: GridCost) -> tuple[Degrees, Degrees]:
-    """The groups that shard dense and expert weights."""
+def shard_degrees(problem: Problem, table: Any, grid: GridCost) -> tuple[Degrees, Degrees]:
+    """The groups that shard dense and expert weights.
+
+    Where the software has instances of its optimizer, an expert's replicas are divided among them too, and
+    share the states within each. The number of instances is that of dense weights, dp * cp / optim_shard.
+    """
     own = [np.gcd(getattr(table, name), grid.expert_replicas) for name in SHARD_FIELDS]
+    if problem.profile.shards_experts_by_instance:
+        within = np.maximum(grid.expert_replicas * table.optim_shard // grid.replicas, 1)
+        is_optimizer_alone = (table.param_shard == 1) & (table.grad_shard == 1)
+        own[-1] = np.where(is_optimizer_alone, np.gcd(own[-1], within), own[-1])
     dense = degrees_of(grid.groups.data, grid.replicas, *(getattr(table, name) for name in SHARD_FIELDS))
     return dense, degrees_of(grid.groups.experts_data, grid.expert_replicas, *own)
 
@@ -137,20 +152,23 @@ class ShardedBlocks:
         return ShardedBlocks(*(getattr(self, f.name)[:, None] for f in fields(ShardedBlocks)))
 
     def traffic_s(
-        self, problem: Problem, fabric: CollectiveModel, dense: Degrees, expert: Degrees
+        self, problem: Problem, table: Any, fabric: CollectiveModel, dense: Degrees, expert: Degrees
     ) -> tuple[Any, Any]:
-        """Seconds of (gathering, reducing) a block's sharded parameters and gradients once, before any
-        overlap.
+        """Seconds of (gathering, reducing) a block's sharded parameters and gradients in a micro-batch,
+        before any overlap.
 
-        ZeRO-3 gathers parameters, ZeRO-2 reduces gradients (Rajbhandari et al. 2020).
+        ZeRO-3 gathers parameters, ZeRO-2 reduces gradients (Rajbhandari et al. 2020). Both are 0 where they
+        happen once per step.
         """
-        weight_bytes, gradient_bytes = problem.recipe.weight_bytes, problem.recipe.gradient_bytes
-        return (
-            self._moved_s(problem, fabric.all_gather_s, weight_bytes, dense.param_sizes, expert.param_sizes),
-            self._moved_s(
-                problem, fabric.reduce_scatter_s, gradient_bytes, dense.grad_sizes, expert.grad_sizes
-            ),
+        weight_bytes, reduced_bytes = problem.recipe.weight_bytes, problem.recipe.reduced_bytes
+        gather_s = self._moved_s(
+            problem, fabric.all_gather_s, weight_bytes, dense.param_sizes, expert.param_sizes
         )
+        reduce_scatter_s = self._moved_s(
+            problem, fabric.reduce_scatter_s, reduced_bytes, dense.grad_sizes, expert.grad_sizes
+        )
+        is_whole = is_whole_in_pipeline(problem, table)
+        return np.where(is_whole, 0.0, gather_s), np.where(is_whole, 0.0, reduce_scatter_s)
 
     def _moved_s(
         self,
@@ -170,7 +188,7 @@ class ShardedBlocks:
         return dense_s + np.where(self.expert_weights > 0, expert_s, 0.0)
 
     def exposed(self, problem: Problem, gather_s: Any, reduce_scatter_s: Any) -> Exposed:
-        """Exposed traffic per micro-batch: with a pipeline, both collectives happen in every micro-batch."""
+        """Exposed traffic per micro-batch."""
         overlap, slowdown = problem.profile.shard_overlap, problem.efficiency.overlap_slowdown
         return Exposed(
             compute.exposed_s(gather_s, self.forward_compute_s, overlap, slowdown),
@@ -185,8 +203,8 @@ class ShardingCosts:
 
     Per place: all-gathers and `reduce_scatter_s` per micro-batch on the stage; bytes on the rank, and
     optimizer states on the host where they are offloaded. `reduction_s` and `gathering_s` are once per step
-    and before overlap, only at the requested places. Per row: whether ranks share optimizer states, and the
-    parts of the end of the step.
+    and before overlap, only at the requested places. Per row: whether ranks share optimizer states, whether
+    stages are whole (`is_whole_in_pipeline`), and the parts of the end of the step.
     """
 
     forward_gather_s: Any
@@ -200,6 +218,7 @@ class ShardingCosts:
     host_state_bytes: Any
     gathered_bytes: Any
     shares_states: Any
+    is_whole: Any
     norm_s: Any
     tied_s: Any
     device_update_s: Any
@@ -237,9 +256,18 @@ def shards_of(
         is_single_backward = has_single_backward(problem, table)
     is_reduced_early = (dense.grad > 1) | ((is_single_backward == 1) & (dense.optim > 1))
 
+    is_whole = is_whole_in_pipeline(problem, table)
+    # Whole gradients have the dtype of their reduction, sharded ones that in which they are accumulated.
+    whole_share = recipe.gradient_bytes / recipe.reduced_bytes
+
     def reduced(degrees: Degrees) -> Any:
         """Sharding degree of the gradients that stay on a rank."""
-        return np.where((degrees.grad == 1) & (is_single_backward == 1), degrees.optim, degrees.grad)
+        degree = np.where((degrees.grad == 1) & (is_single_backward == 1), degrees.optim, degrees.grad)
+        return np.where(is_whole, np.where(degree > 1, whole_share, 1), degree)
+
+    def stored(degrees: Degrees) -> Any:
+        """Sharding degree of the parameters that stay on a rank."""
+        return np.where(is_whole, 1, degrees.param)
 
     def rank_bytes(element_bytes: float, dense_degree: Any, expert_degree: Any) -> Any:
         dense_bytes = memory.sharded_bytes(rank_dense, element_bytes, dense_degree)
@@ -252,22 +280,34 @@ def shards_of(
         reduce_scatter_s=over_places(sharding.reduce_scatter_s, *stage),
         reduction_s=reduction_s(problem, fabric, sharding, *weights),
         gathering_s=gathering_s(problem, fabric, sharding, *weights),
-        parameter_bytes=rank_bytes(recipe.weight_bytes, dense.param, expert.param),
+        parameter_bytes=rank_bytes(recipe.weight_bytes, stored(dense), stored(expert))
+        + np.where(dense.param == 1, partition.rank.copied_bytes[:, of_partition], 0.0),
         gradient_bytes=rank_bytes(recipe.gradient_bytes, reduced(dense), reduced(expert))
+        + np.where(dense.grad == 1, rank_bytes(narrow_gradient_bytes(problem), 1, 1), 0.0)
         + np.where(is_reduced_early, partition.sent_bytes[:, of_partition], 0.0),
         state_bytes=memory.sharded_bytes(
             rank_dense, own_bytes(problem, dense.param, dense.optim), dense.optim
         )
         + memory.sharded_bytes(rank_expert, own_bytes(problem, expert.param, expert.optim), expert.optim),
         host_state_bytes=rank_bytes(host_own_bytes(problem), dense.optim, expert.optim),
-        gathered_bytes=gathered_bytes(problem, partition, of_partition, sharding),
+        gathered_bytes=np.where(is_whole, 0.0, gathered_bytes(problem, partition, of_partition, sharding)),
         shares_states=dense.optim > 1,
+        is_whole=is_whole,
         norm_s=norm_s(problem, fabric, owned, table.tp * table.cp * table.pp * table.dp),
         tied_s=partition.tied_s[of_partition],
         device_update_s=device_update_s(problem, owned),
         host_update_s=host_update_s(problem, owned),
         copies_s=copies_s(problem, table, owned, (rank_dense + rank_expert).max(axis=0)),
     )
+
+
+def is_whole_in_pipeline(problem: Problem, table: Any) -> Any:
+    """Whether a rank has whole parameters and gradients of its stage, although they are sharded.
+
+    PyTorch's stages reduce gradients and reshard parameters once, after all backward passes of a step
+    (`backward_maybe_with_nosync` and `perform_reduce_grad` in torch/distributed/pipelining/stage.py).
+    """
+    return problem.profile.whole_in_pipelines & (table.pp > 1)
 
 
 def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
@@ -283,11 +323,22 @@ def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
     return own + recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
 
 
+def narrow_gradient_bytes(problem: Problem) -> float:
+    """Bytes per element of gradients in the dtype of the weights that exist next to fp32 ones."""
+    recipe = problem.recipe
+    is_twice = problem.profile.keeps_narrow_gradients and recipe.gradient_bytes > recipe.weight_bytes
+    return recipe.weight_bytes if is_twice else 0.0
+
+
 def host_own_bytes(problem: Problem) -> Any:
-    """Host bytes per element of an offloaded optimizer: master copy, states, and the weights that return to
-    the device.
+    """Host bytes per element of an offloaded optimizer: states, master copy and the weights that return to
+    the device; or what the software has there, with gradients where they are offloaded.
     """
-    return problem.recipe.master_bytes + problem.optimizer.state_bytes + problem.recipe.weight_bytes
+    profile, recipe = problem.profile, problem.recipe
+    if not profile.host_weight_bytes:
+        return recipe.master_bytes + problem.optimizer.state_bytes + recipe.weight_bytes
+    gradient_bytes = recipe.gradient_bytes if profile.offloads_gradients else 0.0
+    return problem.optimizer.state_bytes + profile.host_weight_bytes + gradient_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,34 +386,40 @@ def reduction_s(
     """Reducing the gradients of a stage at the end of the step, before any overlap.
 
     Not sharded: one all-reduce. Optimizer states sharded k ways: a reduce-scatter among the k, then an
-    all-reduce of a k-th among the replicas. Gradients sharded: each micro-batch did the reduce-scatter.
+    all-reduce of a k-th among the replicas. Gradients sharded: each micro-batch did the reduce-scatter,
+    unless stages are whole.
     """
-    gradient_bytes = problem.recipe.gradient_bytes
-    dense_s = dense.moved_s(gradient_bytes, lambda nbytes: _reduction_s(fabric, nbytes, sharding.dense))
+
+    def of(family: Weights, degrees: Degrees) -> Any:
+        is_done = (degrees.grad > 1) & ~sharding.is_whole
+        shard = np.where(degrees.grad > 1, degrees.grad, degrees.optim)
+
+        def seconds(nbytes: Any) -> Any:
+            scatter_s = np.where(is_done, 0.0, fabric.reduce_scatter_s(nbytes, degrees.scatter))
+            return scatter_s + fabric.all_reduce_s(nbytes / shard, degrees.replicate)
+
+        return family.moved_s(problem.recipe.reduced_bytes, seconds)
+
+    dense_s = of(dense, sharding.dense)
     if problem.model.experts is None:
         return dense_s
-    expert_s = expert.moved_s(gradient_bytes, lambda nbytes: _reduction_s(fabric, nbytes, sharding.expert))
-    return dense_s + np.where(expert.elements > 0, expert_s, 0.0)
-
-
-def _reduction_s(fabric: CollectiveModel, nbytes: Any, degrees: Degrees) -> Any:
-    shard = np.where(degrees.grad > 1, degrees.grad, degrees.optim)
-    reduce_scatter_s = np.where(degrees.grad > 1, 0.0, fabric.reduce_scatter_s(nbytes, degrees.scatter))
-    return reduce_scatter_s + fabric.all_reduce_s(nbytes / shard, degrees.replicate)
+    return dense_s + np.where(expert.elements > 0, of(expert, sharding.expert), 0.0)
 
 
 def gathering_s(
     problem: Problem, fabric: CollectiveModel, sharding: GridSharding, dense: Weights, expert: Weights
 ) -> Any:
     """Gathering a stage's updated weights from the ranks that share their optimizer states, before any
-    overlap.
+    overlap; and its sharded parameters, where stages are whole.
     """
     weight_bytes = problem.recipe.weight_bytes
 
     def of(family: Weights, degrees: Degrees) -> Any:
-        return family.moved_s(
-            weight_bytes, lambda nbytes: fabric.all_gather_s(nbytes / degrees.param, degrees.regather)
-        )
+        def seconds(nbytes: Any) -> Any:
+            sharded_s = np.where(sharding.is_whole, fabric.all_gather_s(nbytes, degrees.param_sizes), 0.0)
+            return sharded_s + fabric.all_gather_s(nbytes / degrees.param, degrees.regather)
+
+        return family.moved_s(weight_bytes, seconds)
 
     dense_s = of(dense, sharding.dense)
     if problem.model.experts is None:
@@ -373,8 +430,14 @@ def gathering_s(
 def gathered_bytes(
     problem: Problem, partition: PartitionCosts, of_partition: Any, sharding: GridSharding
 ) -> Any:
-    """Gathered copies of the current layers where parameters are sharded."""
-    element_bytes = problem.recipe.weight_bytes
+    """Gathered copies where parameters are sharded: of the current layers, or as many as the software
+    gathers ahead."""
+    element_bytes, live = problem.recipe.weight_bytes, problem.profile.gathered_elements
+    if live:
+        weights = (partition.rank.dense_weights + partition.rank.expert_weights)[:, of_partition].max(axis=0)
+        largest = partition.end_weights[of_partition]
+        elements = np.minimum(weights, np.maximum(live, largest))
+        return np.where(sharding.dense.param > 1, element_bytes * elements, 0.0)
     dense, expert = partition.layer_dense_weights[of_partition], partition.layer_expert_weights[of_partition]
     dense_bytes = memory.gathered_bytes(dense, element_bytes, sharding.dense.param, PREFETCHED_LAYERS)
     return dense_bytes + memory.gathered_bytes(
@@ -383,10 +446,14 @@ def gathered_bytes(
 
 
 def update_bytes(problem: Machine) -> float:
-    """Traffic in bytes per parameter of the optimizer update: gradient, master copy, states, compute copy."""
+    """Traffic in bytes per parameter of the optimizer update: gradient, master copy, states, compute copy
+    (which is read too where the master copy has only the bits that it lacks).
+    """
     recipe = problem.recipe
     own = recipe.master_bytes or recipe.weight_bytes
     copy = recipe.weight_bytes if recipe.master_bytes else 0.0
+    if 0.0 < recipe.master_bytes < FP32_BYTES:
+        copy *= 2.0
     return recipe.gradient_bytes + 2.0 * own + 2.0 * problem.optimizer.state_bytes + copy
 
 
@@ -412,18 +479,20 @@ def copies_s(problem: Problem, table: Any, owned: Any, resident: Any) -> Any:
     A rank owns `owned` elements and has `resident` ones. Its weights are cast to the compute dtype (the
     optimizer's traffic includes that write), copied into the gathering buffer and out of it again. Gradients
     of several micro-batches are cast and accumulated, then copied into the reduction buffer; those of one are
-    cast into it. A rank without replicas also gathers and reduces, by copies. (PyTorch's fully_shard:
+    cast into it. Reduced gradients of a narrower dtype are cast to that of the accumulated ones. A rank
+    without replicas also gathers and reduces, by copies. (PyTorch's fully_shard:
     `foreach_all_gather`, `foreach_all_gather_copy_out` and `foreach_reduce` in _fsdp_collectives.py,
     `accumulate_unsharded_grad_if_needed` in _fsdp_param.py.)
     """
     recipe = problem.recipe
     if not problem.profile.reduces_by_block or not recipe.master_bytes:
         return 0.0 * owned
-    weight, gradient, master = recipe.weight_bytes, recipe.gradient_bytes, recipe.master_bytes
+    weight, gradient, master = recipe.weight_bytes, recipe.reduced_bytes, recipe.master_bytes
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
     summed = np.where(microbatches > 1, microbatches * (weight + 2.0 * gradient) - gradient, 0.0)
     laid = np.where(microbatches > 1, 2.0 * gradient, weight + gradient)
-    moved = owned * (master + 2.0 * weight) + resident * (2.0 * weight + summed + laid)
+    widened = gradient + recipe.gradient_bytes if gradient < recipe.gradient_bytes else 0.0
+    moved = owned * (master + 2.0 * weight + widened) + resident * (2.0 * weight + summed + laid)
     alone = np.where(owned == resident, 2.0 * (weight + gradient), 0.0)
     return (moved + alone * resident) / problem.stream_bytes_per_s
 

@@ -23,6 +23,7 @@ from shardwise.cost.stage_formulas import (
     Phases,
     StageEnds,
     allocated_bytes,
+    boundary_buffers,
     boundary_bytes,
     communicators,
     device_bytes,
@@ -108,8 +109,8 @@ class StageKinds:
     """Kinds of stages on one pool: `tp` ranks share each layer, `dp` replicas share the rows of a
     micro-batch.
 
-    `grid` has their costs, `fabric` the tiers on which their replicas meet. `contended` has columns as if
-    tensor ranks and replicas used the same cards.
+    `micro_batch_size` sequences make a micro-batch. `grid` has their costs, `fabric` the tiers on which their
+    replicas meet. `contended` has columns as if tensor ranks and replicas used the same cards.
     """
 
     problem: Problem
@@ -119,6 +120,7 @@ class StageKinds:
     fabric: CollectiveModel
     blocks: Any
     contended: Any
+    micro_batch_size: int
 
     def among(self, problem: Problem) -> StageKinds:
         """The same kinds with another outermost tier, which no stage crosses."""
@@ -151,6 +153,7 @@ def stage_kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_bat
         collective_model_of(problem),
         block_columns(grid),
         contended_columns(grid, Contention()),
+        micro_batch_size,
     )
 
 
@@ -203,13 +206,24 @@ def stage_costs_by_slot(kinds: StageKinds, shape: StageShape, slots: Sequence[No
     return found
 
 
+def stage_end(kinds: StageKinds, shape: StageShape, slot: NodeSlot = NodeSlot()) -> StepEnd:
+    """The parts of `end_s` of these stages, with the axes of `StageCosts.end_s`."""
+    _, tied, weights, replicas = _stage_sums(kinds, shape)
+    end = _step_end(kinds, shape, weights / replicas)
+    has_other_end = shape.is_first + shape.is_last - 2 * shape.is_first * shape.is_last
+    return replace(end, tied_s=end.tied_s + _tied_s(kinds, tied * has_other_end, slot))
+
+
 def stage_bytes(kinds: StageKinds, shape: StageShape) -> StageBytes:
     """Bytes per device of stages of these shapes; of all costs only these depend on `in_flight`."""
     problem, grid, recipe = kinds.problem, kinds.grid, kinds.problem.recipe
     sums, _, weights, replicas = _stage_sums(kinds, shape)
     is_piped, layer = 1 - shape.is_first * shape.is_last, grid.kinds[0]
+    # Of a pipeline with an equal share of the batch.
+    batch = problem.job.global_batch_size / kinds.micro_batch_size
+    microbatches = np.ceil(batch / np.asarray(shape.replicas))[:, None, None]
     allocated = allocated_bytes(
-        parameters=memory.sharded_bytes(weights, recipe.weight_bytes, 1),
+        parameters=memory.sharded_bytes(weights, recipe.weight_bytes, 1) + sums.copied_bytes,
         gradients=memory.sharded_bytes(weights, recipe.gradient_bytes, 1),
         optimizer=memory.sharded_bytes(weights, own_bytes(problem, 1, replicas), replicas),
         gathered=0.0,
@@ -218,7 +232,9 @@ def stage_bytes(kinds: StageKinds, shape: StageShape) -> StageBytes:
             FULL_SHARE * (layer.saved_bytes - layer.input_bytes),
         ),
         temporaries=grid.temporaries.on_stages(shape.is_last)[0],
-        buffers=boundary_bytes(is_piped, grid.hop_bytes),
+        buffers=boundary_bytes(
+            is_piped, grid.hop_bytes, boundary_buffers(problem.profile, microbatches, kinds.tp)
+        ),
     )
     opened = communicators(kinds.tp, 1 + is_piped, replicas)
     return StageBytes(allocated, device_bytes(problem.efficiency, allocated, opened))
@@ -227,8 +243,9 @@ def stage_bytes(kinds: StageKinds, shape: StageShape) -> StageBytes:
 def _stage_sums(kinds: StageKinds, shape: StageShape) -> tuple[Sums, Any, Any, Any]:
     """(Sums over the layers of stages, elements of a tied embedding, weights, replicas of each)."""
     sums = Sums(*over_places(kinds.blocks, np.asarray(shape.layers)[None], shape.is_first, shape.is_last))
-    tied = kinds.grid.embedding.dense_weights * (1.0 if kinds.problem.model.tied_embeddings else 0.0)
-    weights = sums.dense_weights + tied * (shape.is_last - shape.is_first * shape.is_last)
+    copies = kinds.problem.model.embedding_copies
+    tied = kinds.grid.embedding.dense_weights * min(copies, 1)
+    weights = sums.dense_weights + copies * tied * (shape.is_last - shape.is_first * shape.is_last)
     return sums, tied, weights, np.asarray(shape.replicas)[:, None, None] * kinds.dp
 
 
@@ -244,7 +261,7 @@ def _gradients_s(
     shares_links = 1.0 * contends(problem.tiers, kinds.grid.groups.tensor, sizes)
     ends = StageEnds(
         kinds.fabric.all_gather_s(weights * recipe.weight_bytes, sizes),
-        kinds.fabric.reduce_scatter_s(weights * recipe.gradient_bytes, sizes),
+        kinds.fabric.reduce_scatter_s(weights * recipe.reduced_bytes, sizes),
         phases.forward_s - shares_links * contended.forward_s,
         phases.backward_s - shares_links * contended.backward_s(FULL_SHARE),
         shape.layers,

@@ -19,7 +19,7 @@ from shardwise.cost.problem import Patterns, Problem
 
 UNUSED_FIELDS: Final = frozenset({
     "name", "family", "config", "described", "provenance", "is_calibrated", "max_seq_len", "pattern",
-    "recomputes", "warm_band", "cold_band", "zero_stages",
+    "recomputes", "warm_band", "cold_band", "peak_errors", "zero_stages",
 })  # fmt: skip
 """Fields of records that no estimate reads; `Problem.patterns` has the pattern of layers."""
 

@@ -14,6 +14,7 @@ import numpy as np
 from shardwise.cluster import Efficiency
 from shardwise.cost.stages import Sums
 from shardwise.equations import memory, pipeline
+from shardwise.strategy import Profile
 
 # Recomputation
 
@@ -60,6 +61,20 @@ def phases_of(
     )
 
 
+def with_sends(forward_s: Any, backward_s: Any, hops_s: Any, overlap: float) -> tuple[Any, Any, Any]:
+    """(Forwards, backwards, sends) of the stages of a pipeline, first stage first, where the share `overlap`
+    of each send overlaps with the next action of its sender.
+
+    The sender's action takes longer by the rest. `hops_s` are the sends between neighbours: one less.
+    """
+    blocked_s = [(1.0 - overlap) * hop_s for hop_s in hops_s]
+    return (
+        [own_s + sent_s for own_s, sent_s in zip(forward_s, [*blocked_s, 0.0], strict=True)],
+        [own_s + sent_s for own_s, sent_s in zip(backward_s, [0.0, *blocked_s], strict=True)],
+        [overlap * hop_s for hop_s in hops_s],
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class StageEnds:
     """Gathering before a stage's first forward and reduction after its last backward, before any overlap.
@@ -88,15 +103,13 @@ class StageEnds:
 # Memory
 
 
-def peak_activation_bytes(
-    in_flight: Any, recomputed: Any, pending_recomputed: Any = 0.0, pending_outputs: Any = 0.0
-) -> Any:
-    """Activations at the peak: those in flight, recomputed tensors, and tensors that wait for a W.
+def peak_activation_bytes(in_flight: Any, recomputed: Any, waiting: Any = 0.0) -> Any:
+    """Activations at the peak: those in flight, one layer's recomputed tensors, and those that wait for a
+    weight gradient.
 
-    A layer's recomputed tensors are freed before those of the next layer. Those that a backward of the inputs
-    recomputes stay until the backward of the weights; so do the gradients of products' outputs.
+    A layer's recomputed tensors are freed before those of the next layer, but for the ones that wait.
     """
-    return in_flight + np.maximum(pending_recomputed, recomputed) + pending_outputs
+    return in_flight + recomputed + waiting
 
 
 def allocated_bytes(
@@ -114,6 +127,14 @@ def allocated_bytes(
 
 BOUNDARY_BUFFERS = 4.0
 """Number of receive and send buffers of a pipeline stage: one each, in both directions."""
+
+
+def boundary_buffers(profile: Profile, microbatches: Any, tp: Any) -> Any:
+    """Number of these buffers; where the software keeps those of all micro-batches of a step, of the whole
+    message on every tensor rank."""
+    if not profile.buffers_all_microbatches:
+        return BOUNDARY_BUFFERS
+    return np.maximum(2.0 * microbatches * tp, BOUNDARY_BUFFERS)
 
 
 def boundary_bytes(is_piped: Any, hop_bytes: Any, buffers: Any = BOUNDARY_BUFFERS) -> Any:

@@ -1,8 +1,8 @@
 """Layers and costs of the stages of a pipeline, as columns over rows of a table.
 
 A place is one stage of one row. Arrays have shape (places, rows): all stages of a table (`all_places`), or
-only the stages that can decide the peak of memory (`peak_places`). `partition_costs_of` sums the costs of
-layers over stages and ranks, before recomputation, sharding and offload are chosen.
+the first (`first_places`). `partition_costs_of` sums the costs of layers over stages, and over ranks at the
+moments that can be the peak of memory, before recomputation, sharding and offload are chosen.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from shardwise.cost.layers import BlockCost, Contention, GridCost
+from shardwise.cost.moments import Moments
 from shardwise.cost.problem import Patterns, Problem, distinct_rows
-from shardwise.schedule import SPLIT_NAMES, in_flight, pending_weights
+from shardwise.schedule import SPLIT_NAMES
 from shardwise.strategy import IS_V, SCHEDULES, stage_starts
 
 # Places of layers
@@ -29,24 +30,24 @@ IS_SPLIT = np.array([name in SPLIT_NAMES for name in SCHEDULES])
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Stage and pipeline rank of each place, its layers and those of its rank.
+    """Stage and pipeline rank of each place, and its layers by kind, of shape (kinds, places, rows).
 
-    Layer counts are by kind; shape (kinds, places, rows). `has_embedding` and `has_head` are 1 where the
-    stage has that end of the model, else 0; the `rank_` fields are the same for the whole rank.
+    `has_embedding` and `has_head` are 1 where the stage has that end of the model, else 0.
     """
 
     stage: Any
     rank: Any
     layers: Any
-    rank_layers: Any
     has_embedding: Any
     has_head: Any
-    rank_has_embedding: Any
-    rank_has_head: Any
 
     def take(self, rows: Any) -> Places:
         """The places of the rows at these indices."""
         return Places(**{f.name: getattr(self, f.name)[..., rows] for f in fields(Places)})
+
+    def at(self, places: slice) -> Places:
+        """Some of the places of every row."""
+        return Places(**{f.name: getattr(self, f.name)[..., places, :] for f in fields(Places)})
 
 
 def all_places(problem: Problem, table: Any) -> Places:
@@ -62,33 +63,18 @@ def _stages(patterns: Patterns, table: Any) -> Places:
     split = (patterns.layers, stages, table.first_stage_layers, table.last_stage_layers)
     layers = patterns.between(stage_starts(*split, stage), stage_starts(*split, stage + 1))
     rank = np.where(IS_V[table.schedule], np.minimum(stage, 2 * pp - 1 - stage), stage % pp)
-    together = (rank[:, None] == rank[None, :]) & (index < stages)[:, None]
     return Places(
         stage=stage,
         rank=rank,
         layers=layers,
-        rank_layers=np.einsum("tsn,ktn->ksn", together.astype(np.int64), layers),
         has_embedding=(stage == 0) * 1.0,
         has_head=(stage == stages - 1) * 1.0,
-        rank_has_embedding=(rank == 0) * 1.0,
-        rank_has_head=(rank == np.where(IS_V[table.schedule], 0, pp - 1)) * 1.0,
     )
 
 
-def peak_places(problem: Problem, table: Any) -> Places:
-    """Non-dominated places of each row: those that can decide its peak memory, padded to a common number.
-
-    Without split backward passes, in-flight activations never grow with the rank. A place on a lower (or the
-    same) rank then dominates another if its stage and rank have at least as much of everything. With split
-    backward passes, all ranks have equally many in flight, and more of them wait for their W on later ranks.
-    A place on a higher (or the same) rank dominates then. The peak of a row is the largest memory over its
-    non-dominated places.
-    """
-    return _by_size(problem, table, _peaks)
-
-
-def _peaks(patterns: Patterns, table: Any) -> Places:
-    return _undominated(_stages(patterns, table), np.where(IS_SPLIT[table.schedule], 1, -1))
+def first_places(problem: Problem, table: Any) -> Places:
+    """The first stage of every row."""
+    return _by_size(problem, table, lambda patterns, few: _stages(patterns, few).at(slice(0, 1)))
 
 
 def _by_size(problem: Problem, table: Any, places_of: Callable[[Patterns, Any], Places]) -> Places:
@@ -108,35 +94,6 @@ def _by_size(problem: Problem, table: Any, places_of: Callable[[Patterns, Any], 
     return _padded(groups, width, len(rows)).take(inverse)
 
 
-def _undominated(places: Places, by_rank: Any) -> Places:
-    """The non-dominated places of each row, at the front; the result has the largest number of them.
-
-    `by_rank` is 1 in rows where a higher rank needs at least as much, -1 where a lower rank does. Of equal
-    places the first counts. Rows with fewer places repeat their first.
-    """
-    ends = [
-        places.has_head,
-        places.has_embedding,
-        places.rank_has_head,
-        places.rank_has_embedding,
-        by_rank * places.rank,
-    ]
-    measures = np.concatenate([places.layers, places.rank_layers, np.stack(ends).astype(np.int64)])
-    at_least = np.all(measures[:, :, None] >= measures[:, None, :], axis=0)
-    earlier = np.arange(at_least.shape[0])[:, None] < np.arange(at_least.shape[0])[None, :]
-    exceeded = (at_least & (~np.swapaxes(at_least, 0, 1) | earlier[:, :, None])).any(axis=0)
-    width = (~exceeded).sum(axis=0).max()
-    front = np.argsort(exceeded, axis=0, kind="stable")[:width]
-    chosen = np.where(np.take_along_axis(exceeded, front, axis=0), front[:1], front)
-    return Places(**{f.name: _along_places(getattr(places, f.name), chosen) for f in fields(Places)})
-
-
-def _along_places(values: Any, chosen: Any) -> Any:
-    if values.ndim == 3:
-        return np.stack([np.take_along_axis(kind, chosen, axis=0) for kind in values])
-    return np.take_along_axis(values, chosen, axis=0)
-
-
 def _padded(groups: list[tuple[Any, Places]], width: int, rows: int) -> Places:
     """All groups in one array; short ones repeat their place 0."""
     columns: dict[str, Any] = {}
@@ -154,8 +111,6 @@ def _padded(groups: list[tuple[Any, Places]], width: int, rows: int) -> Places:
 
 # Costs of partitions
 
-GPIPE = SCHEDULES.index("gpipe")
-
 
 @dataclass(frozen=True, slots=True)
 class Sums:
@@ -163,8 +118,10 @@ class Sums:
 
     `*_s`: seconds of the phases and of their computation alone, and seconds that selective or full
     recomputation adds. `saved_bytes`, `selective_bytes`, `input_bytes`: saved activations without
-    recomputation, under selective, and the inputs alone (all equal for embedding and head). `output_bytes`:
-    outputs of products with weights. `*_weights`: elements of dense and of expert weights.
+    recomputation, under selective, and the inputs alone (all equal for embedding and head). `waiting_bytes`:
+    what waits for the weight gradients in a split backward pass. `copied_bytes`: low-precision copies of
+    weights. `offloaded_bytes`, `moved_bytes`: taken from the device, and copied to the host, by named
+    modules. `*_weights`: elements of dense and of expert weights.
     """
 
     forward_s: Any
@@ -177,7 +134,10 @@ class Sums:
     saved_bytes: Any
     selective_bytes: Any
     input_bytes: Any
-    output_bytes: Any
+    waiting_bytes: Any
+    copied_bytes: Any
+    offloaded_bytes: Any
+    moved_bytes: Any
     dense_weights: Any
     expert_weights: Any
 
@@ -210,20 +170,22 @@ class Contended:
 class PartitionCosts:
     """Everything of a row that its grid, schedule and stage split decide.
 
-    `stage` and `rank` are sums over each place's stage and over its whole rank, `contended` over its stage;
-    shape (places, rows). `in_flight` counts micro-batches, of which at most `pending_weights` wait for their
-    W. `layer_*` and `boundary_bytes` are single layers and tensors. `tied_s` synchronises gradients that
-    several ranks accumulate (a V has both ends on one rank). `hop_s` is the send to the next stage, as far as
-    it overlaps. A forward blocks for `blocked_on_s` on its send, a backward for `blocked_back_s`.
-    `sent_bytes` are copies of gradients beyond `temporary_bytes`, where blocks are reduced one by one.
+    `stage` and `contended` are sums over each place's stage; shape (places, rows). `rank` has the sums over
+    the rank of each of the `moments`, of which `temporary_bytes` and `sent_bytes` are too; shape (moments,
+    rows). `blocks` has the columns of `Sums` for every kind of layer, embedding and head. `layer_*` and
+    `boundary_bytes` are single layers and tensors, `end_weights` the larger of embedding and head. `tied_s`
+    synchronises gradients that several ranks accumulate (a V has both ends on one rank). `hop_s` is the send
+    to the next stage, as far as it overlaps. A forward blocks for `blocked_on_s` on its send, a backward for
+    `blocked_back_s`. `sent_bytes` are copies of gradients beyond `temporary_bytes`, where blocks are reduced
+    one by one.
     """
 
     places: Places
+    moments: Moments
     stage: Sums
     rank: Sums
+    blocks: Sums
     contended: Contended
-    in_flight: Any
-    pending_weights: Any
     microbatches: Any
     is_split: Any
     hop_s: Any
@@ -231,47 +193,43 @@ class PartitionCosts:
     blocked_back_s: Any
     boundary_bytes: Any
     layer_saved_bytes: Any
-    layer_selective_bytes: Any
-    layer_input_bytes: Any
     layer_dense_weights: Any
     layer_expert_weights: Any
+    end_weights: Any
     temporary_bytes: Any
     sent_bytes: Any
     tied_s: Any
 
 
 def partition_costs_of(
-    problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: Places
+    problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: Places, moments: Moments
 ) -> PartitionCosts:
-    """Sums for each row of `table` at its places; row i has the grid `of_grid[i]`.
+    """Sums for each row of `table` at its places and moments; row i has the grid `of_grid[i]`.
 
-    Where embedding and head are tied but on different ranks, the head's rank has a copy of the weights.
+    Where the head uses the embedding's weights on another rank, that rank has a copy of them.
     """
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
     blocks = block_columns(grid)[:, :, of_grid]
     contended = contended_columns(grid, Contention.of(problem.tiers, grid.groups))[:, :, of_grid]
-    flying = in_flight(table.schedule, table.pp, microbatches, table.vpp, places.rank)
     is_split = IS_SPLIT[table.schedule]
-    # In other schedules the loss of a micro-batch is freed before the next one reaches the head.
-    saves_losses = places.has_head * (is_split | (table.schedule == GPIPE))
-    losses_bytes = saves_losses * (flying - 1) * grid.head.logits_bytes[of_grid]
-    temporary_bytes, reduced_bytes = grid.temporaries.on_stages(places.has_head, of_grid)
+    losses_bytes = np.maximum(moments.last - 1, 0) * grid.head.logits_bytes[of_grid]
+    temporary_bytes, reduced_bytes = grid.temporaries.on_stages(np.minimum(moments.last, 1), of_grid)
     are_ends_apart = (table.pp > 1) & ~IS_V[table.schedule]
-    is_tied = 1.0 if problem.model.tied_embeddings else 0.0
-    copied = np.where(are_ends_apart, is_tied * grid.embedding.dense_weights[of_grid], 0.0)
+    copies = float(problem.model.embedding_copies)
+    copied = np.where(are_ends_apart, copies * grid.embedding.dense_weights[of_grid], 0.0)
     hops, is_v, overlap = grid.hops.taken(of_grid), IS_V[table.schedule], problem.profile.pipeline_overlap
     # The last stage sends nothing forward, the first nothing back.
     on_s = np.where(places.has_head > 0.0, 0.0, hops.after_s(places.stage, is_v))
     back_s = np.where(places.stage > 0, hops.after_s(places.stage - 1, is_v), 0.0)
     stage = _sums(blocks, places.layers, places.has_embedding, places.has_head)
-    rank = _sums(blocks, places.rank_layers, places.rank_has_embedding, places.rank_has_head)
+    rank = _sums(blocks, moments.rank_layers, moments.rank_has_embedding, moments.rank_has_head)
     return PartitionCosts(
         places=places,
+        moments=moments,
         stage=replace(stage, dense_weights=stage.dense_weights + places.has_head * copied),
-        rank=replace(rank, dense_weights=rank.dense_weights + places.rank_has_head * copied),
+        rank=replace(rank, dense_weights=rank.dense_weights + moments.rank_has_head * copied),
+        blocks=Sums(*blocks),
         contended=Contended(*over_places(contended, places.layers, places.has_embedding, places.has_head)),
-        in_flight=flying,
-        pending_weights=pending_weights(table.schedule, microbatches, places.rank),
         microbatches=microbatches,
         is_split=is_split,
         hop_s=overlap * on_s,
@@ -279,10 +237,9 @@ def partition_costs_of(
         blocked_back_s=(1.0 - overlap) * back_s,
         boundary_bytes=grid.hop_bytes[of_grid],
         layer_saved_bytes=_over_kinds(grid, "saved_bytes", np.maximum)[of_grid],
-        layer_selective_bytes=_over_kinds(grid, "selective_bytes", np.maximum)[of_grid],
-        layer_input_bytes=_over_kinds(grid, "input_bytes", np.maximum)[of_grid],
         layer_dense_weights=_over_kinds(grid, "dense_weights", np.maximum)[of_grid],
         layer_expert_weights=_over_kinds(grid, "expert_weights", np.maximum)[of_grid],
+        end_weights=np.maximum(grid.embedding.dense_weights, grid.head.dense_weights)[of_grid],
         temporary_bytes=temporary_bytes + losses_bytes,
         sent_bytes=reduced_bytes - temporary_bytes,
         tied_s=grid.replicated_s[of_grid] + np.where(are_ends_apart, grid.tied_ends_s[of_grid], 0.0),
@@ -322,16 +279,19 @@ def _layer_columns(block: BlockCost) -> Sums:
         saved_bytes=block.saved_bytes,
         selective_bytes=block.selective_bytes,
         input_bytes=block.input_bytes,
-        output_bytes=block.output_bytes,
+        waiting_bytes=block.waiting_bytes,
+        copied_bytes=block.copied_bytes,
+        offloaded_bytes=block.offloaded_bytes,
+        moved_bytes=block.moved_bytes,
         dense_weights=block.dense_weights,
         expert_weights=block.expert_weights,
     )
 
 
 def _end_columns(block: BlockCost) -> Sums:
-    """Columns of embedding or head: never recomputed; the head's outputs count among the losses."""
+    """Columns of embedding or head, which are never recomputed."""
     layer = _layer_columns(block)
-    never = {name: 0.0 * block.saved_bytes for name in ("selective_s", "full_s", "output_bytes")}
+    never = {name: 0.0 * block.saved_bytes for name in ("selective_s", "full_s")}
     always = {"selective_bytes": block.saved_bytes, "input_bytes": block.saved_bytes}
     return Sums(**{f.name: getattr(layer, f.name) for f in fields(Sums)} | never | always)
 

@@ -83,7 +83,8 @@ def ends_of_step(problem: Problem, costs: TableCosts, phases: Phases, places: sl
     """Gathering before the first forward and reduction after the last backward, at `places`.
 
     `phases` are those at these places. In split schedules the last action is the weight gradient. Neither
-    overlaps with collectives that use the same network cards.
+    overlaps with collectives that use the same network cards. Whole stages are reduced after all backward
+    passes, which nothing hides.
     """
     partition, of_partition = costs.partition, costs.of_partition
     layers = partition.places.layers.sum(axis=0)[places][:, of_partition]
@@ -93,6 +94,7 @@ def ends_of_step(problem: Problem, costs: TableCosts, phases: Phases, places: sl
     )
     is_split, backward_s = partition.is_split[of_partition], phases.backward_s - backward_contended_s
     last_s = np.where(is_split, phases.weight_s, backward_s)
+    last_s = np.where(costs.shards.is_whole[costs.of_shards], 0.0, last_s)
     profile, shares_states = problem.profile, costs.shards.shares_states[costs.of_shards]
     overlap = np.where(shares_states, profile.state_overlap, profile.data_overlap)
     gathering_s = costs.shards.gathering_s[:, costs.of_shards]

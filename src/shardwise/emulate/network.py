@@ -16,6 +16,7 @@ from pathlib import Path
 
 from shardwise.cluster import Cluster, Link, link_graph
 from shardwise.errors import ConfigError
+from shardwise.inputs import unknown
 
 # System commands
 
@@ -167,9 +168,7 @@ class EmulatedNetwork:
     def shape(self, name: str, bytes_per_s: float) -> None:
         """Set the bandwidth of a link in bytes per second. ConfigError if there is no such link."""
         if name not in self._places:
-            raise ConfigError(
-                "is not an emulated link", key="link", found=name, allowed=", ".join(self._places) or "none"
-            )
+            raise unknown("is not an emulated link", name, self._places, key="link")
         namespace, interface = self._places[name]
         rate = max(8, round(8 * bytes_per_s))
         burst = max(_BURST_BYTES, round(bytes_per_s * _BURST_S))

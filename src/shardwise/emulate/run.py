@@ -23,6 +23,7 @@ from shardwise.cluster import Cluster, EventTrace, LinkChange, Slowdown
 from shardwise.emulate.cgroups import CpuShares, Ticks, remove_leftover_shares
 from shardwise.emulate.network import EmulatedNetwork, check_system, remove_leftovers, tool_path
 from shardwise.errors import ConfigError
+from shardwise.interrupts import note_termination
 
 # Changes during a run
 
@@ -114,6 +115,7 @@ def deferred_signals() -> Iterator[DeferredSignals]:
 
     def note(number: int, frame: object) -> None:
         if not noted.has_come:
+            note_termination(number)
             noted.has_come = True
             os.write(writer, b"!")
 

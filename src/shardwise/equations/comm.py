@@ -34,12 +34,30 @@ def ring_all_gather_s(nbytes: Quantity, n: Quantity, alpha_s: Quantity, bw_bytes
     return (n - 1) * alpha_s + (n - 1) / n * nbytes / bw_bytes_per_s
 
 
-def tree_all_reduce_s(n: Quantity, alpha_s: Quantity, beta_s: Quantity) -> Quantity:
-    """2 log2(n) alpha + 2 beta: reduce and broadcast along a double binary tree.
+def tree_all_reduce_s(n: Quantity, alpha_s: Quantity, sent_s: Quantity) -> Quantity:
+    """2 log2(n) alpha + sent: reduce and broadcast along a double binary tree.
 
-    beta is the time that the whole tensor needs on the narrowest hop. (Sanders et al. 2009, two-tree.)
+    `sent_s` is the time of all that the narrowest hop sends (`tree_beta_s`). (Sanders et al. 2009, two-tree.)
     """
-    return 2.0 * np.log2(n) * alpha_s + 2.0 * beta_s
+    return 2.0 * np.log2(n) * alpha_s + sent_s
+
+
+def tree_beta_s(
+    nbytes: Quantity, sizes: Sequence[Quantity], bytes_per_s: Sequence[Quantity], pair_sends: Quantity
+) -> Quantity:
+    """Seconds that the narrowest hop of a double binary tree sends, for a tensor of B bytes.
+
+    A member that is inside one tree is a leaf of the other. It sends a half of B to its parent in each, and a
+    half to each of two children: 2 B. Where two groups meet, neither has two children, and each sends B
+    `pair_sends` times: once in trees, as in NCCL; twice in libraries without trees.
+    """
+    below = 1.0
+    slowest_s = 0.0 * (nbytes / bytes_per_s[0])
+    for size, bw_bytes_per_s in zip(sizes, bytes_per_s, strict=True):
+        sends = pair_sends + (2.0 - pair_sends) * has_peers(size - 1)
+        slowest_s = np.maximum(slowest_s, has_peers(size) * sends * nbytes / (below * bw_bytes_per_s))
+        below = below * size
+    return slowest_s
 
 
 def in_switch_all_reduce_s(n: Quantity, alpha_s: Quantity, beta_s: Quantity) -> Quantity:
@@ -102,17 +120,18 @@ def all_reduce_s(
     alphas_s: Sequence[Quantity],
     bytes_per_s: Sequence[Quantity],
     in_switch: Sequence[Quantity],
+    pair_sends: Quantity,
 ) -> Quantity:
     """All-reduce of a whole tensor of B bytes, by the fastest algorithm that the tiers allow.
 
-    The candidates are a reduce-scatter with an all-gather, a tree over the narrowest hop of the flat ring,
+    The candidates are a reduce-scatter with an all-gather, a double tree (`tree_beta_s` has `pair_sends`),
     and reduction in the switch. The last needs `in_switch[t]` = 1 on every tier that is crossed.
     """
     n = group_size(sizes)
     alpha_s = flat_ring_alpha_s(sizes, alphas_s)
     beta_s = flat_ring_beta_s(nbytes, sizes, bytes_per_s)
     passes_s = 2.0 * all_gather_s(nbytes, sizes, alphas_s, bytes_per_s)
-    tree_s = tree_all_reduce_s(n, alpha_s, beta_s)
+    tree_s = tree_all_reduce_s(n, alpha_s, tree_beta_s(nbytes, sizes, bytes_per_s, pair_sends))
     switched_s = in_switch_all_reduce_s(n, alpha_s, beta_s)
     everywhere = 1.0
     for size, has in zip(sizes, in_switch, strict=True):

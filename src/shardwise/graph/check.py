@@ -12,7 +12,7 @@ from shardwise.errors import ConfigError
 from shardwise.graph.operator import check_op
 from shardwise.graph.record import Block, Operand, OpGraph, OpNode, skip_tensors_of
 from shardwise.graph.sizes import CONSTANT, SizeGrowth
-from shardwise.inputs import nearest, short_repr
+from shardwise.inputs import short_repr, unknown
 
 Shape = tuple[int, ...]
 
@@ -195,13 +195,13 @@ def _unreadable(graph: OpGraph, block: Block, node: OpNode, operand: Operand, ke
                 "operators and uniquely named entries"
             )
             return _wrong(key, f"of operator {reader} is in block {short_repr(other.name)}", source, allowed)
-    guess = nearest(operand.source, (*own, *graph.inputs, *((block.entry,) if block.entry else ())))
-    hint = f" (did you mean {guess}?)" if guess else ""
-    return _wrong(
-        key,
-        f"of operator {reader} does not exist{hint}",
+    return unknown(
+        f"of operator {reader} does not exist",
         operand.source,
-        "an operator of the block, its entry or a graph input",
+        (*own, *graph.inputs, *((block.entry,) if block.entry else ())),
+        key=key,
+        found=operand.source,
+        allowed="an operator of the block, its entry or a graph input",
     )
 
 

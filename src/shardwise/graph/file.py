@@ -21,7 +21,7 @@ from shardwise.graph.batch import input_growth
 from shardwise.graph.check import check_graph
 from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
 from shardwise.graph.sizes import CONSTANT, SizeGrowth, parse_size, size_text
-from shardwise.inputs import Fields, dumps_flow_yaml, dumps_yaml, nearest, printable, read_mapping, short_repr
+from shardwise.inputs import Fields, dumps_flow_yaml, dumps_yaml, printable, read_mapping, short_repr, unknown
 
 # Unchecked documents
 
@@ -276,10 +276,11 @@ def load_graph(text: str) -> OpGraph:
     if text.casefold().startswith(GRAPH_PREFIX):
         return _shipped(text[len(GRAPH_PREFIX) :].casefold(), text)
     if not os.path.exists(text) and not _looks_like_path(text):
-        guess = nearest(text, graph_names())
-        hint = f" (did you mean {GRAPH_PREFIX}{guess}?)" if guess else ""
-        raise ConfigError(
-            f"is neither a file nor a known graph{hint}",
+        raise unknown(
+            "is neither a file nor a known graph",
+            text,
+            graph_names(),
+            prefix=GRAPH_PREFIX,
             key="GRAPH",
             found=printable(text) or "nothing",
             allowed="a YAML or JSON file of operators, or a name that `shardwise graphs` lists",
@@ -305,13 +306,8 @@ def _read(name: str) -> OpGraph:
 def _shipped(name: str, text: str) -> OpGraph:
     names = graph_names()
     if name not in names:
-        guess = nearest(name, names)
-        hint = f" (did you mean {GRAPH_PREFIX}{guess}?)" if guess else ""
-        raise ConfigError(
-            f"is not a shipped graph{hint}",
-            key="GRAPH",
-            found=printable(text),
-            allowed=", ".join(f"{GRAPH_PREFIX}{known}" for known in names),
+        raise unknown(
+            "is not a shipped graph", name, names, prefix=GRAPH_PREFIX, key="GRAPH", found=printable(text)
         )
     return _read(name)
 

@@ -225,7 +225,7 @@ def _rules(part: Fields, op: OpNode, ranks: Sequence[int]) -> tuple[ShardingRule
     names = part.sequence(op.name, low=len(ranks), high=len(ranks))
     for name in names:
         if not isinstance(name, str) or name not in known:
-            raise part.error(op.name, "has no such rule", found=short_repr(name), allowed=", ".join(known))
+            raise part.unknown(op.name, name, known, "has no such rule")
     rules = tuple(known[str(name)] for name in names)
     if not allows(op, rules, ranks):
         allowed = f"rules that are allowed together on {'x'.join(map(str, ranks))} ranks"
@@ -245,9 +245,7 @@ def _placed(
         texts = part.sequence(name, low=axes, high=axes)
         for text in texts:
             if not isinstance(text, str) or text not in words:
-                raise part.error(
-                    name, "has no such placement", found=short_repr(text), allowed=", ".join(words)
-                )
+                raise part.unknown(name, text, words, "has no such placement")
         found[name] = tuple(words[str(text)] for text in texts)
     part.finish()
     return found

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import isfinite, prod
 
-from shardwise.errors import ConfigError
 from shardwise.graph.kinds import KINDS, Attribute, OperatorKind
 from shardwise.graph.kinds.kind import dims_text, refuse
 from shardwise.graph.record import KernelWork, OpGraph, OpNode, SavedTensors
 from shardwise.graph.rules import ShardingRule, divided_dims, operands_of, replicated_rules
-from shardwise.inputs import nearest, short_repr
+from shardwise.inputs import short_repr, unknown
 
 # Operators
 
@@ -47,14 +46,8 @@ def check_op(op: OpNode) -> None:
     attributes."""
     kind = KINDS.get(op.kind)
     if kind is None:
-        guess = nearest(op.kind, KINDS)
-        hint = f" (did you mean {guess}?)" if guess else ""
-        raise ConfigError(
-            f"of operator {short_repr(op.name)} is not an operator kind{hint}",
-            key="kind",
-            found=short_repr(op.kind),
-            allowed=", ".join(KINDS),
-        )
+        message = f"of operator {short_repr(op.name)} is not an operator kind"
+        raise unknown(message, op.kind, KINDS, key="kind")
     _check_tensors(op)
     _check_counts(op, kind)
     _check_attributes(op, kind)
@@ -96,12 +89,8 @@ def _check_attributes(op: OpNode, kind: OperatorKind) -> None:
     for name, value in op.attributes.items():
         key = f"attributes.{name}"
         if name not in known:
-            guess = nearest(name, known)
-            hint = f" (did you mean {guess}?)" if guess else ""
-            allowed = ", ".join(known) or "no attributes"
-            raise refuse(
-                op, f"has no such attribute{hint}", key=key, found=short_repr(value), allowed=allowed
-            )
+            message = f"{op.kind} operator {short_repr(op.name)} has no such attribute"
+            raise unknown(message, name, known, key=key, found=short_repr(value))
         allowed = _wrong_value(op, known[name], value)
         if allowed:
             raise refuse(op, "cannot have this value", key=key, found=short_repr(value), allowed=allowed)

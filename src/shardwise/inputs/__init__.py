@@ -11,19 +11,31 @@ returns the values that they wrote. `record_of` fills a record of arguments.
 """
 
 from shardwise.inputs.dump import dumps, dumps_flow_yaml, dumps_yaml
-from shardwise.inputs.fields import REQUIRED, Fields
-from shardwise.inputs.messages import join_key, nearest, printable, short_repr
-from shardwise.inputs.read import parse_mapping, read_bytes, read_mapping, read_text
+from shardwise.inputs.fields import Fields
+from shardwise.inputs.messages import (
+    install_text,
+    join_key,
+    listed,
+    misspelt,
+    nearest,
+    printable,
+    short_repr,
+    unknown,
+)
+from shardwise.inputs.read import parse_list, parse_mapping, read_bytes, read_mapping, read_text
 from shardwise.inputs.record import record_of
 
 __all__ = [
-    "REQUIRED",
     "Fields",
     "dumps",
     "dumps_flow_yaml",
     "dumps_yaml",
+    "install_text",
     "join_key",
+    "listed",
+    "misspelt",
     "nearest",
+    "parse_list",
     "parse_mapping",
     "printable",
     "read_bytes",
@@ -31,4 +43,5 @@ __all__ = [
     "read_text",
     "record_of",
     "short_repr",
+    "unknown",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
 from shardwise.errors import ConfigError
-from shardwise.inputs.messages import MAX_NODES, join_key, nearest, printable, short_repr
+from shardwise.inputs.messages import MAX_NODES, join_key, listed, nearest, printable, short_repr, unknown
 from shardwise.units import examples_of, parse_quantity
 
 MAX_NAME: Final = 200
@@ -52,6 +52,19 @@ class Fields:
         empty."""
         key = join_key(self.key, name) if name else self.key
         return ConfigError(message, file=self.file, key=key or None, found=found, allowed=allowed)
+
+    def unknown(
+        self,
+        name: str,
+        value: object,
+        known: Iterable[str],
+        message: str = "is not one of the choices",
+        *,
+        allowed: str | None = None,
+    ) -> ConfigError:
+        """The error of `inputs.unknown` for the value at key `name`, which is none of `known`."""
+        key = join_key(self.key, name)
+        return unknown(message, value, known, file=self.file, key=key, allowed=allowed)
 
     def any(self, name: str, *, default: object = REQUIRED, allowed: str | None = None) -> Any:
         """The value of `name`, of any type; `default` where it is absent or null."""
@@ -115,10 +128,9 @@ class Fields:
     def choice(self, name: str, choices: Iterable[str], *, default: str | _Required = REQUIRED) -> str:
         """One of the texts `choices`."""
         known = tuple(choices)
-        value = self.any(name, default=default, allowed=_listed(known))
+        value = self.any(name, default=default, allowed=listed(known))
         if not (isinstance(value, str) and value in known) and value is not default:
-            message = "is not one of the choices" + _did_you_mean(value, known)
-            raise self.error(name, message, found=short_repr(value), allowed=_listed(known))
+            raise self.unknown(name, value, known)
         return str(value)
 
     def boolean(self, name: str, *, default: bool | _Required = REQUIRED) -> bool:
@@ -206,9 +218,8 @@ class Fields:
         known = tuple(dict.fromkeys((*self._read, *allowed)))
         for name in self.unread:
             if name not in known:
-                message = "is not a known key" + _did_you_mean(name, known)
                 key = join_key(self.key, name)  # also for an empty name
-                raise ConfigError(message, file=self.file, key=key, allowed=_listed(known))
+                raise unknown("is not a known key", name, known, file=self.file, key=key, found=None)
 
 
 def _is_text(text: str, max_length: int) -> bool:
@@ -225,13 +236,3 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 def _bound(value: float) -> str:
     return f"{value:g}" if abs(value) >= 1e7 or value != int(value) else str(int(value))
-
-
-def _listed(choices: Sequence[str]) -> str:
-    text = ", ".join(printable(choice) for choice in choices[:40])
-    return text + (", ..." if len(choices) > 40 else "")
-
-
-def _did_you_mean(value: object, choices: Sequence[str]) -> str:
-    guess = nearest(value, choices) if isinstance(value, str) else None
-    return f" (did you mean {guess}?)" if guess else ""

@@ -2,7 +2,7 @@
 
 JSON text becomes plain values with distinct keys and finite numbers; its size is checked before parsing. YAML
 text becomes plain values through parser events, within the same limits; it may say what JSON can say and no
-more. Entry points: `read_mapping`, `parse_mapping`, `read_text`, `read_bytes`.
+more. Entry points: `read_mapping`, `parse_mapping`, `parse_list`, `read_text`, `read_bytes`.
 """
 
 from __future__ import annotations
@@ -314,12 +314,39 @@ def read_bytes(path: str, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def parse_mapping(
-    text: str, *, file: str | None = None, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_NODES
+    text: str,
+    *,
+    file: str | None = None,
+    max_bytes: int = MAX_BYTES,
+    max_nodes: int = MAX_NODES,
+    is_json: bool | None = None,
 ) -> dict[str, object]:
-    """The mapping in `text`, as JSON or YAML; errors name `file`.
+    """The mapping in `text`, as JSON or YAML (by default as the name of `file` or the text says); errors name
+    `file`.
 
     Raises ConfigError for text that breaks a rule of this package, is empty, or holds no mapping.
     """
+    value = _parsed(text, file, max_bytes, max_nodes, "a mapping of keys to values", is_json)
+    if not isinstance(value, dict):
+        where = printable(file) if file else None
+        raise ConfigError("is not a mapping", file=where, found=short_repr(value), allowed="keys with values")
+    return value
+
+
+def parse_list(
+    text: str, *, file: str | None = None, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_NODES
+) -> list[object]:
+    """The list in `text`, as JSON or YAML; errors are those of `parse_mapping`."""
+    value = _parsed(text, file, max_bytes, max_nodes, "a list", None)
+    if not isinstance(value, list):
+        where = printable(file) if file else None
+        raise ConfigError("is not a list", file=where, found=short_repr(value), allowed="a list")
+    return value
+
+
+def _parsed(
+    text: str, file: str | None, max_bytes: int, max_nodes: int, expected: str, is_json: bool | None
+) -> object:
     where = printable(file) if file else None
     nbytes = len(text.encode("utf-8", "surrogatepass"))
     if nbytes > max_bytes:
@@ -328,11 +355,9 @@ def parse_mapping(
         found = f"{bad.group()!r} at character {bad.start()}"
         raise ConfigError("is not text", file=where, found=found, allowed="UTF-8 without NUL")
     if not text.strip():
-        raise ConfigError("is empty", file=where, allowed="a mapping of keys to values")
-    value = json_value(text, where, max_nodes) if _is_json(text, file) else yaml_value(text, where, max_nodes)
-    if not isinstance(value, dict):
-        raise ConfigError("is not a mapping", file=where, found=short_repr(value), allowed="keys with values")
-    return value
+        raise ConfigError("is empty", file=where, allowed=expected)
+    as_json = _is_json(text, file) if is_json is None else is_json
+    return json_value(text, where, max_nodes) if as_json else yaml_value(text, where, max_nodes)
 
 
 def _kind_of(mode: int) -> str:

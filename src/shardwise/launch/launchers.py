@@ -18,6 +18,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Any
 
 import yaml
@@ -63,6 +64,19 @@ class Program:
 def own_program(arguments: Sequence[str]) -> Program:
     """`shardwise ARGUMENTS`."""
     return Program(words=("-m", "--", "shardwise", *arguments))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostGroup:
+    """Neighbouring hosts, from number `first` on, with equally many processes each."""
+
+    first: int
+    hosts: int
+    processes: int
+
+    def rank(self, variable: str) -> Verbatim:
+        """The number of a host, where a shell variable has its number in the group."""
+        return Verbatim(f'"$(({variable} + {self.first}))"' if self.first else f'"${variable}"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,19 +135,30 @@ class Launch:
     def processes_per_host(self, launcher: str) -> int:
         """Processes of each host. ConfigError, naming the launcher, if hosts differ in devices or are not
         interchangeable."""
-        if len(set(self.processes)) > 1:
+        (first, *others) = self.groups(launcher)
+        if others:
             raise ConfigError(
                 "needs equal hosts", key=f"--with {launcher}",
                 found="hosts of " + ", ".join(map(str, sorted(set(self.processes)))) + " devices",
-                allowed="--with torchrun, which has a command per host",
+                allowed="--with torchrun, slurm or k8s, which start each kind of host by itself",
             )  # fmt: skip
+        return first.processes
+
+    def groups(self, launcher: str) -> list[HostGroup]:
+        """The hosts as groups of neighbours with equally many processes. ConfigError, naming the launcher,
+        if the hosts of a group are not interchangeable."""
         if len(set(self.unlike)) > 1:
             raise ConfigError(
                 "needs equal hosts", key=f"--with {launcher}",
                 found="hosts of " + ", ".join(sorted(set(self.unlike))),
                 allowed="--with torchrun, which has a command per host",
             )  # fmt: skip
-        return self.processes[0]
+        counts = [(processes, len(list(run))) for processes, run in groupby(self.processes)]
+        starts = accumulate((hosts for _, hosts in counts), initial=0)
+        return [
+            HostGroup(first=first, hosts=hosts, processes=processes)
+            for first, (processes, hosts) in zip(starts, counts, strict=False)
+        ]
 
 
 def _escaped(words: Iterable[str], escape: Callable[[str], str]) -> list[str]:
@@ -183,13 +208,14 @@ _RANK_VARIABLE = "JOB_COMPLETION_INDEX"
 
 
 def kubernetes_manifest(launch: Launch, *, plan_text: str, image: str) -> str:
-    """YAML for `kubectl apply`, with a pod per host. `image` must contain shardwise and torchrun.
+    """YAML for `kubectl apply`, with a pod per host, and a Job for each group of equal hosts. `image` must
+    contain shardwise and torchrun, and bash where there are several groups.
 
-    The program must name the plan as `PLAN_PATH`. A pod that fails ends the job. ConfigError if the
-    plan is too large or hosts differ.
+    The program must name the plan as `PLAN_PATH`. A pod that fails ends its job. ConfigError if the
+    plan is too large or hosts are not interchangeable.
     """
-    processes = launch.processes_per_host("k8s")
-    labels = {"app": launch.name}
+    groups, labels = launch.groups("k8s"), {"app": launch.name}
+    names = [launch.name] if len(groups) == 1 else [f"{launch.name}-{place}" for place in range(len(groups))]
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -198,46 +224,53 @@ def kubernetes_manifest(launch: Launch, *, plan_text: str, image: str) -> str:
         "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
     }
     # Kubernetes names pod k of the Job NAME-k.
-    head = f"{launch.name}-0.{launch.name}"
-    command = launch.command(rank=Verbatim(f"$({_RANK_VARIABLE})"), processes=str(processes), head=head)
-    pod = {"subdomain": launch.name, **_pod(launch, _escaped(command, _unexpanded), image)}
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": launch.name},
-        "spec": _job(launch, {"metadata": {"labels": labels}, "spec": pod}),
-    }
-    return _yaml(_config_map(launch, {"plan.yaml": plan_text}), service, job)
+    head = f"{names[0]}-0.{launch.name}"
+    jobs = []
+    for name, group in zip(names, groups, strict=True):
+        if len(groups) == 1:
+            rank = Verbatim(f"$({_RANK_VARIABLE})")
+            command = launch.command(rank=rank, processes=str(group.processes), head=head)
+            words = _escaped(command, _unexpanded)
+        else:
+            words = _bash(launch, group, head)
+        pod = {"subdomain": launch.name, **_pod(launch, words, image, group)}
+        spec = _job(group, {"metadata": {"labels": labels}, "spec": pod})
+        jobs.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec})
+    return _yaml(_config_map(launch, {"plan.yaml": plan_text}), service, *jobs)
+
+
+def _bash(launch: Launch, group: HostGroup, head: str) -> list[str]:
+    """The words of a container of this group, whose number in it is a variable."""
+    command = launch.command(rank=group.rank(_RANK_VARIABLE), processes=str(group.processes), head=head)
+    return ["bash", "-c", _unexpanded(launch.text(command, before="exec "))]
 
 
 def jobset_manifest(launch: Launch, *, files: Mapping[str, str], image: str) -> str:
-    """YAML for `kubectl apply`, with a pod per host, for clusters with the JobSet controller. `image` must
-    contain the software and bash.
+    """YAML for `kubectl apply`, with a pod per host, and a replicated job for each group of equal hosts, for
+    clusters with the JobSet controller. `image` must contain the software and bash.
 
     The program must name the files, texts by name, in `FILES_FOLDER`. A pod that fails ends the set.
-    ConfigError if the files are too large or hosts differ.
+    ConfigError if the files are too large or hosts are not interchangeable.
     """
-    processes = launch.processes_per_host("k8s")
+    groups = launch.groups("k8s")
+    names = ["node"] if len(groups) == 1 else [f"node{place}" for place in range(len(groups))]
     # The controller names pod k of the only Job (number 0) of `node` NAME-node-0-k, in the domain NAME.
-    command = launch.command(
-        rank=Verbatim(f'"${_RANK_VARIABLE}"'),
-        processes=str(processes),
-        head=f"{launch.name}-node-0-0.{launch.name}",
-    )
-    bash = ["bash", "-c", _unexpanded(launch.text(command, before="exec "))]
+    head = f"{launch.name}-{names[0]}-0-0.{launch.name}"
+    jobs = [
+        {
+            "name": name,
+            "replicas": 1,
+            "template": {
+                "spec": _job(group, {"spec": _pod(launch, _bash(launch, group, head), image, group)})
+            },
+        }
+        for name, group in zip(names, groups, strict=True)
+    ]
     jobset = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": launch.name},
-        "spec": {
-            "replicatedJobs": [
-                {
-                    "name": "node",
-                    "replicas": 1,
-                    "template": {"spec": _job(launch, {"spec": _pod(launch, bash, image)})},
-                }
-            ]
-        },
+        "spec": {"replicatedJobs": jobs},
     }
     return _comments(launch) + _yaml(_config_map(launch, files), jobset)
 
@@ -260,17 +293,17 @@ def _config_map(launch: Launch, files: Mapping[str, str]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": launch.name}, "data": dict(files)}
 
 
-def _job(launch: Launch, template: Mapping[str, Any]) -> dict[str, Any]:
+def _job(group: HostGroup, template: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "completionMode": "Indexed",
-        "completions": launch.hosts,
-        "parallelism": launch.hosts,
+        "completions": group.hosts,
+        "parallelism": group.hosts,
         "backoffLimit": 0,
         "template": template,
     }
 
 
-def _pod(launch: Launch, command: Sequence[str], image: str) -> dict[str, Any]:
+def _pod(launch: Launch, command: Sequence[str], image: str, group: HostGroup) -> dict[str, Any]:
     resource = "cpu" if launch.gpu is None else _GPU_RESOURCES.get(launch.gpu)
     if resource is None:
         raise ConfigError(
@@ -284,7 +317,7 @@ def _pod(launch: Launch, command: Sequence[str], image: str) -> dict[str, Any]:
                 "name": "shardwise",
                 "image": image,
                 "command": list(command),
-                "resources": {"limits": {resource: launch.processes_per_host("k8s")}},
+                "resources": {"limits": {resource: group.processes}},
                 "volumeMounts": [
                     {"name": "files", "mountPath": FILES_FOLDER},
                     {"name": "shm", "mountPath": "/dev/shm"},
@@ -367,29 +400,47 @@ def ray_script(launch: Launch) -> str:
 
 # Slurm
 
-# Shell words inside single quotes: `$0` is the argument after them.
-_RANK, _HEAD = Verbatim('"$SLURM_NODEID"'), Verbatim('"$0"')
+# Inside single quotes, `$0` is the argument after them.
+_NODE, _HEAD = "SLURM_NODEID", Verbatim('"$0"')
 
 
 def slurm_script(launch: Launch) -> str:
     """A script for `sbatch`, to be submitted from the folder to which the program's paths are relative.
 
-    One task per host starts the processes. The rendezvous is at the first host of the allocation.
+    One task per host starts the processes. The rendezvous is at the first host of the allocation. Where hosts
+    have unequally many processes, each group of equal ones is a component of a heterogeneous job with a step
+    of its own; a step that fails ends the others. ConfigError if hosts are not interchangeable.
     """
-    processes = launch.processes_per_host("slurm")
-    devices = f"--cpus-per-task={processes}" if launch.gpu is None else f"--gpus-per-node={processes}"
-    inner = launch.text(launch.command(rank=_RANK, processes=str(processes), head=_HEAD), before="exec ")
+    groups = launch.groups("slurm")
+    requests = "#SBATCH hetjob\n".join(_request(launch, group) for group in groups)
+    start = f"#!/bin/bash\n{_comments(launch)}#SBATCH --job-name={launch.name}\n{requests}set -eu\n"
+    if len(groups) == 1:
+        return f"{start}{_head_of('SLURM_JOB_NODELIST')}{_step(launch, groups[0])}\n"
+    steps = (f"{_step(launch, group, f'--het-group={place} ')} &\n" for place, group in enumerate(groups))
     return (
-        f"#!/bin/bash\n{_comments(launch)}"
-        f"#SBATCH --job-name={launch.name}\n"
-        f"#SBATCH --nodes={launch.hosts}\n"
-        "#SBATCH --ntasks-per-node=1\n"
-        f"#SBATCH {devices}\n"
-        "#SBATCH --exclusive\n"
-        "set -eu\n"
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
-        f'srun --kill-on-bad-exit=1 --cpu-bind=none bash -c {shlex.quote(inner)} "$head"\n'
+        f"{start}{_head_of('SLURM_JOB_NODELIST_HET_GROUP_0')}"
+        "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n"
+        f"{''.join(steps)}"
+        f"for _ in {' '.join(map(str, range(len(groups))))}; do wait -n; done\n"
     )
+
+
+def _request(launch: Launch, group: HostGroup) -> str:
+    """The directives for the hosts of a group."""
+    kind = "cpus-per-task" if launch.gpu is None else "gpus-per-node"
+    options = (f"--nodes={group.hosts}", "--ntasks-per-node=1", f"--{kind}={group.processes}", "--exclusive")
+    return "".join(f"#SBATCH {option}\n" for option in options)
+
+
+def _head_of(variable: str) -> str:
+    return f'head=$(scontrol show hostnames "${variable}" | head -n 1)\n'
+
+
+def _step(launch: Launch, group: HostGroup, options: str = "") -> str:
+    """The command that starts the processes on the hosts of a group."""
+    command = launch.command(rank=group.rank(_NODE), processes=str(group.processes), head=_HEAD)
+    inner = shlex.quote(launch.text(command, before="exec "))
+    return f'srun {options}--kill-on-bad-exit=1 --cpu-bind=none bash -c {inner} "$head"'
 
 
 # torchrun

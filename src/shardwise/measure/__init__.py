@@ -2,12 +2,13 @@
 'shardwise[torch]'`)."""
 
 from shardwise.errors import ConfigError
+from shardwise.inputs import install_text
 
 try:
     import torch as _torch  # noqa: F401 - imported first, so that a missing torch is reported clearly
 except ModuleNotFoundError as error:
     raise ConfigError(
-        "is not installed, and measuring needs it", key="torch", allowed="pip install 'shardwise[torch]'"
+        "is not installed, and measuring needs it", key="torch", allowed=install_text("torch")
     ) from error
 
 from shardwise.measure.cpu_load import CoreSeconds, core_seconds, cores_used_by_others

@@ -12,12 +12,27 @@ from shardwise.model.load import (
     catalogue,
     catalogue_entry,
     catalogue_names,
+    decoder_config,
     decoder_of,
     has_plain_causal_attention,
     load_model,
     model_from_config,
 )
 from shardwise.model.model import Experts, Layer, Model
+from shardwise.model.modules import (
+    MODULE_SETS,
+    MODULES,
+    NO_MODULES,
+    OFFLOADED,
+    ModuleOperators,
+    modules_of_layer,
+    modules_of_layers,
+    names_of,
+    offloaded_tensors,
+    offloading_modules,
+    repeated_modules,
+    set_text,
+)
 from shardwise.model.shape import (
     Decoder,
     GroupedQueryAttentionShape,
@@ -28,6 +43,10 @@ from shardwise.model.shape import (
 )
 
 __all__ = [
+    "MODULES",
+    "MODULE_SETS",
+    "NO_MODULES",
+    "OFFLOADED",
     "Decoder",
     "Experts",
     "GroupedQueryAttentionShape",
@@ -36,6 +55,7 @@ __all__ = [
     "LayerShape",
     "Mlp",
     "Model",
+    "ModuleOperators",
     "RoutedMlp",
     "active_matmul_parameters",
     "active_parameters",
@@ -43,11 +63,19 @@ __all__ = [
     "catalogue",
     "catalogue_entry",
     "catalogue_names",
+    "decoder_config",
     "decoder_of",
     "has_plain_causal_attention",
     "load_model",
     "model_flop_per_token",
     "model_from_config",
+    "modules_of_layer",
+    "modules_of_layers",
     "mtp_parameters",
+    "names_of",
+    "offloaded_tensors",
+    "offloading_modules",
     "parameters",
+    "repeated_modules",
+    "set_text",
 ]

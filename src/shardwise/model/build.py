@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 
 from shardwise.model.layers import (
     dropout_operator,
@@ -21,14 +22,14 @@ def model_from_decoder(decoder: Decoder, *, name: str, config: Mapping[str, obje
     index: dict[LayerShape, int] = {}
     pattern = tuple(index.setdefault(shape, len(index)) for shape in decoder.layers)
     modules = [_mtp_module(decoder, i) for i in range(decoder.mtp_modules)]
-    first = decoder.layers[0].attention
+    attentions = [shape.attention for shape in index]
     return Model(
         name=name,
         family=decoder.family,
         hidden=decoder.hidden,
         vocab=decoder.vocab,
-        heads=first.heads,
-        kv_heads=first.kv_heads,
+        heads=gcd(*(attention.heads for attention in attentions)),
+        kv_heads=gcd(*(attention.kv_heads for attention in attentions)),
         kinds=tuple(layer_from_shape(shape) for shape in index),
         pattern=pattern,
         embedding=_embedding(decoder),
@@ -38,6 +39,8 @@ def model_from_decoder(decoder: Decoder, *, name: str, config: Mapping[str, obje
         head_tensor_syncs=sum(layer.tensor_syncs for _, layer in modules),
         tied_embeddings=decoder.tied,
         max_seq_len=decoder.max_seq_len,
+        labels=decoder.labels,
+        notes=decoder.notes,
         config=config,
     )
 
@@ -95,20 +98,22 @@ def _head(decoder: Decoder) -> tuple[Operator, ...]:
 def _output(
     decoder: Decoder, at: str, saved: tuple[Saved, ...], *, owns_weight: bool
 ) -> tuple[Operator, ...]:
-    width, vocab = Extent(decoder.embedding_width), Extent(decoder.vocab, "vocab")
+    width = Extent(decoder.embedding_width)
+    vocab = Extent(decoder.vocab, "vocab") if decoder.labels is None else Extent(decoder.labels)
+    weights = linear_weights(f"{at}.output", width, vocab, bias=decoder.output_bias)
     output = Matmul(
         name=f"{at}.output",
         rows="head",
         k=width,
         n=vocab,
-        weights=linear_weights(f"{at}.output", width, vocab) if owns_weight else (),
+        weights=weights if owns_weight else weights[1:],
         saved=saved,
     )
     cap = Pointwise(
         name=f"{at}.softcap",
         rows="head",
-        forward=(Extent(2 * vocab.size, "vocab"),),
-        backward=(Extent(3 * vocab.size, "vocab"),),
+        forward=(Extent(2 * vocab.size, vocab.role),),
+        backward=(Extent(3 * vocab.size, vocab.role),),
     )
     logits = Saved(name=f"{at}.logits", width=vocab, rows="head", dtype="fp32")
     loss = Loss(name=f"{at}.loss", classes=vocab, saved=(logits,))

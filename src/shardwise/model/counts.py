@@ -42,7 +42,7 @@ def active_matmul_parameters(model: Model) -> int:
     without_weight = sum(
         operator.k.size * operator.n.size
         for operator in model.head
-        if isinstance(operator, Matmul) and not operator.weights
+        if isinstance(operator, Matmul) and all(len(weight.shape) == 1 for weight in operator.weights)
     )
     return _active(tables, None) + _active_layers(model) + head + without_weight
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.inputs import Fields
-from shardwise.model.hugging_face_config import MAX_COUNT, MAX_LAYERS
+from shardwise.model.config_keys import MAX_COUNT, MAX_LAYERS
 from shardwise.model.shape import (
     Decoder,
     GroupedQueryAttentionShape,

@@ -1,33 +1,32 @@
-"""Reads the sizes of a decoder from a Hugging Face config, with one function per `model_type` (FAMILIES).
+"""Builds the sizes of a decoder from a Hugging Face config, as the file of its family says.
 
-Keys, defaults and shapes are those of the configuration and modelling files of Transformers 5. Tests compare
-the parameter counts with the models that it builds. A key without a default here is required. First come
-LayerNorm families with a plain MLP, then dense RMSNorm families with a gated MLP, then mixtures of experts.
+Family files name sizes as follows; `[i]` marks those that may differ by layer, `i` in expressions. Other
+names in expressions are keys of the config; `sliding`, whether the layer has the window; or `hidden`,
+`layers`, `heads` and `ffn`, sizes of that name.
+
+- Of the decoder: `hidden vocab layers tied positions embedding_width embedding_norm embedding_dropout
+  final_norm output_bias logit_softcap mtp_modules max_seq_len`.
+- Of its layers: `norm placement[i] dropout`; `dropout` is a rate.
+- `attention.heads[i] .kv_heads[i] .head_dim[i] .window[i] .sliding[i] .qkv_bias .out_bias .qk_norm[i]
+  .rotary[i] .sinks .softcap .gate .shared_kv[i]`. With `attention.kv_rank` it is latent attention, which
+  also has `.q_rank .nope_dim .rope_dim .v_dim .bias`.
+- `mlp.ffn[i] .gated .bias .activation_weights`.
+- `experts.at[i]` (whether the layer has experts) and `experts.count .top_k .ffn .gated .bias .router_bias
+  .shared_ffn .shared_gate .groups .groups_per_token .capacity_factor`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeVar, cast, get_args
 
-from shardwise.inputs import nearest, short_repr
-from shardwise.model.hugging_face_config import (
-    MAX_LAYERS,
-    ConfigFields,
-    gated_decoder,
-    gated_mlp,
-    grouped,
-    grouped_query,
-    head_dim,
-    layer_count,
-    max_seq_len,
-    qwen_sliding,
-    qwen_window,
-    sliding_layers,
-    vocab,
-)
+from shardwise.errors import ConfigError
+from shardwise.inputs import short_repr
+from shardwise.model.config_keys import MAX_COUNT, MAX_EXPERTS, MAX_LAYERS, MAX_SEQ_LEN, ConfigFields
+from shardwise.model.config_parts import TextConfig, text_config
+from shardwise.model.expressions import Expression, InexactDivision
+from shardwise.model.family_files import ModelFamily
 from shardwise.model.shape import (
     Decoder,
     GroupedQueryAttentionShape,
@@ -36,527 +35,332 @@ from shardwise.model.shape import (
     Mlp,
     Norm,
     NormPlacement,
+    OutputGate,
+    QkNorm,
     RoutedMlp,
-    capacity_factor,
 )
 
+MAIN_SIZES: Final = (
+    "hidden", "vocab", "layers", "attention.heads", "mlp.ffn", "experts.count", "experts.top_k",
+    "experts.ffn",
+)  # fmt: skip
+"""Sizes whose keys a config must have, unless it is nested or its family says otherwise."""
 
-# LayerNorm families with a plain MLP
-def gpt2(fields: ConfigFields) -> Decoder:
-    """GPT-2 and GPT-3: LayerNorm, biases, learned positions, tied embeddings."""
-    fields.require("add_cross_attention", False, "is not supported")
-    hidden = fields.count("n_embd", "hidden_size")
-    heads = fields.count("n_head", "num_attention_heads")
-    layer = LayerShape(
-        hidden=hidden,
-        norm="layer",
-        norm_placement="pre",
-        attention=GroupedQueryAttentionShape(
-            heads=heads,
-            kv_heads=heads,
-            head_dim=head_dim(fields, hidden, heads, "n_head"),
-            qkv_bias=True,
-            out_bias=True,
-            rotary=False,
-        ),
-        mlp=Mlp(ffn=fields.count("n_inner", default=4 * hidden), gated=False, bias=True),
-        dropout=fields.is_positive("resid_pdrop", default=0.1),
-    )
-    positions = fields.count("n_positions", "max_position_embeddings")
-    return Decoder(
-        family="gpt2",
-        hidden=hidden,
-        vocab=vocab(fields),
-        layers=(layer,) * layer_count(fields, "n_layer", "num_hidden_layers"),
-        tied=fields.boolean("tie_word_embeddings", default=True),
-        positions=positions,
-        embedding_width=hidden,
-        embedding_dropout=fields.is_positive("embd_pdrop", default=0.1),
-        max_seq_len=positions,
-    )
+RESERVED: Final = ("i", "sliding", "hidden", "layers", "heads", "ffn")
+"""Names in expressions that are not keys of a config."""
+
+_GATES: Final[tuple[OutputGate, ...]] = get_args(OutputGate)
+MAX_SOFTCAP: Final = 1e6
+CAPACITY_FACTORS: Final = (0.01, 100.0)
+
+T = TypeVar("T")
 
 
-def gpt_neox(fields: ConfigFields) -> Decoder:
-    """GPT-NeoX and Pythia: attention and MLP in parallel with a norm each, rotary positions."""
-    hidden = fields.count("hidden_size")
-    heads = fields.count("num_attention_heads")
-    bias = fields.boolean("attention_bias", default=True)
-    parallel = fields.boolean("use_parallel_residual", default=True)
-    dropout = fields.is_positive("hidden_dropout")
-    layer = LayerShape(
-        hidden=hidden,
-        norm="layer",
-        norm_placement="parallel" if parallel else "pre",
-        attention=GroupedQueryAttentionShape(
-            heads=heads,
-            kv_heads=heads,
-            head_dim=head_dim(fields, hidden, heads, "num_attention_heads"),
-            qkv_bias=bias,
-            out_bias=bias,
-        ),
-        mlp=Mlp(ffn=fields.count("intermediate_size"), gated=False, bias=True),
-        dropout=dropout,
-    )
-    return Decoder(
-        family="gpt_neox",
-        hidden=hidden,
-        vocab=vocab(fields),
-        layers=(layer,) * layer_count(fields),
-        tied=fields.boolean("tie_word_embeddings", default=False),
-        embedding_width=hidden,
-        embedding_dropout=dropout,
-        max_seq_len=max_seq_len(fields),
-    )
-
-
-def opt(fields: ConfigFields) -> Decoder:
-    """OPT: like GPT-2; the 350m has post-norm layers and embeddings of half the width."""
-    hidden = fields.count("hidden_size")
-    heads = fields.count("num_attention_heads")
-    bias = fields.boolean("enable_bias", default=True)
-    pre_norm = fields.boolean("do_layer_norm_before", default=True)
-    norm: Norm = "layer" if fields.boolean("layer_norm_elementwise_affine", default=True) else "plain"
-    positions = fields.count("max_position_embeddings")
-    layer = LayerShape(
-        hidden=hidden,
-        norm=norm,
-        norm_placement="pre" if pre_norm else "post",
-        attention=GroupedQueryAttentionShape(
-            heads=heads,
-            kv_heads=heads,
-            head_dim=head_dim(fields, hidden, heads, "num_attention_heads"),
-            qkv_bias=bias,
-            out_bias=bias,
-            rotary=False,
-        ),
-        mlp=Mlp(ffn=fields.count("ffn_dim"), gated=False, bias=bias),
-        dropout=fields.is_positive("dropout", default=0.1),
-    )
-    return Decoder(
-        family="opt",
-        hidden=hidden,
-        vocab=vocab(fields),
-        layers=(layer,) * layer_count(fields),
-        tied=fields.boolean("tie_word_embeddings", default=True),
-        positions=positions + 2,  # OPT's position table is offset by two rows.
-        embedding_width=fields.count("word_embed_proj_dim", default=hidden),
-        final_norm=pre_norm and not fields.boolean("_remove_final_layer_norm", default=False),
-        max_seq_len=positions,
-    )
-
-
-def bloom(fields: ConfigFields) -> Decoder:
-    """BLOOM: ALiBi (no position embeddings), and a norm after the embedding."""
-    hidden = fields.count("hidden_size", "n_embed")
-    heads = fields.count("n_head", "num_attention_heads")
-    layer = LayerShape(
-        hidden=hidden,
-        norm="layer",
-        norm_placement="pre",
-        attention=GroupedQueryAttentionShape(
-            heads=heads,
-            kv_heads=heads,
-            head_dim=head_dim(fields, hidden, heads, "n_head"),
-            qkv_bias=True,
-            out_bias=True,
-            rotary=False,
-        ),
-        mlp=Mlp(ffn=4 * hidden, gated=False, bias=True),
-        dropout=fields.is_positive("hidden_dropout"),
-    )
-    return Decoder(
-        family="bloom",
-        hidden=hidden,
-        vocab=vocab(fields),
-        layers=(layer,) * layer_count(fields, "n_layer", "num_hidden_layers"),
-        tied=fields.boolean("tie_word_embeddings", default=True),
-        embedding_width=hidden,
-        embedding_norm=True,
-        max_seq_len=fields.nullable_count("seq_length", absent=None),
-    )
-
-
-def falcon(fields: ConfigFields) -> Decoder:
-    """Falcon: multi-query or grouped-query attention in parallel with the MLP, with one norm or two."""
-    hidden = fields.count("hidden_size", "n_embed")
-    heads = fields.count("num_attention_heads", "n_head")
-    bias = fields.boolean("bias", default=False)
-    is_new = fields.boolean("new_decoder_architecture", default=False)
-    multi_query = fields.boolean("multi_query", default=True)
-    kv_heads = fields.count("num_kv_heads", "n_head_kv", default=heads)
-    layer = LayerShape(
-        hidden=hidden,
-        norm="layer",
-        norm_placement=_falcon_norm_placement(fields, is_new),
-        attention=GroupedQueryAttentionShape(
-            heads=heads,
-            kv_heads=grouped(
-                fields, heads, kv_heads if is_new else 1 if multi_query else heads, "num_kv_heads"
-            ),
-            head_dim=head_dim(fields, hidden, heads, "num_attention_heads"),
-            qkv_bias=bias,
-            out_bias=bias,
-            rotary=not fields.boolean("alibi", default=False),
-        ),
-        mlp=Mlp(ffn=fields.count("ffn_hidden_size", default=4 * hidden), gated=False, bias=bias),
-        dropout=fields.is_positive("hidden_dropout"),
-    )
-    return Decoder(
-        family="falcon",
-        hidden=hidden,
-        vocab=vocab(fields),
-        layers=(layer,) * layer_count(fields, "num_hidden_layers", "n_layer"),
-        tied=fields.boolean("tie_word_embeddings", default=True),
-        embedding_width=hidden,
-        max_seq_len=max_seq_len(fields),
-    )
-
-
-def _falcon_norm_placement(fields: ConfigFields, is_new: bool) -> NormPlacement:
-    norms = fields.integer("num_ln_in_parallel_attn", low=1, high=2, default=2 if is_new else 1)
-    if fields.boolean("parallel_attn", default=True):
-        return "parallel" if norms == 2 else "parallel_shared"
-    if is_new:
-        raise fields.error(
-            "parallel_attn", "contradicts new_decoder_architecture", found="false", allowed="true"
-        )
-    return "pre"
-
-
-# RMSNorm families with a gated MLP
-def llama(fields: ConfigFields) -> Decoder:
-    """Llama 1 to 3: RMSNorm, rotary, gated MLP, grouped-query attention."""
-    bias = fields.boolean("attention_bias", default=False)
-    return gated_decoder(
-        fields,
-        "llama",
-        attention=grouped_query(fields, default_heads=(None, 0), qkv_bias=bias, out_bias=bias),
-        mlp=gated_mlp(fields, bias=fields.boolean("mlp_bias", default=False)),
-    )
-
-
-def mistral(fields: ConfigFields) -> Decoder:
-    """Mistral: like Llama, with a sliding window on every layer where the config has one."""
-    window = fields.nullable_count("sliding_window", absent=4096)
-    return gated_decoder(
-        fields, "mistral", attention=grouped_query(fields, window=window), mlp=gated_mlp(fields)
-    )
-
-
-def phi3(fields: ConfigFields) -> Decoder:
-    """Phi-3: like Llama, with a sliding window; its fused projections are counted as separate ones."""
-    window = fields.nullable_count("sliding_window", absent=None)
-    return gated_decoder(
-        fields,
-        "phi3",
-        attention=grouped_query(fields, default_heads=(None, 0), window=window),
-        mlp=gated_mlp(fields),
-        dropout=fields.is_positive("resid_pdrop"),
-    )
-
-
-def qwen2(fields: ConfigFields) -> Decoder:
-    """Qwen2 and Qwen2.5: like Llama, with biases on queries, keys and values."""
-    return gated_decoder(
-        fields,
-        "qwen2",
-        attention=grouped_query(fields, qkv_bias=True, window=qwen_window(fields)),
-        mlp=gated_mlp(fields),
-        sliding=qwen_sliding(fields),
-    )
-
-
-def qwen3(fields: ConfigFields) -> Decoder:
-    """Qwen3: like Llama, with norms on the queries and keys of each head."""
-    bias = fields.boolean("attention_bias", default=False)
-    return gated_decoder(
-        fields,
-        "qwen3",
-        attention=grouped_query(
-            fields,
-            default_head_dim=128,
-            qkv_bias=bias,
-            out_bias=bias,
-            qk_norm=True,
-            window=qwen_window(fields),
-        ),
-        mlp=gated_mlp(fields),
-        sliding=qwen_sliding(fields),
-    )
-
-
-def gemma2(fields: ConfigFields) -> Decoder:
-    """Gemma 2: sandwich norms, alternating sliding windows, soft-capped logits, tied embeddings."""
-    return _gemma(fields, "gemma2", period=2, qk_norm=False)
-
-
-def gemma3(fields: ConfigFields) -> Decoder:
-    """Gemma 3: five layers with a sliding window per full layer, and norms on queries and keys.
-
-    It reads text configs and the text decoder of multimodal ones, without the vision tower. Public configs
-    omit sizes with default values, so these have defaults here too.
-    """
-    if fields.has("text_config"):
-        return _multimodal_gemma3(fields)
-    period = fields.count(fields.spelling("sliding_window_pattern", "_sliding_window_pattern"), default=6)
-    return _gemma(fields, "gemma3", period=period, qk_norm=True)
-
-
-def _multimodal_gemma3(fields: ConfigFields) -> Decoder:
-    fields.mapping("text_config")
-    for name in ("vision_config", "mm_tokens_per_image"):
-        fields.has(name)
-    text = ConfigFields(fields.any("text_config"), key="text_config")
-    text.choice("model_type", ("gemma3_text",), default="gemma3_text")
-    decoder = gemma3(text)
-    text.refuse_unread_sizes("gemma3_text")
-    return replace(decoder, tied=fields.boolean("tie_word_embeddings", default=decoder.tied))
-
-
-def _gemma(fields: ConfigFields, family: str, *, period: int, qk_norm: bool) -> Decoder:
-    fields.require("use_bidirectional_attention", False, "is not a causal language model")
-    is_third = family == "gemma3"
-    bias = fields.boolean("attention_bias", default=False)
-    window = fields.spelling("sliding_window", "sliding_window_size")
-    layers = layer_count(fields)
-    alternate = [(i + 1) % period != 0 for i in range(layers)]
-    return gated_decoder(
-        fields,
-        family,
-        norm_placement="sandwich",
-        attention=grouped_query(
-            fields,
-            default_heads=(8, 4) if is_third else (None, None),
-            default_head_dim=256,
-            qkv_bias=bias,
-            out_bias=bias,
-            qk_norm=qk_norm,
-            window=fields.nullable_count(window, absent=4096),
-            softcap=_has_cap(fields, "attn_logit_softcapping", 0.0 if is_third else 50.0),
-        ),
-        mlp=gated_mlp(fields),
-        sliding=sliding_layers(fields, alternate),
-        tied=True,
-        default_vocab=262_208 if is_third else None,
-        logit_softcap=_has_cap(fields, "final_logit_softcapping", 0.0 if is_third else 30.0),
-    )
-
-
-def _has_cap(fields: ConfigFields, name: str, absent: float) -> bool:
-    """Whether the config has a soft cap; null means none."""
-    is_null = name in fields.names and not fields.has(name)
-    return not is_null and fields.is_positive(name, default=absent, high=1e6)
-
-
-# Mixtures of experts
-MAX_EXPERTS = 100_000
-
-
-def mixtral(fields: ConfigFields) -> Decoder:
-    """Mixtral: Mistral's attention, with routed gated experts in every layer."""
-    routed = _routed(fields, ffn=fields.count("intermediate_size"))
-    return gated_decoder(
-        fields,
-        "mixtral",
-        attention=grouped_query(fields, window=fields.nullable_count("sliding_window", absent=None)),
-        mlp=(routed,) * layer_count(fields),
-    )
-
-
-def qwen3_moe(fields: ConfigFields) -> Decoder:
-    """Qwen3-MoE: Qwen3's attention; experts on every `decoder_sparse_step`-th layer except
-    `mlp_only_layers`."""
-    layers = layer_count(fields)
-    bias = fields.boolean("attention_bias", default=False)
-    step = fields.count("decoder_sparse_step", default=1)
-    dense_only = _layer_indices(fields, "mlp_only_layers", layers)
-    routed = _routed(fields, ffn=fields.count("moe_intermediate_size"))
-    dense = gated_mlp(fields)
-    # Transformers builds no per-layer pattern from this key: all layers have the window, or none has it.
-    fields.integer("max_window_layers", low=0, high=MAX_LAYERS, default=0)
-    return gated_decoder(
-        fields,
-        "qwen3_moe",
-        attention=grouped_query(
-            fields, qkv_bias=bias, out_bias=bias, qk_norm=True, window=qwen_window(fields)
-        ),
-        mlp=[
-            routed if layer not in dense_only and (layer + 1) % step == 0 else dense
-            for layer in range(layers)
-        ],
-    )
-
-
-def gpt_oss(fields: ConfigFields) -> Decoder:
-    """gpt-oss: biases on all matmuls, attention sinks, a sliding window on every other layer."""
-    bias = fields.boolean("attention_bias", default=True)
-    layers = layer_count(fields)
-    ffn = fields.count("intermediate_size")
-    top_k = ("num_experts_per_tok", "experts_per_token")
-    return gated_decoder(
-        fields,
-        "gpt_oss",
-        attention=grouped_query(
-            fields,
-            default_head_dim=64,
-            window=fields.nullable_count("sliding_window", absent=128),
-            qkv_bias=bias,
-            out_bias=bias,
-            sinks=True,
-        ),
-        mlp=(_routed(fields, ffn=ffn, bias=True, top_k=top_k),) * layers,
-        sliding=sliding_layers(fields, [layer % 2 == 0 for layer in range(layers)]),
-    )
-
-
-def deepseek_v2(fields: ConfigFields) -> Decoder:
-    """DeepSeek-V2: latent attention, shared experts, leading dense layers, group-limited routing."""
-    return _deepseek(fields, "deepseek_v2", mlp_bias=fields.boolean("mlp_bias", default=False))
-
-
-def deepseek_v3(fields: ConfigFields) -> Decoder:
-    """DeepSeek-V3: like V2, with multi-token-prediction modules where the config has their number.
-
-    Transformers does not build these modules, so the default is none.
-    """
-    fields.require("mlp_bias", False, "is not supported")
-    key = fields.spelling("num_nextn_predict_layers", "num_mtp_layers")
-    return _deepseek(fields, "deepseek_v3", mtp_modules=fields.integer(key, low=0, high=100, default=0))
-
-
-def _deepseek(fields: ConfigFields, family: str, *, mlp_bias: bool = False, mtp_modules: int = 0) -> Decoder:
-    fields.require("moe_layer_freq", 1, "is not supported")
-    layers = layer_count(fields)
-    leading = fields.integer("first_k_dense_replace", low=0, high=MAX_LAYERS)
-    if mtp_modules and leading >= layers:
-        raise fields.error("first_k_dense_replace", "leaves no layer with experts", found=str(leading))
-    ffn = fields.count("moe_intermediate_size")
-    shared = fields.integer("n_shared_experts", low=0, high=MAX_EXPERTS, default=0)
-    routed = _routed(
-        fields,
-        ffn=ffn,
-        shared=Mlp(ffn=shared * ffn, gated=True, bias=mlp_bias) if shared else None,
-        experts=("n_routed_experts", "num_local_experts"),
-        groups=fields.count("n_group", default=1, high=MAX_EXPERTS),
-        groups_per_token=fields.count("topk_group", default=1, high=MAX_EXPERTS),
-    )
-    dense = gated_mlp(fields, bias=mlp_bias)
-    return gated_decoder(
-        fields,
-        family,
-        attention=_latent(fields),
-        mlp=[dense if layer < leading else routed for layer in range(layers)],
-        mtp_modules=mtp_modules,
-    )
-
-
-def _latent(fields: ConfigFields) -> LatentAttentionShape:
-    heads = fields.count("num_attention_heads")
-    grouped(fields, heads, fields.count("num_key_value_heads", default=heads), "num_key_value_heads")
-    nope, rope = fields.count("qk_nope_head_dim"), fields.count("qk_rope_head_dim")
-    fields.require("qk_head_dim", nope + rope, "is not qk_nope_head_dim + qk_rope_head_dim")
-    fields.has("head_dim")  # a copy of the rotary part in files that Transformers wrote
-    if "q_lora_rank" not in fields.names:
-        raise fields.error("q_lora_rank", "is missing", allowed="an integer, or null for full queries")
-    return LatentAttentionShape(
-        heads=heads,
-        q_rank=fields.nullable_count("q_lora_rank", absent=None),
-        kv_rank=fields.count("kv_lora_rank"),
-        nope_dim=nope,
-        rope_dim=rope,
-        v_dim=fields.count("v_head_dim"),
-        bias=fields.boolean("attention_bias", default=False),
-    )
-
-
-def _routed(
-    fields: ConfigFields,
-    *,
-    ffn: int,
-    bias: bool = False,
-    shared: Mlp | None = None,
-    experts: tuple[str, ...] = ("num_local_experts", "num_experts"),
-    top_k: tuple[str, ...] = ("num_experts_per_tok",),
-    groups: int = 1,
-    groups_per_token: int = 1,
-) -> RoutedMlp:
-    """Gated experts. ConfigError where a token has more experts than there are, or groups do not divide
-    them."""
-    count = fields.count(*experts, high=MAX_EXPERTS)
-    per_token = fields.count(*top_k, high=MAX_EXPERTS)
-    if per_token > count:
-        raise fields.error(
-            fields.spelling(*top_k),
-            "is more than the number of experts",
-            found=str(per_token),
-            allowed=f"1 to {count}",
-        )
-    if count % groups:
-        raise fields.error(
-            "n_group", "does not divide the experts", found=str(groups), allowed=f"a divisor of {count}"
-        )
-    if groups_per_token > groups:
-        raise fields.error(
-            "topk_group", "is more than n_group", found=str(groups_per_token), allowed=f"1 to {groups}"
-        )
-    return RoutedMlp(
-        experts=count,
-        top_k=per_token,
-        expert=Mlp(ffn=ffn, gated=True, bias=bias),
-        shared=shared,
-        groups=groups,
-        groups_per_token=groups_per_token,
-        router_bias=bias,
-        capacity_factor=capacity_factor(fields),
-    )
-
-
-def _layer_indices(fields: ConfigFields, key: str, layers: int) -> frozenset[int]:
-    found: set[int] = set()
-    for index, layer in enumerate(fields.sequence(key, default=())):
-        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < layers:
-            raise fields.item_error(key, index, "is not a layer", found=layer, allowed=f"0 to {layers - 1}")
-        found.add(layer)
-    return frozenset(found)
-
-
-# All families
-FAMILIES: Final[Mapping[str, Callable[[ConfigFields], Decoder]]] = MappingProxyType(
-    {
-        "bloom": bloom,
-        "deepseek_v2": deepseek_v2,
-        "deepseek_v3": deepseek_v3,
-        "falcon": falcon,
-        "gemma2": gemma2,
-        "gemma3": gemma3,
-        "gemma3_text": gemma3,
-        "gpt2": gpt2,
-        "gpt_neox": gpt_neox,
-        "gpt_oss": gpt_oss,
-        "llama": llama,
-        "mistral": mistral,
-        "mixtral": mixtral,
-        "opt": opt,
-        "phi3": phi3,
-        "qwen2": qwen2,
-        "qwen3": qwen3,
-        "qwen3_moe": qwen3_moe,
-    }
-)
-
-
-def decoder_from_config(fields: ConfigFields) -> Decoder:
+def decoder_from_config(config: Mapping[str, object]) -> Decoder:
     """The decoder of a config with a `model_type`. ConfigError for an unknown one and for wrong keys."""
-    family = fields.any("model_type", allowed=", ".join(FAMILIES))
-    if not isinstance(family, str) or family not in FAMILIES:
-        guess = nearest(family, FAMILIES) if isinstance(family, str) else None
-        hint = f" (did you mean {guess}?)" if guess else ""
-        raise fields.error(
-            "model_type",
-            f"is not a known family{hint}",
-            found=short_repr(family),
-            allowed=", ".join(FAMILIES),
+    text = text_config(config)
+    family = text.family
+    fields = ConfigFields(
+        text.config,
+        key=text.key,
+        defaults={**text.class_defaults, **family.defaults},
+        spellings=_spellings(family, text.class_spellings),
+        required=() if text.key else _required(family),
+    )
+    fields.any("model_type", default=None)
+    decoder = _Sizes(family, fields).decoder()
+    for name in (*family.keys, *text.other_parts):
+        fields.is_given(name)
+    notes = fields.refuse_unread_sizes(family.name, text.class_defaults)
+    return _with_head(replace(decoder, notes=(*text.notes, *family.notes, *notes)), text)
+
+
+def _with_head(decoder: Decoder, text: TextConfig) -> Decoder:
+    """The decoder with what the whole config decides: tied embeddings, and a head of labels."""
+    if text.labels is not None:
+        return replace(decoder, tied=False, labels=text.labels, output_bias=text.has_label_bias)
+    return decoder if text.tied is None else replace(decoder, tied=text.tied)
+
+
+def _spellings(family: ModelFamily, of_class: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
+    """All spellings of each key: those of the family, and those of the class in both directions."""
+    groups: dict[str, dict[str, None]] = {}
+    pairs = [(key, other) for key, others in family.spellings.items() for other in others]
+    for other, key in [*((other, key) for key, other in pairs), *of_class.items()]:
+        joined = {**groups.get(key, {key: None}), **groups.get(other, {other: None})}
+        for name in joined:
+            groups[name] = joined
+    return {name: tuple(other for other in group if other != name) for name, group in groups.items()}
+
+
+def _required(family: ModelFamily) -> frozenset[str]:
+    main = {family.sizes[size].text for size in MAIN_SIZES if size in family.sizes}
+    bare = {text for text in main if text.isidentifier()}
+    return frozenset((bare | family.required) - family.optional)
+
+
+class _Sizes:
+    """The sizes of one config by the expressions of its family, checked for type and range."""
+
+    def __init__(self, family: ModelFamily, fields: ConfigFields) -> None:
+        self.family = family
+        self.fields = fields
+        self._found: dict[str, Any] = {}
+        self._layer = 0
+        self._is_sliding = False
+
+    # Values
+    def _lookup(self, name: str) -> Any:
+        if name == "i":
+            return self._layer
+        if name == "sliding":
+            return self._is_sliding
+        if name in ("hidden", "layers"):
+            return self.count(name)
+        if name in ("heads", "ffn"):
+            return self.count({"heads": "attention.heads", "ffn": "mlp.ffn"}[name])
+        if name not in self._found:
+            self._found[name] = self.fields.value(name)
+        return self._found[name]
+
+    def _evaluated(self, expression: Expression, size: str) -> Any:
+        try:
+            return expression.value(self._lookup)
+        except InexactDivision as error:
+            name = {"heads": self._blamed("attention.heads")}.get(error.name, error.name)
+            raise self.fields.error(
+                self.fields.spelling(name) if name else self._blamed(size),
+                "does not divide the hidden size"
+                if error.dividend == self.count("hidden")
+                else "does not divide",
+                found=short_repr(error.divisor),
+                allowed=f"a divisor of {error.dividend}",
+            ) from None
+        except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError):
+            raise self._wrong(size, "is not supported with the other keys", None, expression.text) from None
+
+    def value(self, size: str, default: object = None) -> Any:
+        """The value of a size in the current layer, of any type."""
+        expression = self.family.sizes.get(size)
+        if expression is None:
+            return default
+        if "i" in expression.names or "sliding" in expression.names:
+            return self._evaluated(expression, size)
+        if size not in self._found:
+            self._found[size] = self._evaluated(expression, size)
+        return self._found[size]
+
+    def count(self, size: str, *, default: int | None = None, low: int = 1, high: int = MAX_COUNT) -> int:
+        """A whole number from `low` to `high`; `default` where the family does not have the size."""
+        value = self.value(size, default)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value % 1
+            or not low <= value <= high
+        ):
+            raise self._wrong(
+                size, "is not a whole number in range", value, f"a whole number from {low} to {high}"
+            )
+        return int(value)
+
+    def optional_count(self, size: str, *, high: int = MAX_COUNT) -> int | None:
+        return None if self.value(size) is None else self.count(size, high=high)
+
+    def flag(self, size: str, *, default: bool = False) -> bool:
+        return bool(self.value(size, default))
+
+    def is_positive(self, size: str, *, high: float = 1.0) -> bool:
+        """Whether a number, such as a dropout rate or a soft cap, is above 0; null is not."""
+        value = self.value(size)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        if not isinstance(value, int | float) or not 0 <= value <= high:
+            raise self._wrong(size, "is not a number in range", value, f"a number from 0 to {high:g}")
+        return value > 0
+
+    def choice(self, size: str, choices: tuple[T, ...], default: T) -> T:
+        value = self.value(size, default)
+        if value not in choices:
+            raise self._wrong(size, "is not supported", value, ", ".join(map(str, choices)))
+        return cast("T", value)
+
+    def _blamed(self, size: str) -> str:
+        """The key to name in an error about a size: the first of its expression that the config has."""
+        names = self.family.sizes[size].names
+        own = [name for name in names if name not in RESERVED]
+        given = [name for name in own if self.fields.is_given(name)]
+        if not own and "heads" in names:
+            return self._blamed("attention.heads")
+        return self.fields.spelling((given or own or [size])[0])
+
+    def _wrong(self, size: str, message: str, value: object, allowed: str) -> ConfigError:
+        found = None if value is None else short_repr(value)
+        return self.fields.error(self._blamed(size), message, found=found, allowed=allowed)
+
+    # Parts
+    def decoder(self) -> Decoder:
+        layers = self.count("layers", high=MAX_LAYERS)
+        hidden = self.count("hidden")
+        self._check()
+        sliding = self._sliding(layers)
+        shapes = []
+        for layer in range(layers):
+            self._layer = layer
+            shapes.append(self._layer_shape(hidden, sliding[layer] if sliding else None))
+        mtp_modules = self.count("mtp_modules", default=0, low=0, high=100)
+        if mtp_modules and "experts.at" in self.family.sizes and not isinstance(shapes[-1].mlp, RoutedMlp):
+            raise self._wrong("experts.at", "leaves no layer with experts", self.value("experts.at"), "fewer")
+        return Decoder(
+            family=self.family.name,
+            hidden=hidden,
+            vocab=self.count("vocab"),
+            layers=tuple(shapes),
+            tied=self.flag("tied"),
+            positions=self.count("positions", default=0, low=0),
+            embedding_width=self.count("embedding_width", default=hidden),
+            embedding_norm=self.flag("embedding_norm"),
+            embedding_dropout=self.is_positive("embedding_dropout"),
+            final_norm=self.flag("final_norm", default=True),
+            output_bias=self.flag("output_bias"),
+            logit_softcap=self.is_positive("logit_softcap", high=MAX_SOFTCAP),
+            mtp_modules=mtp_modules,
+            max_seq_len=self.optional_count("max_seq_len", high=MAX_SEQ_LEN),
         )
-    decoder = FAMILIES[family](fields)
-    fields.refuse_unread_sizes(family)
-    return decoder
+
+    def _check(self) -> None:
+        for check in self.family.checks:
+            if not self._evaluated(check.condition, "hidden"):
+                found = self.fields.value(check.key)
+                key = self.fields.spelling(check.key)
+                raise self.fields.error(
+                    key, "is not supported", found=short_repr(found), allowed=check.allowed
+                )
+
+    def _sliding(self, layers: int) -> list[bool] | None:
+        """Whether each layer has the window, by `layer_types`; None where the config does not have them."""
+        if not self.fields.has("layer_types"):
+            return None
+        types, known = self.fields.sequence("layer_types"), self.family.layer_types
+        if len(types) != layers:
+            raise self.fields.error(
+                "layer_types", "needs one type per layer", found=f"{len(types)}", allowed=f"{layers}"
+            )
+        for index, kind in enumerate(types):
+            if not isinstance(kind, str) or kind not in known:
+                raise self.fields.item_error(
+                    "layer_types", index, "is not supported", found=kind, allowed=", ".join(known)
+                )
+            if known[kind] and "attention.window" not in self.family.sizes:
+                raise self.fields.item_error(
+                    "layer_types", index, "has no window in this family", found=kind, allowed="full_attention"
+                )
+        return [known[str(kind)] for kind in types]
+
+    def _layer_shape(self, hidden: int, is_sliding: bool | None) -> LayerShape:
+        if is_sliding is None:
+            is_sliding = self.flag("attention.sliding", default=True)
+        self._is_sliding = is_sliding
+        is_latent = "attention.kv_rank" in self.family.sizes
+        return LayerShape(
+            hidden=hidden,
+            norm=self.choice("norm", cast("tuple[Norm, ...]", get_args(Norm)), "rms"),
+            norm_placement=self.choice(
+                "placement", cast("tuple[NormPlacement, ...]", get_args(NormPlacement)), "pre"
+            ),
+            attention=self._latent() if is_latent else self._grouped_query(is_sliding),
+            mlp=self._routed() if self.flag("experts.at") else self._dense(),
+            dropout=self.is_positive("dropout"),
+        )
+
+    def _grouped_query(self, is_sliding: bool) -> GroupedQueryAttentionShape:
+        window = self.optional_count("attention.window")
+        qk_norm = self.value("attention.qk_norm", False)
+        return GroupedQueryAttentionShape(
+            heads=self.count("attention.heads"),
+            head_dim=self.count("attention.head_dim"),
+            kv_heads=self._kv_heads(),
+            window=window if is_sliding else None,
+            qkv_bias=self.flag("attention.qkv_bias"),
+            out_bias=self.flag("attention.out_bias"),
+            qk_norm=bool(qk_norm),
+            qk_norm_kind=cast("QkNorm", qk_norm) if qk_norm in get_args(QkNorm) else "head",
+            rotary=self.flag("attention.rotary", default=True),
+            sinks=self.flag("attention.sinks"),
+            softcap=self.is_positive("attention.softcap", high=MAX_SOFTCAP),
+            gate=self.choice("attention.gate", _GATES, "none"),
+            shared_kv=self.flag("attention.shared_kv"),
+        )
+
+    def _kv_heads(self) -> int:
+        heads, kv_heads = self.count("attention.heads"), self.count("attention.kv_heads")
+        if heads % kv_heads:
+            raise self._wrong(
+                "attention.kv_heads", "does not divide the number of heads", kv_heads, f"a divisor of {heads}"
+            )
+        return kv_heads
+
+    def _latent(self) -> LatentAttentionShape:
+        self._kv_heads()
+        return LatentAttentionShape(
+            heads=self.count("attention.heads"),
+            q_rank=self.optional_count("attention.q_rank"),
+            kv_rank=self.count("attention.kv_rank"),
+            nope_dim=self.count("attention.nope_dim"),
+            rope_dim=self.count("attention.rope_dim"),
+            v_dim=self.count("attention.v_dim"),
+            bias=self.flag("attention.bias"),
+        )
+
+    def _dense(self) -> Mlp:
+        return Mlp(
+            ffn=self.count("mlp.ffn"),
+            gated=self.flag("mlp.gated", default=True),
+            bias=self.flag("mlp.bias"),
+            activation_weights=self.count("mlp.activation_weights", default=0, low=0),
+        )
+
+    def _routed(self) -> RoutedMlp:
+        """The experts of a layer. ConfigError where a token has more experts than there are, or groups do not
+        divide them."""
+        count = self.count("experts.count", high=MAX_EXPERTS)
+        top_k = self.count("experts.top_k", high=MAX_EXPERTS)
+        groups = self.count("experts.groups", default=1, high=MAX_EXPERTS)
+        per_token = self.count("experts.groups_per_token", default=1, high=MAX_EXPERTS)
+        if top_k > count:
+            raise self._wrong("experts.top_k", "is more than the number of experts", top_k, f"1 to {count}")
+        if count % groups:
+            raise self._wrong(
+                "experts.groups", "does not divide the experts", groups, f"a divisor of {count}"
+            )
+        if per_token > groups:
+            raise self._wrong(
+                "experts.groups_per_token", "is more than the groups", per_token, f"1 to {groups}"
+            )
+        gated, bias = self.flag("experts.gated", default=True), self.flag("experts.bias")
+        shared = self.count("experts.shared_ffn", default=0, low=0)
+        return RoutedMlp(
+            experts=count,
+            top_k=top_k,
+            expert=Mlp(ffn=self.count("experts.ffn"), gated=gated, bias=bias),
+            shared=Mlp(ffn=shared, gated=gated, bias=self.flag("mlp.bias")) if shared else None,
+            shared_gate=bool(shared) and self.flag("experts.shared_gate"),
+            groups=groups,
+            groups_per_token=per_token,
+            router_bias=self.flag("experts.router_bias"),
+            capacity_factor=self._capacity_factor(),
+        )
+
+    def _capacity_factor(self) -> float | None:
+        value = self.value("experts.capacity_factor")
+        low, high = CAPACITY_FACTORS
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high
+        ):
+            raise self._wrong(
+                "experts.capacity_factor",
+                "is not a number in range",
+                value,
+                f"a number from {low} to {high:g}",
+            )
+        return None if value is None else float(value)

@@ -7,9 +7,6 @@ import os
 import re
 from pathlib import Path
 
-from shardwise.errors import ConfigError
-from shardwise.inputs import printable
-
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
 _FILES = (".json", ".yaml", ".yml")
 
@@ -19,23 +16,16 @@ def is_repository_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None and not text.lower().endswith(_FILES) and not os.path.exists(text)
 
 
-def cached_config(text: str) -> Path:
-    """The path of the config.json of this id in the local cache.
-
-    Raises ConfigError, with the command that fetches it, if it is not there.
-    """
+def cached_config(text: str) -> Path | None:
+    """The path of the config.json of this id in the local cache; None where it is not there."""
     folder = cache_folder() / f"models--{text.replace('/', '--')}"
     try:
         revision = (folder / "refs" / "main").read_text("ascii").strip()
     except (OSError, ValueError):
         revision = ""
     path = folder / "snapshots" / revision / "config.json"
-    if re.fullmatch(r"[0-9a-f]{7,64}", revision) is None or not path.is_file():
-        raise ConfigError(
-            "is neither a file nor in the local cache of the Hugging Face Hub", key="MODEL",
-            found=printable(text), allowed=f"any id after `hf download {printable(text)} config.json`",
-        )  # fmt: skip
-    return path
+    is_there = re.fullmatch(r"[0-9a-f]{7,64}", revision) is not None and path.is_file()
+    return path if is_there else None
 
 
 def cache_folder() -> Path:

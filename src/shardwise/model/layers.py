@@ -64,6 +64,8 @@ def _grouped_query(
     q = Extent(shape.heads * shape.head_dim, "heads")
     kv = Extent(shape.kv_heads * shape.head_dim, "kv_heads")
     both = Extent(2 * kv.size, "kv_heads")
+    keys = linear_weights(f"{at}.k", whole, kv, bias=shape.qkv_bias)
+    values = () if shape.shared_kv else linear_weights(f"{at}.v", whole, kv, bias=shape.qkv_bias)
     operators: list[Operator] = [
         Matmul(
             name=f"{at}.q",
@@ -75,13 +77,12 @@ def _grouped_query(
         Matmul(
             name=f"{at}.kv",
             k=whole,
-            n=both,
-            weights=linear_weights(f"{at}.k", whole, kv, bias=shape.qkv_bias)
-            + linear_weights(f"{at}.v", whole, kv, bias=shape.qkv_bias),
+            n=kv if shape.shared_kv else both,
+            weights=keys + values,
         ),
     ]
     if shape.qk_norm:
-        operators.append(_qk_norm(at, shape.head_dim, q, kv))
+        operators.append(_qk_norm(at, shape, q, kv))
     if shape.rotary:
         traffic = (Extent(2 * q.size, "heads"), Extent(2 * kv.size, "kv_heads"))
         operators.append(Pointwise(name=f"{at}.rotary", forward=traffic, backward=traffic))
@@ -103,8 +104,34 @@ def _grouped_query(
             ),
         )
     )
+    if shape.gate != "none":
+        operators += _output_gate(at, whole, q, q if shape.gate == "element" else heads)
     operators.append(_out(at, q, whole, bias=shape.out_bias))
     return tuple(operators)
+
+
+def _output_gate(at: str, whole: Extent, q: Extent, gate: Extent) -> tuple[Operator, ...]:
+    """The sigmoid of a projection of the input multiplies the output of attention. The gate and the product
+    are saved; the output is already."""
+    traffic = (Extent(2 * q.size + gate.size, "heads"),)
+    return (
+        Matmul(
+            name=f"{at}.output_gate",
+            k=whole,
+            n=gate,
+            weights=linear_weights(f"{at}.output_gate", whole, gate),
+        ),
+        Pointwise(
+            name=f"{at}.gating",
+            forward=traffic,
+            backward=traffic,
+            saved=(
+                Saved(name=f"{at}.output_gate.output", width=gate),
+                Saved(name=f"{at}.gating.output", width=q, selective=True, dtype="operand"),
+            ),
+            selective=True,
+        ),
+    )
 
 
 def _latent(
@@ -194,14 +221,20 @@ def _low_rank(
     )
 
 
-def _qk_norm(at: str, head_dim: int, q: Extent, kv: Extent) -> Pointwise:
-    """RMSNorm of every head's query and key. Attention saves its output, so it is not recomputed."""
+def _qk_norm(at: str, shape: GroupedQueryAttentionShape, q: Extent, kv: Extent) -> Pointwise:
+    """Norm of the queries and keys. Attention saves its output, so it is not recomputed."""
+    tensors = {"plain": (), "head_bias": ("weight", "bias")}.get(shape.qk_norm_kind, ("weight",))
     return Pointwise(
         name=f"{at}.qk_norm",
         forward=(Extent(2 * q.size, "heads"), Extent(2 * kv.size, "kv_heads")),
         backward=(Extent(3 * q.size, "heads"), Extent(3 * kv.size, "kv_heads")),
         weights=tuple(
-            Weight(name=f"{at}.{which}_norm.weight", shape=(Extent(head_dim),)) for which in ("q", "k")
+            Weight(
+                name=f"{at}.{which}_norm.{tensor}",
+                shape=(extent if shape.qk_norm_kind == "full" else Extent(shape.head_dim),),
+            )
+            for which, extent in (("q", q), ("k", kv))
+            for tensor in tensors
         ),
         saved=(
             Saved(name=f"{at}.q_norm.input", width=q),
@@ -268,7 +301,19 @@ def _routed(
     """
     whole = Extent(hidden)
     shared = _dense(shape.shared, hidden, (), f"{prefix}shared") if shape.shared else ()
-    return (*_router(shape, whole, input_saved, prefix), *_experts(shape, whole, prefix), *shared)
+    gate = _shared_gate(whole, f"{prefix}shared") if shape.shared_gate else ()
+    return (*_router(shape, whole, input_saved, prefix), *_experts(shape, whole, prefix), *shared, *gate)
+
+
+def _shared_gate(whole: Extent, at: str) -> tuple[Operator, ...]:
+    """The sigmoid of one projection multiplies the output of the shared experts, which it saves."""
+    traffic = (Extent(2 * whole.size),)
+    saved = (Saved(name=f"{at}.down.output", width=whole, rows="sequence"),)
+    weights = linear_weights(f"{at}.output_gate", whole, Extent(1))
+    return (
+        Matmul(name=f"{at}.output_gate", rows="sequence", k=whole, n=Extent(1), weights=weights),
+        Pointwise(name=f"{at}.gating", rows="sequence", forward=traffic, backward=traffic, saved=saved),
+    )
 
 
 def _router(
@@ -342,6 +387,9 @@ def _activation(at: str, shape: Mlp, rows: Rows, role: Role) -> Pointwise:
         rows=rows,
         forward=(Extent((inputs + 1) * shape.ffn, role),),
         backward=(Extent((2 * inputs + 1) * shape.ffn, role),),
+        weights=(Weight(name=f"{at}.activation.weight", shape=(Extent(shape.activation_weights),)),)
+        if shape.activation_weights
+        else (),
         saved=(Saved(name=f"{at}.up.output", width=Extent(inputs * shape.ffn, role), rows=rows),),
         selective=True,
     )
@@ -381,7 +429,7 @@ def norm_operator(
 ) -> Pointwise:
     """A norm of the residual stream. The traffic is two tensors forward, three backward (the input and two
     gradients)."""
-    tensors = {"rms": ("weight",), "layer": ("weight", "bias"), "plain": ()}[norm]
+    tensors = {"rms": ("weight",), "scale": ("weight",), "layer": ("weight", "bias"), "plain": ()}[norm]
     return Pointwise(
         name=name,
         rows="sequence",
@@ -427,6 +475,14 @@ def _sequential(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
             *_residual(shape, f"{prefix}mlp"),
             _norm(shape, f"{prefix}mlp.norm"),
         )
+    if shape.norm_placement == "output":
+        mlp_input = (saved_residual(f"{prefix}mlp.input", hidden),)
+        return (
+            *attention_operators(shape.attention, hidden, attention_input, prefix),
+            *_residual(shape, f"{prefix}attention"),
+            *mlp_operators(shape.mlp, hidden, mlp_input, prefix),
+            *_residual(shape, f"{prefix}mlp"),
+        )
     return (
         norm_operator(f"{prefix}attention.norm", shape.norm, hidden, attention_input, selective=True),
         *attention_operators(shape.attention, hidden, _normed(f"{prefix}attention.norm", hidden), prefix),
@@ -466,7 +522,7 @@ def _residual(shape: LayerShape, at: str) -> tuple[Operator, ...]:
     """The operators that add a block's output to the residual stream: second norm, dropout, addition."""
     hidden = shape.hidden
     after: list[Operator] = []
-    if shape.norm_placement == "sandwich":
+    if shape.norm_placement in ("sandwich", "output"):
         saved = (saved_residual(f"{at}.post_norm.input", hidden),)
         after.append(norm_operator(f"{at}.post_norm", shape.norm, hidden, saved))
     if shape.dropout:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from shardwise.errors import ConfigError, InternalError
-from shardwise.inputs import Fields, nearest, printable, read_mapping
+from shardwise.inputs import Fields, printable, read_mapping, unknown
 from shardwise.model.build import model_from_decoder
+from shardwise.model.config_files import read_config, refuse_other_files
+from shardwise.model.config_parts import text_config
 from shardwise.model.counts import parameters
 from shardwise.model.dimensions import decoder_from_dimensions
 from shardwise.model.families import decoder_from_config
 from shardwise.model.hugging_face_cache import cached_config, is_repository_id
-from shardwise.model.hugging_face_config import ConfigFields
 from shardwise.model.model import Model
 from shardwise.model.shape import Decoder, GroupedQueryAttentionShape
 
@@ -65,32 +66,60 @@ def load_model(text: str) -> Model:
 
     A name of the catalogue (in any case) takes precedence. Other texts are the path of a Hugging Face
     `config.json`, of a folder with one, or of a YAML file of plain dimensions. Else the text is an id of the
-    Hugging Face Hub (`meta-llama/Llama-3.1-8B`), whose config is read from the local cache. A folder with the
-    name of a catalogue entry needs a slash (`./llama-3.1-70b`). ConfigError names the file, the key, the
-    value found and the allowed values.
+    Hugging Face Hub (`meta-llama/Llama-3.1-8B`): its config is read from the local cache, else it is the
+    model of the catalogue with its last part as name. A folder with the name of a catalogue entry needs a
+    slash (`./llama-3.1-70b`). ConfigError names the file, the key, the value found and the allowed values.
     """
     name = text.casefold()
     if name in catalogue_names():
         return model_from_config(catalogue_entry(name).config, name=name)
     if not os.path.exists(text) and not _looks_like_path(text):
-        guess = nearest(text, catalogue_names())
-        hint = f" (did you mean {guess}?)" if guess else ""
-        raise ConfigError(
-            f"is neither a file nor a known model{hint}",
+        raise unknown(
+            "is neither a file nor a known model",
+            text,
+            catalogue_names(),
             key="MODEL",
             found=printable(text) or "nothing",
             allowed="a config.json, its folder, a YAML file, ORG/NAME of the Hugging Face Hub, or a name "
             "that `shardwise models` lists",
         )
     if is_repository_id(text):
-        path = str(cached_config(text))
-    else:
-        path = os.path.join(text, "config.json") if os.path.isdir(text) else text
-    config = read_mapping(path)
+        return _model_of_id(text)
+    path = os.path.join(text, "config.json") if os.path.isdir(text) else text
+    return _model_of_file(path, _name_from_path(path))
+
+
+def _model_of_id(text: str) -> Model:
+    """The model of an id of the Hugging Face Hub, from the local cache or the catalogue."""
+    path = cached_config(text)
+    if path is not None:
+        return _model_of_file(str(path), text)
+    name = _name_in_catalogue(text)
+    if name is not None:
+        return model_from_config(catalogue_entry(name).config, name=name)
+    raise ConfigError(
+        "is neither a file, nor in the local cache of the Hugging Face Hub, nor in the catalogue",
+        key="MODEL",
+        found=printable(text),
+        allowed=f"any id after `hf download {printable(text)} config.json`",
+    )
+
+
+def _name_in_catalogue(text: str) -> str | None:
+    """The catalogue's name for an id: that equal to its last part, else that whose source is the id."""
+    last = text.rpartition("/")[2].casefold()
+    if last in catalogue_names():
+        return last
+    at = f"huggingface.co/{text.casefold()}/"
+    return next((name for name, entry in catalogue().items() if at in entry.source.casefold()), None)
+
+
+def _model_of_file(path: str, named: str) -> Model:
+    config = read_config(path)
     # `_name_or_path` is a former location of a config; a `name` among dimensions is the user's name for it.
     is_named = bool(config.get("name")) and not any(key in config for key in HUGGING_FACE_KEYS)
     try:
-        named = text if is_repository_id(text) else _name_from_path(path)
+        refuse_other_files(config)
         return model_from_config(config, name=None if is_named else named)
     except ConfigError as error:
         raise error.within(file=printable(path)) from None
@@ -119,6 +148,12 @@ def decoder_of(model: Model) -> Decoder:
     return _decoder(model.config)[0]
 
 
+def decoder_config(model: Model) -> Mapping[str, object]:
+    """The keys of the config that `decoder_of` read: in a multimodal config those of its text decoder."""
+    is_plain = not any(key in model.config for key in HUGGING_FACE_KEYS)
+    return model.config if is_plain else text_config(model.config).config
+
+
 def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
     """Whether every layer has plain causal attention at `seq_len`: no windows, soft caps or sinks."""
     return not any(
@@ -131,9 +166,9 @@ def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
 def _decoder(config: Mapping[str, object]) -> tuple[Decoder, str, str]:
     """The decoder of a config, the key of the config's name, and that name (empty where it has none)."""
     if any(key in config for key in HUGGING_FACE_KEYS):
-        fields = ConfigFields(config)
+        fields = Fields(config)
         own = fields.text("_name_or_path", default="") if fields.any("_name_or_path", default="") else ""
-        return decoder_from_config(fields), "_name_or_path", own
+        return decoder_from_config(config), "_name_or_path", own
     plain = Fields(config)
     own = plain.text("name", default="")
     return decoder_from_dimensions(plain), "name", own

@@ -52,12 +52,14 @@ class Layer:
 class Model:
     """A causal language model: embedding, a stack of layers by kind, head.
 
-    `pattern[i]` is the index into `kinds` of decoder layer i. `head` has the final norm, the output
-    projection and the loss, then the operators of `head_layers` multi-token-prediction modules (their names
-    start with `MTP_PREFIX`) with the routing of `head_experts`. With `tied_embeddings` the embedding's weight
-    is also the output projection's. It counts once; where both are on different stages, each stage has a copy
-    and the gradients are all-reduced. `config` is the config as read: `model_from_config(config)` builds an
-    equal model.
+    `heads` and `kv_heads` divide those of every layer. `pattern[i]` is the index into `kinds` of decoder
+    layer i. `head` has the final norm, the output projection and the loss, then the operators of
+    `head_layers` multi-token-prediction modules (their names start with `MTP_PREFIX`) with the routing of
+    `head_experts`. With `tied_embeddings` the embedding's weight is also the output projection's. It counts
+    once; where both are on different stages, each stage has a copy and the gradients are all-reduced.
+    `labels` is the number of outputs of a classifier or reward model.
+    `notes` say what is not counted and which keys of the config were ignored. `config` is the config as read:
+    `model_from_config(config)` builds an equal model.
     """
 
     name: str
@@ -75,6 +77,8 @@ class Model:
     head_tensor_syncs: int = 0
     tied_embeddings: bool = False
     max_seq_len: int | None = None
+    labels: int | None = None
+    notes: tuple[str, ...] = ()
     config: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property
@@ -92,10 +96,17 @@ class Model:
         )
 
     @property
+    def embedding_copies(self) -> int:
+        """Copies of the embedding's weights that the head's rank has where the embedding is on another: one
+        for the tied output projection, one for the tokens of multi-token prediction (Megatron-LM)."""
+        return self.tied_embeddings + (self.head_layers > 0)
+
+    @property
     def special_parts(self) -> tuple[str, ...]:
         """Parts that not all software for the family supports, by their names in capability files."""
         parts = {
             "multi-token prediction": self.head_layers > 0,
+            "head of labels": self.labels is not None,
             "expert capacity": any(kind.experts and kind.experts.capacity_factor for kind in self.kinds),
         }
         return tuple(name for name, is_there in parts.items() if is_there)

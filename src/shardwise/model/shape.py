@@ -10,20 +10,32 @@ from typing import Literal
 
 from shardwise.inputs import Fields
 
-Norm = Literal["rms", "layer", "plain"]
-"""RMSNorm with a scale, LayerNorm with scale and shift, or a norm without weights."""
+Norm = Literal["rms", "layer", "scale", "plain"]
+"""RMSNorm with a scale, LayerNorm with scale and shift, LayerNorm with a scale alone, or a norm without
+weights."""
 
-NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel_shared"]
-"""Placement of a layer's norms: before attention and MLP (`pre`), after the residual additions (`post`), or
-before and after both (`sandwich`, Gemma). In `parallel`, attention and MLP run in parallel on the same input
-with a norm each; in `parallel_shared` they share one norm."""
+NormPlacement = Literal["pre", "post", "output", "sandwich", "parallel", "parallel_shared"]
+"""Placement of a layer's norms: before attention and MLP (`pre`), after the residual additions (`post`), on
+the outputs of both before the additions (`output`, OLMo 2), or before and after both (`sandwich`, Gemma). In
+`parallel`, attention and MLP run in parallel on the same input with a norm each; in `parallel_shared` they
+share one norm."""
+
+QkNorm = Literal["head", "head_bias", "full", "plain"]
+"""Weights of the norms of queries and keys: one vector for all heads, the same with a shift, a weight for
+each element of all heads, or none."""
+
+
+OutputGate = Literal["none", "head", "element"]
+"""Gate of the output of attention by a projection of its input: none, one for each head, or one for each
+element of all heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedQueryAttentionShape:
     """Multi-head, grouped-query and multi-query attention.
 
-    `window` limits the keys of a query. `softcap` is true where scores are soft-capped."""
+    `window` limits the keys of a query. `softcap` is true where scores are soft-capped. With `shared_kv` keys
+    and values come from one projection."""
 
     heads: int
     kv_heads: int
@@ -32,9 +44,12 @@ class GroupedQueryAttentionShape:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    qk_norm_kind: QkNorm = "head"
     rotary: bool = True
     sinks: bool = False
     softcap: bool = False
+    gate: OutputGate = "none"
+    shared_kv: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +82,19 @@ class LatentAttentionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlp:
+    """`activation_weights` is the number of trained elements of the activation function (xIELU: 2)."""
+
     ffn: int
     gated: bool
     bias: bool = False
+    activation_weights: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedMlp:
     """`experts` MLPs, `top_k` of them per token, and an optional `shared` MLP for all tokens.
 
+    With `shared_gate`, a projection to one element gates the output of the shared MLP (Qwen2-MoE).
     `capacity_factor` is None for dropless routing; else the capacity of an expert is that multiple of its
     even share of tokens.
     """
@@ -84,6 +103,7 @@ class RoutedMlp:
     top_k: int
     expert: Mlp
     shared: Mlp | None = None
+    shared_gate: bool = False
     groups: int = 1
     groups_per_token: int = 1
     router_bias: bool = False
@@ -112,7 +132,9 @@ class Decoder:
 
     `positions` is the number of learned position embeddings (0: none). `embedding_width` differs from
     `hidden` where the embeddings are projected (OPT-350m). `mtp_modules` is the number of
-    multi-token-prediction modules, each with a decoder layer like the last.
+    multi-token-prediction modules, each with a decoder layer like the last. `labels` is the number of outputs
+    of a classifier or reward model, None for a language model, whose outputs are the vocabulary. `notes` say
+    what the sizes leave out and which keys of a config were ignored.
     """
 
     family: str
@@ -125,6 +147,9 @@ class Decoder:
     embedding_norm: bool = False
     embedding_dropout: bool = False
     final_norm: bool = True
+    labels: int | None = None
+    output_bias: bool = False
     logit_softcap: bool = False
     mtp_modules: int = 0
     max_seq_len: int | None = None
+    notes: tuple[str, ...] = ()

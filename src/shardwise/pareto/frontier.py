@@ -5,7 +5,7 @@ associative, and product distributes over union (as sets of points; floating-poi
 empty frontier is neutral for union, the single point 0 for product.
 
 `non_dominated` filters one set of points or many groups at once, exactly or up to a relative epsilon. `knee`
-finds where a frontier of two objectives bends most.
+finds the point of a frontier of time and memory that is worth most.
 """
 
 from __future__ import annotations
@@ -19,30 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.errors import InternalError
-from shardwise.ties import ROUNDING, first_largest
-
-
-def knee(points: npt.NDArray[Any]) -> int | None:
-    """Index of the knee among `points` (n, 2), or None where there is none.
-
-    The points are non-dominated, positive, and ascend in the first objective. Both objectives become
-    logarithms, scaled so that the first point is at (0, 1) and the last at (1, 0): no unit and no factor
-    changes the answer. The knee is the point farthest below the chord between these two; of equal points the
-    first. A frontier that is nowhere below its chord, or that has fewer than three points, has no knee.
-    """
-    if len(points) < 3:
-        return None
-    logs = np.log(np.asarray(points, dtype=np.float64))
-    lowest, spread = logs.min(axis=0), np.ptp(logs, axis=0)
-    below = 1.0 - ((logs - lowest) / spread).sum(axis=1)
-    place = int(first_largest(below))
-    return place if below[place] > ROUNDING and 0 < place < len(points) - 1 else None
-
+from shardwise.ties import ROUNDING, first_least
 
 Points = npt.NDArray[np.float64]
 """(n, k): n points of k objectives, all minimised."""
 
 Indices = npt.NDArray[np.intp]
+
+MEMORY_WORTH = 0.2
+"""What the whole memory of a device is worth, as a share of the step time of the fastest point: 1 % of step
+time has to free 5 % of the memory. Half of the memory is then worth 10 % of the time, half of what devices
+with half of the memory cost less (list prices of A100 and V100: 20 % and 22 %), since memory of a device that
+is there already costs nothing."""
 
 _BLOCK = 256
 """Block size, points: rows compared at once where there are four objectives or more. The masks of a block
@@ -51,6 +39,22 @@ then fit in the cache."""
 _FIRST, _FURTHER = 128, 4
 """Rows that a block is compared with first, and the factor by which that number grows each time. The first
 few rows dominate most others."""
+
+
+def knee(points: npt.NDArray[Any], capacity: float) -> int | None:
+    """Index of the knee among `points` (n, 2), or None where no point is worth more than the first.
+
+    The points are non-dominated, positive, and ascend in the first objective, time; the second is memory, and
+    `capacity` is the memory of the device in the same unit. The knee has the least sum of time over that of
+    the first point and MEMORY_WORTH times memory over capacity; of equal points it is the first. So from the
+    first point to the knee each percent of time frees at least 5 % of the device's memory, and from the knee
+    to any slower point less.
+    """
+    if len(points) < 2:
+        return None
+    rows = np.asarray(points, dtype=np.float64)
+    place = int(first_least(rows[:, 0] / rows[0, 0] + MEMORY_WORTH / capacity * rows[:, 1]))
+    return place or None
 
 
 def non_dominated(

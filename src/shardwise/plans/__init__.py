@@ -1,6 +1,6 @@
 """Plans: the one record of an answer (`Plan`), and its file."""
 
-from shardwise.plans.atomic_write import check_output_path, write_file
+from shardwise.plans.atomic_write import check_output_path, remove_abandoned, write_file
 from shardwise.plans.documents import (
     SCHEMA,
     certificate_document,
@@ -49,10 +49,14 @@ from shardwise.plans.record import (
     as_ranges,
     idle_in,
 )
+from shardwise.plans.step_parts import MECHANISMS, CommunicationTime, StepParts
+from shardwise.plans.whole_run import DAY_S, RunLength, WholeRun, whole_run, whole_run_of
 
 __all__ = [
+    "DAY_S",
     "DECISION",
     "GOODPUT_FROM_DEVICES",
+    "MECHANISMS",
     "NO_IDLE_DEVICES",
     "OBJECTIVES",
     "PROVEN_GAP",
@@ -61,6 +65,7 @@ __all__ = [
     "UNEVEN_SPACE",
     "Answer",
     "Certificate",
+    "CommunicationTime",
     "FrontierPoint",
     "Goodput",
     "Idle",
@@ -74,13 +79,16 @@ __all__ = [
     "PlanQuestion",
     "Reliability",
     "Result",
+    "RunLength",
     "SearchedPart",
     "Stage",
     "StagePart",
+    "StepParts",
     "StrategyFrontier",
     "TargetBest",
     "TraceChoice",
     "Value",
+    "WholeRun",
     "as_ranges",
     "certificate_document",
     "check_output_path",
@@ -93,11 +101,14 @@ __all__ = [
     "plan_hash",
     "plan_of",
     "read_plan",
+    "remove_abandoned",
     "result_document",
     "schedule_of",
     "target_document",
     "usd_per_billion_tokens",
     "usd_per_step",
+    "whole_run",
+    "whole_run_of",
     "write_file",
     "write_plan",
 ]

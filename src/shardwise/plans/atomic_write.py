@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -115,6 +117,22 @@ def write_file(path: str, data: bytes, *, files: Files | None = None) -> None:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot be written: {why}", file=printable(path)) from error
+
+
+ABANDONED_S = 600.0
+"""Age in seconds from which a temporary file belongs to a writer that ended before its rename."""
+
+_TEMPORARY = re.compile(r"\..{1,40}\.[0-9a-f]{12}\.tmp", re.DOTALL)
+
+
+def remove_abandoned(folder: str) -> None:
+    """Removes temporary files of `write_file` in `folder` whose writer was killed. Errors are ignored."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_S:
+                        os.unlink(entry.path)
 
 
 def _write_and_rename(files: Files, temporary: str, target: str, data: bytes) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp
 from shardwise.plans.record import Certificate, Layout, Result, Stage, TargetBest
 from shardwise.plans.resolved_layers import layers_document
 from shardwise.schedule import Schedule, to_text
-from shardwise.strategy import ANY
+from shardwise.strategy import ANY, job_record, strategy_record
 
 SCHEMA = "shardwise.plan"
 VERSION = 2
@@ -32,10 +32,12 @@ PROVENANCE = frozenset(("assumptions", "provenance", "sources"))
 plan hash leaves them out."""
 
 
-def result_document(result: Result) -> dict[str, object]:
-    """`best` of a plan file: seconds, bytes, tokens/s. `strategy` is null if the stages are not alike."""
+def result_document(result: Result, options: Mapping[str, str] | None = None) -> dict[str, object]:
+    """`best` of a plan file: seconds, bytes, tokens/s. `strategy` is null if the stages are not alike; else
+    it has the `options` of the software that act on it, where there are any."""
+    added = {"options": dict(options)} if options else {}
     return {
-        "strategy": None if result.fields is None else asdict(result.fields),
+        "strategy": None if result.fields is None else {**strategy_record(result.fields), **added},
         "layout": layout_document(result.layout),
         "step_time_s": result.step_time_s,
         "band_s": list(result.band_s),
@@ -43,6 +45,8 @@ def result_document(result: Result) -> dict[str, object]:
         "mfu": result.mfu,
         "mfu_full_attention": result.mfu_full_attention,
         "peak_memory_bytes": asdict(result.peak_memory),
+        "memory_band_bytes": list(result.memory_band_bytes),
+        "fits_probability": result.fits_probability,
         "breakdown": dict(result.breakdown),
         "memory": {**result.memory, "tightest_rank": result.tightest_rank},
         "evaluator": result.evaluator,
@@ -93,14 +97,19 @@ def _stage_document(stage: Stage) -> dict[str, object]:
 
 
 def certificate_document(certificate: Certificate) -> dict[str, object]:
-    """The certificate with lists instead of tuples. `priced_as` is present only if it is not empty; then
-    nothing is proven, and the gap is null."""
+    """The certificate with lists instead of tuples. `empty_ends`, `own_set`, `options`, `other_options` and
+    `priced_as` are present only if they say something. With `priced_as` nothing is proven, and the gap is
+    null."""
     document: dict[str, object] = {
         **asdict(certificate),
         "fixed": dict(certificate.fixed),
         "axes": {name: list(values) for name, values in certificate.axes.items()},
         "rejected": dict(certificate.rejected),
     }
+    document["other_options"] = [certificate_document(one) for one in certificate.other_options]
+    for name in ("empty_ends", "own_set", "options", "other_options"):
+        if not document[name]:
+            del document[name]
     lines = document.pop("priced_as")
     return {**document, "gap": None, "priced_as": lines} if lines else document
 
@@ -129,6 +138,7 @@ def question_document(question: PlanQuestion) -> dict[str, object]:
         "epsilon": question.epsilon,
         "events": question.events,
         **({"tolerance": question.tolerance} if question.tolerance else {}),
+        **({"options": dict(question.options)} if question.options else {}),
     }
     if question.cluster is not None:
         document["cluster"] = cluster_record(question.cluster)
@@ -144,8 +154,8 @@ def plan_document(plan: Plan) -> dict[str, object]:
         "target": plan.target or ANY,
         "question": question_document(plan.question),
         **_network_document(plan.network),
-        "job": asdict(plan.job),
-        "best": result_document(plan.best),
+        "job": job_record(plan.job),
+        "best": result_document(plan.best, plan.options),
         "idle": asdict(plan.idle),
         "cluster": cluster_record(plan.cluster),
     }
@@ -174,9 +184,10 @@ def optimum_document(plan: Plan) -> dict[str, object]:
     """`optimum`: the fastest strategy of the target, and by how much the recommended one is slower."""
     strategy = plan.best.fields if plan.optimum is None else plan.optimum.strategy
     return {
-        "strategy": None if strategy is None else asdict(strategy),
+        "strategy": None if strategy is None else strategy_record(strategy),
         "step_time_s": plan.optimum_s,
         "given_up": plan.given_up,
+        **({} if plan.optimum_fits is None else {"fits_probability": plan.optimum_fits}),
     }
 
 
@@ -188,7 +199,7 @@ def target_document(one: TargetBest) -> dict[str, object]:
         "target": one.target,
         "step_time_s": one.step_time_s,
         "over_any": one.over_any,
-        "strategy": None if one.strategy is None else asdict(one.strategy),
+        "strategy": None if one.strategy is None else strategy_record(one.strategy),
     }
 
 
@@ -220,7 +231,7 @@ def _graph_document(text: str) -> dict[str, object]:
 
 def _runner_up_document(runner_up: RunnerUp) -> dict[str, object]:
     return {
-        "strategy": asdict(runner_up.strategy),
+        "strategy": strategy_record(runner_up.strategy),
         "step_time_s": runner_up.step_time_s,
         "device_bytes": runner_up.device_bytes,
     }
@@ -232,20 +243,21 @@ def document_hash(document: Mapping[str, object]) -> str:
     body = {key: value for key, value in document.items() if key != "hash"}
     certificate = body.get("certificate")
     if isinstance(certificate, Mapping):
-        body["certificate"] = {key: value for key, value in certificate.items() if key not in EFFORT}
+        body["certificate"] = _without(certificate, EFFORT)
     for key in ("cluster", "job"):
-        body[key] = _without_provenance(body.get(key))
+        body[key] = _without(body.get(key), PROVENANCE)
     if "question" in body:
-        body["question"] = _without_provenance(body["question"])
+        body["question"] = _without(body["question"], PROVENANCE)
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
-def _without_provenance(value: object) -> object:
+def _without(value: object, keys: Container[str]) -> object:
+    """The value without these keys at any depth."""
     if isinstance(value, Mapping):
-        return {key: _without_provenance(item) for key, item in value.items() if key not in PROVENANCE}
+        return {key: _without(item, keys) for key, item in value.items() if key not in keys}
     if isinstance(value, list):
-        return [_without_provenance(item) for item in value]
+        return [_without(item, keys) for item in value]
     return value
 
 

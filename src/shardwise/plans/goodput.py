@@ -65,7 +65,15 @@ class Goodput:
 
 
 def goodput_of(result: Result, cluster: Cluster, reliability: Reliability) -> Goodput:
-    """The goodput of a long run of `result` on `cluster`.
+    """The goodput of a long run of `result` on `cluster`."""
+    return goodput_at(result.step_time_s, result.tokens_per_s_per_device, cluster, reliability)
+
+
+def goodput_at(
+    step_time_s: float, tokens_per_s: float | None, cluster: Cluster, reliability: Reliability
+) -> Goodput:
+    """The goodput of a long run on `cluster` with steps of `step_time_s` and `tokens_per_s` per device (None
+    where samples have no tokens).
 
     Checkpoints are at the ends of steps, so an interval is at least one step.
     """
@@ -73,11 +81,10 @@ def goodput_of(result: Result, cluster: Cluster, reliability: Reliability) -> Go
     stall_s, restart_s = reliability.checkpoint_stall_s, reliability.restart_s
     chosen_s = reliability.checkpoint_interval_s
     requested_s = goodput.optimal_interval_s(stall_s, mtbf_s) if chosen_s is None else chosen_s
-    interval_s = max(float(requested_s), result.step_time_s)
+    interval_s = max(float(requested_s), step_time_s)
     surviving = float(goodput.surviving_fraction(interval_s, stall_s, restart_s, mtbf_s))
     working = surviving * (1.0 - goodput.checkpoint_fraction(interval_s, stall_s))
     fraction = working / float(goodput.slowest_node_slowdown(len(cluster.nodes), reliability.jitter))
-    tokens_per_s = result.tokens_per_s_per_device
     return Goodput(
         fraction=fraction,
         lost={"failures": 1.0 - surviving, "checkpoints": surviving - working, "jitter": working - fraction},

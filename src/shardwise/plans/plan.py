@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, overload
 
 from shardwise.cluster import Cluster, Mesh, mesh_of
@@ -30,12 +30,14 @@ from shardwise.plans.record import (
     TraceChoice,
     Value,
 )
+from shardwise.plans.step_parts import StepParts
 from shardwise.schedule import MAX_ACTIONS, Schedule, generate
-from shardwise.strategy import Job, Strategy, brief_text
+from shardwise.strategy import Job, Strategy, acting_options, brief_text, groups_of, strategy_record
 from shardwise.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from shardwise.api import ExportedPlan, PlanComparison, PlanExplanation
+    from shardwise.plans.whole_run import WholeRun
 
 KIND_TEXTS: Mapping[PlanKind, str] = {
     "uniform": "a plan of one strategy",
@@ -59,7 +61,7 @@ class PlanQuestion:
     `mixed_stage_rows` are the limits of uneven plans. `epsilon` is the largest factor, less one, by which a
     frontier of an operator graph was allowed to be above the exact one. `events` is the origin of the trace
     of events that the plan was chosen for. `tolerance` is the largest factor, less one, by which a
-    recommended strategy may be slower than the optimum.
+    recommended strategy may be slower than the optimum. `options` are the requested options of the software.
     """
 
     objective: str = "time"
@@ -73,6 +75,7 @@ class PlanQuestion:
     epsilon: float = 0.0
     events: str | None = None
     tolerance: float = 0.0
+    options: Mapping[str, str] = field(default_factory=dict)
     cluster: Cluster | None = None
 
     def of_part(self, part: Cluster, whole: Cluster | None) -> PlanQuestion:
@@ -128,9 +131,31 @@ class Plan:
         return self.step_time_s if self.optimum is None else self.optimum.step_time_s
 
     @property
+    def runner_up_groups(self) -> tuple[int, ...]:
+        """For each runner-up the number of its kind: 0 is that of the best strategy, and runners-up with the
+        same number differ in small choices only."""
+        return groups_of(self.strategy, [one.strategy for one in self.runners_up]) if self.runners_up else ()
+
+    @property
     def given_up(self) -> float:
         """Step time over the optimum, less one."""
         return self.step_time_s / self.optimum_s - 1.0
+
+    @property
+    def memory_band(self) -> tuple[float, float]:
+        """Bytes on the device of the tightest rank: the central 80 % of the peaks that runs of unseen sources
+        show where these are predicted."""
+        return self.best.memory_band_bytes
+
+    @property
+    def fits_probability(self) -> float:
+        """Probability that the peak memory of the tightest rank is at most the capacity of its device."""
+        return self.best.fits_probability
+
+    @property
+    def optimum_fits(self) -> float | None:
+        """`fits_probability` of the optimum; None in plan files that do not have it."""
+        return self.fits_probability if self.optimum is None else self.optimum.fits_probability
 
     @property
     def kind(self) -> PlanKind:
@@ -173,6 +198,11 @@ class Plan:
         return self.question.target
 
     @property
+    def options(self) -> Mapping[str, str]:
+        """The options of the software that change how the plan runs, with their values."""
+        return acting_options(self.target, self.job.profile, self.best.fields)
+
+    @property
     def requested_cluster(self) -> Cluster:
         """The cluster that was asked about: with the nodes that the plan leaves idle, where these are
         known."""
@@ -197,6 +227,14 @@ class Plan:
     def breakdown(self) -> Mapping[str, float]:
         """Seconds of each part of the step; they sum to the step time."""
         return self.best.breakdown
+
+    @property
+    def step_parts(self) -> StepParts:
+        """Computation, communication, overlap and idle time of a step on its critical rank, estimated again.
+        Raises ConfigError for an uneven plan that is not one of its cluster."""
+        from shardwise.api import step_parts
+
+        return step_parts(self)
 
     @property
     def memory(self) -> Mapping[str, float]:
@@ -315,6 +353,36 @@ class Plan:
 
         return what_if(self, changes, workers=workers, budget=budget)
 
+    def whole_run(
+        self,
+        *,
+        tokens: float | str | None = None,
+        steps: int | None = None,
+        days: float | None = None,
+        power: float | str | None = None,
+        mtbf: float | str | None = None,
+        checkpoint_interval: float | str | None = None,
+        checkpoint_stall: float | str | None = None,
+        restart: float | str | None = None,
+        jitter: float | None = None,
+    ) -> WholeRun:
+        """The days, device hours, money and energy of a training run, with failures and checkpoints.
+
+        One of `tokens` (a number, or text such as `15T`), `steps` and `days` says how long the run is.
+        `power` is that of a device, in watts or as text such as `1.2kW`, instead of its rated power. Times
+        are seconds or text such as `30min`: the mean time between failures of a device (`mtbf`), the work
+        between checkpoints, the `checkpoint_stall` of each, and the `restart` after a failure. `jitter` is
+        the standard deviation of a node's step time over its mean. Raises ConfigError for an argument that
+        cannot be used.
+        """
+        from shardwise.api import whole_run
+
+        return whole_run(
+            self, tokens=tokens, steps=steps, days=days, power=power, mtbf=mtbf,
+            checkpoint_interval=checkpoint_interval, checkpoint_stall=checkpoint_stall, restart=restart,
+            jitter=jitter,
+        )  # fmt: skip
+
     def save(self, path: str | os.PathLike[str]) -> str:
         """Writes the plan file at `path` atomically, as YAML or, for a name that ends in .json, as JSON.
 
@@ -334,6 +402,16 @@ class Plan:
 
         return export(self, to=to, out=out, validate=validate)
 
+    def report(self, out: str | os.PathLike[str] | None = None, *, frontier: bool = False) -> str:
+        """The report of the plan, one HTML page that needs no network; written to `out` where it is given.
+
+        `frontier` adds the frontier of step time and memory, which is searched. Raises ConfigError for a path
+        that cannot be written.
+        """
+        from shardwise.api import report
+
+        return report(self, out=out, frontier=frontier)
+
     def to_dict(self) -> dict[str, object]:
         """The plan as plain values, as its file has them: seconds, bytes, tokens per second."""
         from shardwise.plans.documents import plan_document
@@ -348,7 +426,7 @@ class Plan:
             {
                 "step_time_s": time_s,
                 "device_bytes": nbytes,
-                **({} if strategy is None else asdict(strategy)),
+                **({} if strategy is None else strategy_record(strategy)),
             }
             for strategy, time_s, nbytes in found
         ]
@@ -388,7 +466,9 @@ class Plan:
             ("strategy", self._division),
             ("step time", f"{format_seconds(self.step_time_s)} (80 % band "
              f"{format_seconds(best.band_s[0])} to {format_seconds(best.band_s[1])})"),
-            ("peak memory", f"{format_bytes(peak.device)} of {format_bytes(peak.capacity)}"),
+            ("peak memory", f"{format_bytes(peak.device)} of {format_bytes(peak.capacity)} (80 % band "
+             f"{' to '.join(map(format_bytes, best.memory_band_bytes))}; "
+             f"{best.fits_probability:.2f} likely to fit)"),
         ]  # fmt: skip
         if best.tokens_per_s_per_device is not None:
             facts.append(("throughput", f"{format_count(best.tokens_per_s_per_device)} tokens/s per device"))

@@ -15,7 +15,14 @@ from shardwise.cluster import Cluster, cluster_from_record, mesh_of
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import GraphLayout, OpGraph, layout_from_record, parse_graph, staged_from_record
 from shardwise.inputs import Fields, dumps, read_bytes, read_mapping, short_repr
-from shardwise.model import Model, active_parameters, model_from_config, parameters
+from shardwise.model import (
+    MODULE_SETS,
+    NO_MODULES,
+    Model,
+    active_parameters,
+    model_from_config,
+    parameters,
+)
 from shardwise.plans.atomic_write import Files, write_file
 from shardwise.plans.documents import SCHEMA, VERSION, document_hash, plain_mapping, plan_document
 from shardwise.plans.plan import Plan, PlanQuestion, RunnerUp
@@ -52,6 +59,7 @@ from shardwise.strategy import (
     Optimizer,
     Strategy,
     is_value,
+    option_values,
     profile_from_record,
     target_names,
 )
@@ -141,14 +149,14 @@ def _plan(fields: Fields, path: str) -> Plan:
     for name in ("schema", "version", "hash"):
         fields.any(name)
     certificate = _certificate(fields.mapping("certificate")) if fields.has("certificate") else None
-    network, cluster = _network(fields), _cluster(fields, path)
+    network, cluster, job = _network(fields), _cluster(fields, path), _job(fields.mapping("job"))
     target = fields.choice("target", (ANY, *target_names()))
     plan = Plan(
         network=network,
         cluster=cluster,
-        job=_job(fields.mapping("job")),
+        job=job,
         question=_question(fields.mapping("question"), None if target == ANY else target, path),
-        best=_result(fields.mapping("best"), network, cluster),
+        best=_result(fields.mapping("best"), network, cluster, job),
         schedule=_schedule(fields.mapping("schedule")) if fields.has("schedule") else None,
         runners_up=tuple(map(_runner_up, fields.mappings("runners_up", default=()))),
         certificate=certificate,
@@ -172,6 +180,7 @@ def _optimum(fields: Fields) -> Optimum:
     found = Optimum(
         strategy=_strategy(fields.mapping("strategy")),
         step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
+        fits_probability=_probability(fields) if fields.has("fits_probability") else None,
     )
     fields.number("given_up", low=-1.0)  # computed from the step times
     fields.finish()
@@ -207,10 +216,22 @@ def _question(fields: Fields, target: str | None, path: str) -> PlanQuestion:
         epsilon=fields.number("epsilon", high=1e6),
         events=fields.text("events", max_length=10_000) if fields.has("events") else None,
         tolerance=fields.number("tolerance", low=0.0, high=1.0) if fields.has("tolerance") else 0.0,
+        options=_options(fields),
         cluster=_cluster(fields, path, key="question.cluster") if fields.has("cluster") else None,
     )
     fields.finish()
     return question
+
+
+def _options(fields: Fields) -> dict[str, str]:
+    """Options of the software with their values; none where the key is missing."""
+    options, known = fields.mapping("options", default={}), option_values()
+    found: dict[str, str] = {}
+    for name in options.names:
+        if name not in known:
+            raise options.unknown(name, name, known, "is not an option of any target")
+        found[name] = options.choice(name, known[name])
+    return found
 
 
 def _fixed(fields: Fields) -> dict[str, Value]:
@@ -307,6 +328,9 @@ def _strategy(fields: Fields) -> Strategy:
     schedule: Any = fields.choice("schedule", SCHEDULES)
     recompute: Any = fields.choice("recompute", RECOMPUTES)
     offload: Any = fields.choice("offload", OFFLOADS)
+    modules = (
+        fields.choice("recompute_modules", MODULE_SETS[1:]) if fields.has("recompute_modules") else NO_MODULES
+    )
     strategy = Strategy(
         tp=fields.integer("tp", low=1),
         pp=fields.integer("pp", low=1),
@@ -323,6 +347,7 @@ def _strategy(fields: Fields) -> Strategy:
         schedule=schedule,
         sequence_parallel=fields.boolean("sequence_parallel"),
         recompute=recompute,
+        recompute_modules=modules,
         recompute_layers=fields.integer("recompute_layers"),
         offload=offload,
         axis_order=fields.text("axis_order"),
@@ -333,18 +358,28 @@ def _strategy(fields: Fields) -> Strategy:
     return strategy
 
 
-def _result(fields: Fields, network: Model | OpGraph, cluster: Cluster) -> Result:
+def _result(fields: Fields, network: Model | OpGraph, cluster: Cluster, job: Job) -> Result:
+    peak, errors = _peak_memory(fields.mapping("peak_memory_bytes")), job.profile.peak_errors
     memory = fields.mapping("memory")
     tightest_rank = memory.integer("tightest_rank")
+    strategy = fields.mapping("strategy") if fields.has("strategy") else None
+    if strategy is not None:
+        _options(strategy)  # they follow from the job; `check` compares them
     result = Result(
-        fields=_strategy(fields.mapping("strategy")) if fields.has("strategy") else None,
+        fields=None if strategy is None else _strategy(strategy),
         layout=_layout(fields.mapping("layout"), network, cluster),
         step_time_s=fields.number("step_time_s", low=SHORTEST_STEP_S),
-        band_s=_band(fields),
+        band_s=_band(fields, "band_s"),
         tokens_per_s_per_device=_number_or_none(fields, "tokens_per_s_per_device"),
         mfu=_number_or_none(fields, "mfu"),
         mfu_full_attention=_number_or_none(fields, "mfu_full_attention"),
-        peak_memory=_peak_memory(fields.mapping("peak_memory_bytes")),
+        peak_memory=peak,
+        memory_band_bytes=_band(fields, "memory_band_bytes")
+        if fields.has("memory_band_bytes")
+        else errors.band_bytes(peak.device),  # older files do not have it
+        fits_probability=_probability(fields)
+        if fields.has("fits_probability")
+        else errors.fits_probability(peak.device, peak.capacity),
         breakdown=_parts(fields.mapping("breakdown")),
         memory=_parts(memory, excluded=("tightest_rank",)),
         tightest_rank=tightest_rank,
@@ -358,13 +393,15 @@ def _result(fields: Fields, network: Model | OpGraph, cluster: Cluster) -> Resul
     return result
 
 
-def _band(fields: Fields) -> tuple[float, float]:
-    band = fields.sequence("band_s", low=2, high=2)
+def _band(fields: Fields, name: str) -> tuple[float, float]:
+    band = fields.sequence(name, low=2, high=2)
     if not all(isinstance(edge, int | float) and not isinstance(edge, bool) for edge in band):
-        raise fields.error(
-            "band_s", "is not a pair of numbers", found=short_repr(band), allowed="[low, high]"
-        )
+        raise fields.error(name, "is not a pair of numbers", found=short_repr(band), allowed="[low, high]")
     return float(str(band[0])), float(str(band[1]))
+
+
+def _probability(fields: Fields) -> float:
+    return fields.number("fits_probability", high=1.0)
 
 
 def _number_or_none(fields: Fields, name: str) -> float | None:
@@ -522,10 +559,13 @@ def _certificate(fields: Fields) -> Certificate:
             allowed="null",
         )
     fixed, axes = fields.mapping("fixed", default={}), fields.mapping("axes", default={})
+    others = fields.mappings("other_options") if fields.has("other_options") else ()
     certificate = Certificate(
         space=fields.text("space"),
         fixed=_fixed(fixed),
         axes=_axes(axes),
+        empty_ends=fields.boolean("empty_ends", default=False),
+        own_set=fields.boolean("own_set", default=False),
         enumerated=fields.integer("enumerated", high=1e30),
         unexplored=fields.integer("unexplored", high=1e30, default=0),
         rejected={name: rejected.integer(name, high=1e30) for name in rejected.names},
@@ -537,6 +577,8 @@ def _certificate(fields: Fields) -> Certificate:
         search_s=fields.number("search_s"),
         search_cpu_s=fields.number("search_cpu_s"),
         priced_as=priced_as,
+        options=_options(fields),
+        other_options=tuple(map(_certificate, others)),
     )
     fields.finish()
     return certificate
@@ -582,7 +624,7 @@ def _lines(fields: Fields, name: str) -> tuple[str, ...]:
 def _field_value(fields: Fields, name: str, value: object) -> Value:
     """A value of the strategy field `name`."""
     if name not in FIELDS and name not in ALIASES:
-        raise fields.error(name, "is not a field of a strategy", allowed=", ".join((*FIELDS, *ALIASES)))
+        raise fields.unknown(name, name, (*FIELDS, *ALIASES), "is not a field of a strategy")
     if not is_value(name, value):
         raise fields.error(name, "is not a value of this field", found=short_repr(value))
     return cast(Value, value)

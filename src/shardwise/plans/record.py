@@ -19,7 +19,7 @@ from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
 from shardwise.graph import GraphLayout, StagedLayout
 from shardwise.inputs import Fields, short_repr
-from shardwise.strategy import Strategy
+from shardwise.strategy import Job, Strategy
 
 PlanKind = Literal["uniform", "uneven", "graph"]
 """A plan of one strategy, a plan whose stages or pipelines differ, or a plan of an operator graph."""
@@ -189,7 +189,9 @@ class Result:
     sums to the step time; `memory` (bytes on rank `tightest_rank`) sums to the device bytes. `pools` are
     those on which an uneven plan is estimated, empty for others. If its pipelines are `is_alike`, they have
     the same stages, whose replicas communicate over the tiers of their own pool. Operator graphs have no
-    throughput in tokens or model FLOPs utilisation.
+    throughput in tokens or model FLOPs utilisation. `memory_band_bytes` is the central 80 % of the device
+    bytes that are measured where these are predicted, `fits_probability` the probability that they are at
+    most the capacity.
     """
 
     fields: Strategy | None
@@ -200,6 +202,8 @@ class Result:
     mfu: float | None
     mfu_full_attention: float | None
     peak_memory: PeakMemory
+    memory_band_bytes: tuple[float, float]
+    fits_probability: float
     breakdown: Mapping[str, float]
     memory: Mapping[str, float]
     tightest_rank: int
@@ -272,16 +276,23 @@ class Result:
 class Certificate:
     """The outcomes of all candidates: `enumerated = sum(rejected) + cut_by_bound + simulated`, exactly.
 
-    The space is `space` with fields restricted to one value (`fixed`) or to several (`axes`); it has
+    The space is `space` with fields restricted to one value (`fixed`) or to several (`axes`), with
+    `empty_ends` also with interleaved pipelines of two stages more than layers, with `own_set` also with the
+    own set of our runtime where `axes` names modules to recompute; it has
     `enumerated + unexplored` candidates. `cut_by_bound` counts pruned candidates, `simulated` evaluated ones.
     `unexplored` are the candidates left out by a search that ended early: none of them takes less than
     `lower_bound_s`. `priced_as` are lines that say how the cluster or its events were approximated; if it is
     not empty, bound and gap are those of the approximation, and nothing is proven.
+
+    `other_options` are the certificates of the same question with other values of options of the software,
+    which are their `options`.
     """
 
     space: str
     fixed: Mapping[str, Value] = field(default_factory=dict)
     axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    empty_ends: bool = False
+    own_set: bool = False
     enumerated: int
     unexplored: int = 0
     rejected: Mapping[str, int]
@@ -293,11 +304,19 @@ class Certificate:
     search_s: float
     search_cpu_s: float
     priced_as: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    other_options: tuple[Certificate, ...] = ()
 
     @property
     def is_proven(self) -> bool:
         """Whether the lower bound proves that no candidate takes less time on the cluster as given."""
-        return not self.priced_as and self.gap <= PROVEN_GAP
+        is_proven = not self.priced_as and self.gap <= PROVEN_GAP
+        return is_proven and all(one.is_proven for one in self.other_options)
+
+    @property
+    def counted(self) -> int:
+        """All candidates that were counted, also with other options."""
+        return self.enumerated + sum(one.enumerated for one in self.other_options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +399,8 @@ class Optimum:
 
     strategy: Strategy
     step_time_s: float
+    fits_probability: float | None = None
+    """As in `Result`; None in plan files that do not have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +426,8 @@ class Answer:
     left to find it). `mixed` has the comparison on a mixed cluster. `is_interrupted`: the user ended the
     search early. `whole` is the requested cluster, None where it is not known. `optimum` is the
     fastest strategy where another one is recommended as `best`; the certificate is that of the optimum.
-    `targets` has the best of each target.
+    `targets` has the best of each target. `job` is that of the question with the best values of open options
+    of the software (None: that of the question).
     """
 
     best: Result
@@ -424,6 +446,7 @@ class Answer:
     whole: Cluster | None = None
     optimum: Optimum | None = None
     targets: tuple[TargetBest, ...] = ()
+    job: Job | None = None
 
     @property
     def is_proven(self) -> bool:

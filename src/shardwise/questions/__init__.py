@@ -1,7 +1,8 @@
 """From arguments to answers: what a question is about, its space and target, and the plan or frontier that
 answers it. The Python interface and the command line ask through this package.
 
-Decisions after events, checks and reviews are imported when they are first used: planning needs none of them.
+Decisions after events, checks, imports and reviews are imported when they are first used: planning needs none
+of them.
 """
 
 from typing import TYPE_CHECKING
@@ -27,16 +28,27 @@ from shardwise.questions.frontiers import (
     frontier_of,
     point_document,
 )
-from shardwise.questions.planning import SearchArguments, evaluated, planned
+from shardwise.questions.plan_frontiers import frontier_of_plan
+from shardwise.questions.planning import SearchArguments, evaluated, planned, request_and_target
 from shardwise.questions.request import DTYPES, OPTIMIZERS, OWN_TARGET, JobArguments, Request, request_of
 from shardwise.questions.spaces import counted_space, counted_uneven, require_candidates, space_choice
 from shardwise.questions.sweeps import Sweep, row_of, swept
+from shardwise.questions.target_table import targets_that_run
+from shardwise.questions.targets import target_name
 from shardwise.questions.trace_plans import planned_for_trace
+from shardwise.questions.whole_runs import (
+    RunArguments,
+    RunOnPart,
+    run_length,
+    run_of_plan,
+    runs_of_length,
+)
 
 if TYPE_CHECKING:
-    from shardwise.questions.after_events import Replanned, cluster_after, replanned
+    from shardwise.questions.after_events import Replanned, cluster_after, replanned, running_by
     from shardwise.questions.checking import CheckedPlan, checked_plan, checked_record
-    from shardwise.questions.reviewing import Review, ReviewArguments, ReviewChange, reviewed
+    from shardwise.questions.importing import ImportedCluster, imported_cluster
+    from shardwise.questions.reviewing import Review, ReviewArguments, ReviewChange, reviewed, run_of_file
 
 __all__ = [
     "DTYPES",
@@ -50,6 +62,7 @@ __all__ = [
     "FrontierArguments",
     "FrontierSource",
     "GraphSource",
+    "ImportedCluster",
     "JobArguments",
     "PlanExplanation",
     "Progress",
@@ -58,6 +71,8 @@ __all__ = [
     "Review",
     "ReviewArguments",
     "ReviewChange",
+    "RunArguments",
+    "RunOnPart",
     "SearchArguments",
     "StrategySource",
     "Sweep",
@@ -73,27 +88,38 @@ __all__ = [
     "files_for",
     "flag",
     "frontier_of",
+    "frontier_of_plan",
+    "imported_cluster",
     "optional_text",
     "planned",
     "planned_for_trace",
     "point_document",
     "replanned",
+    "request_and_target",
     "request_of",
     "require_candidates",
     "reviewed",
     "row_of",
+    "run_length",
+    "run_of_file",
+    "run_of_plan",
+    "running_by",
+    "runs_of_length",
     "seconds",
     "space_choice",
     "swept",
+    "target_name",
+    "targets_that_run",
     "text",
     "what_if",
     "why_not",
 ]
 
 _LATE = {
-    "after_events": ("Replanned", "cluster_after", "replanned"),
+    "after_events": ("Replanned", "cluster_after", "replanned", "running_by"),
     "checking": ("CheckedPlan", "checked_plan", "checked_record"),
-    "reviewing": ("Review", "ReviewArguments", "ReviewChange", "reviewed"),
+    "importing": ("ImportedCluster", "imported_cluster"),
+    "reviewing": ("Review", "ReviewArguments", "ReviewChange", "reviewed", "run_of_file"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwise.cluster import Cluster, load_cluster
@@ -10,6 +10,8 @@ from shardwise.errors import ConfigError
 from shardwise.notebook import panel, table
 from shardwise.plans import Idle, Plan
 from shardwise.questions.arguments import text
+from shardwise.questions.request import OWN_TARGET, software_profile
+from shardwise.questions.targets import require_runs_on, target_name
 from shardwise.replanning import (
     AnyArrangement,
     Costs,
@@ -21,6 +23,7 @@ from shardwise.replanning import (
     decide_after,
     trace_for,
 )
+from shardwise.strategy import ANY, NEWEST_MEGATRON_LM, Profile, Target, target_of
 from shardwise.units import format_seconds
 
 
@@ -153,6 +156,50 @@ def cluster_after(plan: Plan, cluster: object, *, inter_node: str | None) -> Clu
     return cluster_for(plan, cluster)
 
 
+def running_by(plan: Plan, target: object, software: object) -> Plan:
+    """A running plan whose changes are those that a `target` runs, priced by its profile or by `software`;
+    where these are None, by those of the plan. ConfigError where the target does not run the plan."""
+    name, profile = target_name(target), software_profile(software)
+    if name is None and profile is None:
+        return plan
+    new = target_of(name) if name not in (None, ANY) else None
+    if new is not None:
+        _require_run(new, plan)
+    if name is None:
+        new = None if plan.target is None else target_of(plan.target)
+    job = plan.job
+    is_other = (None if new is None else new.name) != plan.target
+    if profile is None and is_other and job.profile.name == _profile_of(plan.target, plan.cluster).name:
+        profile = _profile_of(None if new is None else new.name, plan.cluster)
+    profile = profile or job.profile
+    profile = profile if new is None or new.name != OWN_TARGET else new.run_by(profile)
+    question = replace(plan.question, target=None if new is None else new.name)
+    return replace(plan, question=question, job=replace(job, profile=profile))
+
+
+def _require_run(target: Target, plan: Plan) -> None:
+    """ConfigError where `target` does not run the plan on its cluster."""
+    plan.require_kind("uniform", "uneven")
+    require_runs_on(target, plan.cluster)
+    if plan.best.fields is not None:
+        refused = [str(one) for one in target.for_job(plan.model, plan.job).refusals(plan.best.fields)]
+    else:
+        refused = [] if plan.job.dtype in target.uneven_dtypes else ["an uneven plan"]
+    if refused:
+        raise ConfigError(
+            f"{target.command} does not run the plan", key="--target", found=refused[0],
+            allowed=f"the target of the plan, {plan.target or ANY}; or any",
+        )  # fmt: skip
+
+
+def _profile_of(target: str | None, cluster: Cluster) -> Profile:
+    """The software profile of a target by default; that of our own runtime on devices that it knows."""
+    own = target_of(OWN_TARGET)
+    if target is None:
+        return own.own_profile if own.knows_devices(cluster.classes) else NEWEST_MEGATRON_LM
+    return target_of(target).own_profile
+
+
 def replanned(
     plan: Plan,
     *,
@@ -162,10 +209,14 @@ def replanned(
     horizon_s: float,
     costs: Costs,
     is_of_files: bool,
+    target: object = None,
+    software: object = None,
 ) -> Replanned:
     """The decision for a running plan after all events of a trace; with `is_of_files` among plans that a plan
-    file can hold. Without a `cluster`, on that of the plan's question. Raises ConfigError for events or a
-    cluster that do not match, Infeasible where nothing runs."""
+    file can hold. Without a `cluster`, on that of the plan's question; `target` and `software` are as in
+    `running_by`. Raises ConfigError for events or a cluster that do not match, Infeasible where nothing
+    runs."""
+    plan = running_by(plan, target, software)
     loaded = cluster_after(plan, cluster, inter_node=inter_node)
     arrangement_of(plan, loaded)  # refuses plans before it reads the events
     given = trace_for(text("--events", events), loaded)

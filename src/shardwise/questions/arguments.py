@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from numbers import Integral, Real
+from typing import Any
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import nearest, short_repr
+from shardwise.inputs import short_repr, unknown
 from shardwise.plans import Value
-from shardwise.strategy import ALIASES, FIELDS, is_value, parse_fields
+from shardwise.strategy import ALIASES, FIELDS, is_value, option_values, parse_fields
 from shardwise.units import format_seconds, parse_quantity
 
 MAX_COUNT = 10_000_000
@@ -77,9 +78,7 @@ def quantity(option: str, value: object, unit: str, *, allowed: str) -> float:
 def choice(option: str, value: object, choices: Sequence[str]) -> str:
     """`value` if it is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
-        near = nearest(value, choices) if isinstance(value, str) else None
-        hint = f" (did you mean {near}?)" if near else ""
-        raise _wrong_type(option, f"is not one of the choices{hint}", value, ", ".join(choices))
+        raise unknown("is not one of the choices", value, choices, key=option)
     return value
 
 
@@ -114,15 +113,71 @@ def fields(option: str, value: object) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for name, one in value.items():
         if name not in FIELDS and name not in ALIASES:
-            near = nearest(name, (*FIELDS, *ALIASES)) if isinstance(name, str) else None
-            hint = f"; did you mean {near!r}?" if near else ""
-            allowed = ", ".join((*FIELDS, *ALIASES))
-            raise ConfigError(f"unknown field {short_repr(name)}{hint}", key=option, allowed=allowed)
+            raise unknown("is not a field of a strategy", name, (*FIELDS, *ALIASES), key=option)
         plain = int(one) if isinstance(one, Integral) and not isinstance(one, bool) else one
         if not isinstance(plain, int | str) or not is_value(name, plain):
             raise ConfigError("is not a value of this field", key=f"{option}.{name}", found=short_repr(one))
         found[name] = plain
     return found
+
+
+MODULES = "recompute_modules"
+"""The option of software that is a field of the strategy too."""
+
+
+def fields_and_modules(option: str, value: object, options: object) -> dict[str, Value]:
+    """Fields of a strategy, with the modules to recompute that the `options` of the software name."""
+    found, pairs = fields(option, value), _pairs("--set", options)
+    if MODULES not in pairs:
+        return found
+    named = pairs[MODULES]
+    read = fields("--set", f"{MODULES}={named}" if isinstance(named, str) else {MODULES: named})
+    if found.get(MODULES, read[MODULES]) != read[MODULES]:
+        raise ConfigError(
+            f"contradicts {option}", key=f"--set.{MODULES}", found=short_repr(named),
+            allowed=f"{found[MODULES]}, or only one of both",
+        )  # fmt: skip
+    return found | read
+
+
+def options_of_software(option: str, value: object) -> dict[str, str]:
+    """Options of the software with their values: a mapping, or text such as `grad_reduce_dtype=bf16`. Without
+    `recompute_modules`, which `fields_and_modules` reads."""
+    known, pairs = option_values(), _pairs(option, value)
+    found = {}
+    for name, one in pairs.items():
+        if name == MODULES:
+            continue
+        if name not in known:
+            raise unknown("is not an option of any target", name, sorted((*known, MODULES)), key=option)
+        if one in known[name] or not any("+" in value for value in known[name]):
+            found[str(name)] = choice(f"{option}.{name}", one, known[name])
+            continue
+        # Of a set of names, which has many values, the names are listed.
+        names = [value for value in known[name] if "+" not in value]
+        raise ConfigError(
+            "is no set of these names that the software takes", key=f"{option}.{name}", found=short_repr(one),
+            allowed=f"{', '.join(names)}, joined by + in this order",
+        )  # fmt: skip
+    return found
+
+
+def _pairs(option: str, value: object) -> Mapping[Any, Any]:
+    """Options of the software, unchecked."""
+    if isinstance(value, str):
+        return dict(_pair(option, part.strip()) for part in value.split(",") if part.strip())
+    if value is not None and not isinstance(value, Mapping):
+        raise _wrong_type(
+            option, "is not a mapping of options", value, "such as {'grad_reduce_dtype': 'bf16'}"
+        )
+    return value or {}
+
+
+def _pair(option: str, part: str) -> tuple[str, str]:
+    name, equals, value = part.partition("=")
+    if not equals:
+        raise ConfigError("is not NAME=VALUE", key=option, found=short_repr(part), allowed="NAME=VALUE,...")
+    return name.strip(), value.strip()
 
 
 def stage_dp(option: str, value: object) -> int:

@@ -14,6 +14,7 @@ import shardwise_verify
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.notebook import panel, table
 from shardwise.plans import Plan, Result, plan_document, read_plan
+from shardwise.questions.arguments import Progress
 from shardwise.search import predicted_again
 from shardwise_verify import (
     PROOF_BUDGET_S,
@@ -76,33 +77,48 @@ class CheckedPlan:
         return panel(repr(self)[1:-1], table(("", "check", "found", "expected"), rows))
 
 
-def checked_plan(path: str, proof_budget_s: float = PROOF_BUDGET_S) -> CheckedPlan:
+def checked_plan(
+    path: str, proof_budget_s: float = PROOF_BUDGET_S, *, progress: Progress | None = None
+) -> CheckedPlan:
     """The verdict of the checker and of the planner on the plan file at `path`. Raises ConfigError for a file
     that is no plan or was altered."""
     plan = read_plan(path)
     try:
-        verdict = _verdict(path, plan, proof_budget_s)
+        verdict = _verdict(path, plan, proof_budget_s, progress)
     except InputError as error:
-        raise ConfigError(
-            error.message, file=path, key=error.key or None, found=error.found or None,
-            allowed=error.allowed or None,
-        ) from None  # fmt: skip
+        raise _config_error(error).within(file=path) from None
     return CheckedPlan(verdict=verdict, computed_again=tuple(computed_again(plan, verdict)))
 
 
-def checked_record(plan: Plan, proof_budget_s: float = PROOF_BUDGET_S) -> CheckedPlan:
-    """The verdict of the checker and of the planner on a plan, as its file would be."""
-    verdict = shardwise_verify.check_document(plan_document(plan), proof_budget_s=proof_budget_s)
+def checked_record(
+    plan: Plan, proof_budget_s: float = PROOF_BUDGET_S, *, progress: Progress | None = None
+) -> CheckedPlan:
+    """The verdict of the checker and of the planner on a plan, as its file would be. Raises ConfigError where
+    the checker cannot use a value."""
+    try:
+        verdict = shardwise_verify.check_document(
+            plan_document(plan), proof_budget_s=proof_budget_s, progress=progress
+        )
+    except InputError as error:
+        raise _config_error(error) from None
     return CheckedPlan(verdict=verdict, computed_again=tuple(computed_again(plan, verdict)))
 
 
-def _verdict(path: str, plan: Plan, proof_budget_s: float) -> Verdict:
+def _config_error(error: InputError) -> ConfigError:
+    return ConfigError(
+        error.message, key=error.key or None, found=error.found or None, allowed=error.allowed or None
+    )
+
+
+def _verdict(path: str, plan: Plan, proof_budget_s: float, progress: Progress | None) -> Verdict:
     """The verdict of the checker on the document of version 2; a file of version 1 keeps its own hash."""
     document: Mapping[str, object] = shardwise_verify.read_document(path)
     stated, version = shardwise_verify.checked_hash(document)
     if version == shardwise_verify.VERSION:
-        return shardwise_verify.check_document(document, proof_budget_s=proof_budget_s)
-    verdict = shardwise_verify.check_document(plan_document(plan), proof_budget_s=proof_budget_s)
+        return shardwise_verify.check_document(document, proof_budget_s=proof_budget_s, progress=progress)
+    verdict = shardwise_verify.check_document(
+        plan_document(plan), proof_budget_s=proof_budget_s, progress=progress
+    )
     first = value_check("hash of version 1", stated, stated)
     return replace(verdict, plan_hash=stated, checks=(first, *verdict.checks))
 
@@ -151,6 +167,9 @@ def _result_checks(found: Result, predicted: Result) -> Iterator[Check]:
         "predicted step time": (found.step_time_s, predicted.step_time_s),
         "predicted band low": (found.band_s[0], predicted.band_s[0]),
         "predicted band high": (found.band_s[1], predicted.band_s[1]),
+        "predicted memory band low": (found.memory_band_bytes[0], predicted.memory_band_bytes[0]),
+        "predicted memory band high": (found.memory_band_bytes[1], predicted.memory_band_bytes[1]),
+        "predicted fits probability": (found.fits_probability, predicted.fits_probability),
     }
     for place, pair in enumerate(zip(found.pipeline_s, predicted.pipeline_s, strict=True)):
         numbers[f"predicted pipeline {place}"] = pair

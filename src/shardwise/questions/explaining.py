@@ -52,6 +52,7 @@ class PlanExplanation:
             "totals": None if found is None else dict(found.totals),
             "alternatives": self.rows(),
             "binding": None if found is None else asdict(found.binding),
+            "relaxed": [] if found is None else [asdict(one) for one in found.relaxed],
         }
 
     def __repr__(self) -> str:
@@ -79,14 +80,21 @@ class PlanExplanation:
 
 
 def explained(
-    plan: Plan, *, workers: object = 1, budget: object = None, progress: Progress | None = None
+    plan: Plan,
+    *,
+    every_value: object = False,
+    workers: object = 1,
+    budget: object = None,
+    progress: Progress | None = None,
 ) -> PlanExplanation:
-    """The explanation of a plan of any kind. Raises ConfigError if this version estimates it otherwise."""
+    """The explanation of a plan of any kind, with `every_value` of each field searched. Raises ConfigError if
+    this version estimates it otherwise."""
     many, limit_s = arguments.workers(workers), arguments.budget_s(budget)
+    is_full = arguments.flag("--verbose", every_value)
     overview = search.overview_of(plan)
     found = None
     if plan.kind == "uniform":
-        found = search.explained(plan, workers=many, budget_s=limit_s, progress=progress)
+        found = search.explained(plan, every_value=is_full, workers=many, budget_s=limit_s, progress=progress)
     return PlanExplanation(plan=plan, overview=overview, candidates=found)
 
 

@@ -11,8 +11,9 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plans import Plan, check_output_path, plan_hash, write_file
 from shardwise.questions.arguments import choice, flag, text
-from shardwise.strategy import ANY, target_of
-from shardwise.targets import EXPORTERS, WRITTEN_BY, Files, ReadBack, export_of, step_time_line
+from shardwise.questions.request import require_options
+from shardwise.strategy import ANY, newer_target, target_of
+from shardwise.targets import EXPORTERS, WRITTEN_BY, Files, ReadBack, export_of, refuse_older, step_time_line
 
 _HEAD_BYTES = 4096
 
@@ -47,9 +48,12 @@ def exported(
     for a plan for other software that does not fit as this target runs it.
     """
     named, folder = text("--to", to), text("--out", out)
-    target = export_of(named) or choice("--to", named, tuple(EXPORTERS))
+    older = newer_target(named)
+    target = older or export_of(named) or choice("--to", named, tuple(EXPORTERS))
     exporter = EXPORTERS[target]
     priced, files = files_for(plan, target)
+    if older is not None:
+        refuse_older(named, target, files)
     _check_folder(folder, files, inputs)
     found = exporter.read_back(priced, files) if flag("--validate", validate) else None
     paths: tuple[str, ...] = ()
@@ -70,10 +74,14 @@ def files_for(plan: Plan, target: str) -> tuple[Plan, dict[str, str]]:
 def _priced_for(plan: Plan, name: str) -> Plan:
     """The plan with the prediction and the software profile of this target; the plan itself where it is for
     it. Raises Infeasible where it does not fit as this software runs it."""
-    profile = target_of(name).own_profile
-    if plan.target == name or plan.job.profile == profile:
+    if plan.target == name:
         return plan
-    job = replace(plan.job, profile=profile)
+    target, options = target_of(name), plan.question.options
+    require_options(target, options, plan.job, plan.cluster)
+    profile = target.profile_for(plan.job, plan.cluster.vendors.values())
+    job = replace(plan.job, profile=target.with_options(profile, options))
+    if job == plan.job:
+        return plan
     return replace(plan, job=job, best=search.evaluate(plan.model, plan.cluster, job, plan.strategy))
 
 

@@ -14,14 +14,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from shardwise import search
 from shardwise.cluster import Cluster
-from shardwise.errors import ConfigError, Infeasible, InternalError
+from shardwise.errors import ConfigError, Infeasible, InternalError, naming_arguments
 from shardwise.graph import GRAPH_PREFIX, GraphLayout, StagedLayout, layout_record, staged_record
-from shardwise.inputs import short_repr
+from shardwise.inputs import record_of, short_repr
 from shardwise.notebook import line, panel, table
 from shardwise.plans import Plan, PlanQuestion, Value, plan_of
 from shardwise.questions import arguments
 from shardwise.questions.arguments import Progress
-from shardwise.questions.planning import plan_question
+from shardwise.questions.planning import SearchArguments, plan_question, request_and_target
 from shardwise.questions.request import (
     GraphRequest,
     JobArguments,
@@ -32,6 +32,7 @@ from shardwise.questions.request import (
     request_of,
 )
 from shardwise.questions.spaces import require_candidates, space_choice
+from shardwise.questions.whole_runs import RunArguments, RunOnPart, runs_on_parts
 from shardwise.search import (
     MODES,
     Curve,
@@ -47,7 +48,7 @@ from shardwise.search import (
     StrategyCurve,
     StrategyCurves,
 )
-from shardwise.strategy import Job, Strategy
+from shardwise.strategy import Job, Strategy, Target, strategy_record
 from shardwise.ties import TIE
 from shardwise.units import format_bytes, format_seconds
 
@@ -88,16 +89,16 @@ class FrontierSource(Protocol[LayoutT]):
 class StrategySource:
     """A model on a cluster; implements `FrontierSource`."""
 
-    def __init__(self, request: Request, question: Question) -> None:
-        self.request, self.question = request, question
-        self.curves = StrategyCurves(question)
+    def __init__(self, request: Request, question: Question, target: Target | None = None) -> None:
+        self.request, self.question, self.target = request, question, target
+        self.curves = StrategyCurves(question, target)
 
     @property
     def name(self) -> str:
         return self.request.model.name
 
     def layout(self, point: Point[Strategy]) -> Mapping[str, object]:
-        return {"strategy": asdict(point.layout)}
+        return {"strategy": strategy_record(point.layout)}
 
     def text(self, point: Point[Strategy]) -> str:
         return search.shortest_text(self.request.model, point.part, self.request.job, point.layout)
@@ -112,7 +113,7 @@ class StrategySource:
             model=question.model,
             cluster=question.cluster,
             job=question.job,
-            question=plan_question(question, None),
+            question=plan_question(self.question, self.target, self.request),
         )
 
 
@@ -249,6 +250,36 @@ class FrontierAnswer(Generic[LayoutT]):
         curve = self.curve_of(point)
         return self.source.plan(curve, curve.points.index(point), epsilon=self.epsilon)
 
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of a step of a model; None for a graph, whose samples have none."""
+        if not isinstance(self.source, StrategySource):
+            return None
+        job = self.source.request.job
+        return job.seq_len * job.global_batch_size
+
+    def whole_runs(
+        self,
+        *,
+        tokens: float | str | None = None,
+        steps: int | None = None,
+        days: float | None = None,
+        power: float | str | None = None,
+        mtbf: float | str | None = None,
+        checkpoint_interval: float | str | None = None,
+        checkpoint_stall: float | str | None = None,
+        restart: float | str | None = None,
+        jitter: float | None = None,
+    ) -> tuple[RunOnPart, ...]:
+        """The whole run at the fastest point of each part within the memory limit, with those that no other
+        part beats in both time and money marked. The arguments are those of `Plan.whole_run`. Raises
+        ConfigError for an argument that cannot be used."""
+        given = record_of(RunArguments, locals())
+        with naming_arguments():
+            return runs_on_parts(
+                self.curves, given, limit_bytes=self.limit_bytes, tokens_per_step=self.tokens_per_step
+            )
+
     def rows(self) -> list[dict[str, object]]:
         """A row for a data frame for each point: seconds, bytes, dollars per step and devices, with the
         fields of a strategy."""
@@ -258,7 +289,7 @@ class FrontierAnswer(Generic[LayoutT]):
                 "device_bytes": point.memory_bytes,
                 "cost_usd": point.cost_usd,
                 "devices": point.devices,
-                **(asdict(point.layout) if isinstance(point.layout, Strategy) else {}),
+                **(strategy_record(point.layout) if isinstance(point.layout, Strategy) else {}),
             }
             for point in self.points
         ]
@@ -401,6 +432,7 @@ class FrontierArguments:
     fix: object = None
     workers: object = 1
     use_all: object = False
+    target: object = None
 
 
 def frontier_of(
@@ -412,10 +444,16 @@ def frontier_of(
     uses_all = arguments.flag("--use-all", wanted.use_all)
     if is_graph(given.model):
         return found_frontier(_graph_source(given, wanted, query, uses_all), query, progress=progress)
-    fixed, fixed_by = _fixed(wanted)
+    fixed, fixed_by = _fixed(wanted, given.set)
     space = space_choice(wanted.space)
     refuse_bare_graph(given.model)
-    request = request_of(given)
+    request = request_of(given, wanted.target)
+    uses_any_part = search.uses_any_part(query.mode, query.sizes)
+    is_whole = uses_all or (uses_any_part and not search.is_mixed(request.cluster))
+    search_arguments = SearchArguments(
+        space=wanted.space, fix=fixed, target=wanted.target, use_all=is_whole, workers=processes
+    )
+    request, target = request_and_target(request, search_arguments, has_uneven=False, progress=progress)
     question = Question(
         model=request.model,
         cluster=request.cluster,
@@ -427,10 +465,10 @@ def frontier_of(
         use_all=uses_all,
         fixed_by=fixed_by,
     )
-    if search.uses_any_part(query.mode, query.sizes):
+    if uses_any_part:
         _require_candidates(space, fixed, request, uses_all=uses_all)
     _require_prices(query, request.cluster)
-    return found_frontier(StrategySource(request, question), query, progress=progress)
+    return found_frontier(StrategySource(request, question, target), query, progress=progress)
 
 
 def _require_candidates(
@@ -452,7 +490,11 @@ def _graph_source(
     given: JobArguments, wanted: FrontierArguments, query: FrontierQuery, uses_all: bool
 ) -> GraphSource:
     """The source of a graph, in pipeline stages where these are more than 1."""
-    for option, value, default in (("--space", wanted.space, "default"), ("--fix", wanted.fix, None)):
+    for option, value, default in (
+        ("--space", wanted.space, "default"),
+        ("--fix", wanted.fix, None),
+        ("--target", wanted.target, None),
+    ):
         if value and value != default:
             raise ConfigError(
                 "applies to transformers; a graph has a layout per operator", key=option,
@@ -478,7 +520,7 @@ def _graph_source(
     return GraphSource(request, GraphCurves(*of, request.meshes, uses_all=uses_all))
 
 
-def _fixed(wanted: FrontierArguments) -> tuple[dict[str, Value], dict[str, str]]:
+def _fixed(wanted: FrontierArguments, options: object) -> tuple[dict[str, Value], dict[str, str]]:
     """The fixed fields of a strategy, with pp by the number of stages; and the options that fix pp."""
     for option, value, allowed in (
         ("--microbatches", wanted.microbatches, "--fix micro_batch_size=N"),
@@ -490,7 +532,7 @@ def _fixed(wanted: FrontierArguments) -> tuple[dict[str, Value], dict[str, str]]
                 f"applies to graphs; a strategy has {has}", key=option, found=short_repr(value),
                 allowed=allowed,
             )  # fmt: skip
-    fixed = arguments.fields("--fix", wanted.fix)
+    fixed = arguments.fields_and_modules("--fix", wanted.fix, options)
     if wanted.stages is None:
         return fixed, {}
     by = "--stages and --fix pp" if "pp" in fixed else "--stages"

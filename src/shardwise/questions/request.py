@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwise import search
-from shardwise.cluster import Cluster, load_cluster
-from shardwise.cost import Training
+from shardwise.cluster import Cluster, at_price, load_cluster
+from shardwise.cost import Training, dtype_spelled
 from shardwise.errors import ConfigError
 from shardwise.graph import GRAPH_FILES, GRAPH_PREFIX, GRAPH_SCHEMA, OpGraph, graph_names, load_graph, scaled
-from shardwise.inputs import printable, read_mapping, short_repr
-from shardwise.model import Model, catalogue_names, load_model, model_from_config
-from shardwise.questions.arguments import choice, count, number, optional_text, text
+from shardwise.inputs import read_mapping, short_repr, unknown
+from shardwise.model import (
+    Model,
+    catalogue_names,
+    load_model,
+    model_from_config,
+    offloading_modules,
+    parameters,
+)
+from shardwise.questions.arguments import choice, count, number, optional_text, options_of_software, text
 from shardwise.search import MeshChoice
 from shardwise.strategy import (
+    CALIBRATED_FIELDS,
     NEWEST_MEGATRON_LM,
     OWN_PROFILE,
     PROFILES,
@@ -24,11 +32,16 @@ from shardwise.strategy import (
     Job,
     Profile,
     Target,
+    TimeFactors,
+    kind_of_profile,
     newest_target,
+    option_values,
     read_calibration,
     software_names,
     software_of,
+    target_names,
     target_of,
+    target_of_options,
 )
 
 OWN_TARGET = "shardwise"
@@ -53,6 +66,9 @@ class JobArguments:
     inter_node: object = None
     calibration: object = None
     software: object = None
+    attention: object = None
+    set: object = None
+    price: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +76,9 @@ class Request:
     """Model, cluster and job of a question.
 
     `own_profile` is the software profile of our own runtime, which the job has only where that runtime is the
-    target. With `has_software` the software profile of the job was requested by name, or measured.
+    target. With `has_software` the software profile of the job was requested by name, or measured under a
+    name of its own. `measured` is known software with measured numbers. `options` are the requested options
+    of the software; the job has their effects.
     """
 
     model: Model
@@ -68,18 +86,50 @@ class Request:
     job: Job
     own_profile: Profile
     has_software: bool = False
+    measured: Profile | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def for_target(self, target: Target) -> Request:
-        """The same with the software profile of `target`, unless software was requested."""
+        """The same with the software profile of `target`, unless software was requested, and with the
+        requested options. Raises ConfigError for an option that the target does not have."""
         if target.name == OWN_TARGET:
             profile = self.own_profile
         else:
-            profile = self.job.profile if self.has_software else target.own_profile
+            own = with_measured(target.profile_for(self.job, self.cluster.vendors.values()), self.measured)
+            profile = self.job.profile if self.has_software else own
+        return self.with_options(target, profile)
+
+    def for_any_target(self) -> Request:
+        """The same with options as plans without a target have them: those of the newest Megatron-LM at their
+        defaults, and the requested ones. Requested software stays as it is, and that of our own runtime on
+        devices that it knows."""
+        if self.has_software or target_of(OWN_TARGET).knows_devices(self.cluster.classes):
+            return self
+        target, vendors = target_of_options(None), self.cluster.vendors.values()
+        profile = target.with_options(self.job.profile, target.default_options(self.job, vendors))
+        return self.with_options(target, profile)
+
+    def open_options(self, target: Target | None) -> tuple[str, ...]:
+        """Options of `target` (None: any) whose values a search compares: those that are not requested,
+        unless software was."""
+        if self.has_software:
+            return ()
+        searched = (target or target_of_options(None)).searched_options
+        return tuple(name for name in searched if name not in self.options)
+
+    def with_options(self, target: Target, profile: Profile) -> Request:
+        """The same with this profile, in which the requested options of `target` are set."""
+        require_options(target, self.options, self.job, self.cluster)
+        _require_moving(self.options.get(MOVED, "none"), self.model, self.cluster)
+        profile = target.with_options(profile, self.options)
+        if any(value.within_node for value in target.values_of(self.options).values()):
+            profile = replace(profile, linked_devices=_linked_devices(self.cluster))
         return replace(self, job=replace(self.job, profile=profile))
 
 
-def request_of(given: JobArguments) -> Request:
-    """The request that the arguments describe. ConfigError with argument, file and key of the first error.
+def request_of(given: JobArguments, target: object = None) -> Request:
+    """The request that the arguments describe, with options of `target`, where one is named. ConfigError with
+    argument, file and key of the first error.
 
     Arguments that need no file are checked before any file is opened.
     """
@@ -87,7 +137,8 @@ def request_of(given: JobArguments) -> Request:
     batch = count("--global-batch-size", given.global_batch_size)
     margin, imbalance = _margin(given), _imbalance(given)
     dtype, optimizer = _dtype(given), _optimizer(given)
-    software = _software(given)
+    software = software_profile(given.software)
+    options = _software_options(given)
     model = model_of(given.model)
     cluster, calibration = measured_cluster(given)
     job = search.default_job(
@@ -100,6 +151,7 @@ def request_of(given: JobArguments) -> Request:
         memory_margin=margin,
         expert_imbalance=imbalance,
     )
+    cluster, calibration = _of_workload(cluster, calibration, model, job.dtype)
     own = target_of(OWN_TARGET)
     own_profile, requested = software or PROFILES[own.profile], software
     if calibration is not None and software is None:
@@ -108,17 +160,97 @@ def request_of(given: JobArguments) -> Request:
     own_profile = own.run_by(own_profile)
     is_own = own.knows_devices(cluster.classes)
     profile = own_profile if is_own else requested or NEWEST_MEGATRON_LM
-    return Request(
+    is_known = software is None and requested is not None and requested.name in PROFILES
+    request = Request(
         model=model,
         cluster=cluster,
-        job=replace(job, profile=profile),
+        job=job,
         own_profile=own_profile,
-        has_software=requested is not None,
+        has_software=requested is not None and not is_known,
+        measured=requested if is_known else None,
+        options=options,
     )
+    named = newest_target(target) if isinstance(target, str) else None
+    return request.with_options(target_of_options(named if named in target_names() else None), profile)
 
 
-def _software(given: JobArguments) -> Profile | None:
-    name = optional_text("--software", given.software)
+def _of_workload(
+    cluster: Cluster, calibration: Calibration | None, model: Model, dtype: str
+) -> tuple[Cluster, Calibration | None]:
+    """Calibrated devices and software with the factor of this model and number format, where steps of it were
+    measured."""
+    factor = 1.0 if calibration is None else calibration.time_factor(parameters(model), dtype)
+    if calibration is None or factor == 1.0:
+        return cluster, calibration
+    factors = TimeFactors(kernels=factor, node_links=factor, network=factor, host=factor)
+    classes = {
+        name: factors.of_device(device) if device.name in calibration.devices else device
+        for name, device in cluster.classes.items()
+    }
+    profile = None if calibration.profile is None else factors.of_software(calibration.profile)
+    return replace(cluster, classes=classes), replace(calibration, profile=profile)
+
+
+def _software_options(given: JobArguments) -> dict[str, str]:
+    """The requested options of the software. ConfigError where two arguments contradict each other."""
+    found = options_of_software("--set", given.set)
+    if given.attention is None:
+        return found
+    kernel = choice("--attention", given.attention, option_values()["attention"])
+    if found.get("attention", kernel) != kernel:
+        raise ConfigError(
+            "contradicts --set.attention", key="--attention", found=kernel,
+            allowed=f"{found['attention']}, or only one of both",
+        )  # fmt: skip
+    return {**found, "attention": kernel}
+
+
+def _linked_devices(cluster: Cluster) -> int:
+    """Devices that are linked without a network; 0 where the cluster gives its links one by one."""
+    spans = [tier.span for tier in cluster.tiers if not tier.is_network]
+    return max(spans, default=1) if cluster.tiers else 0
+
+
+def require_options(target: Target, options: Mapping[str, str], job: Job, cluster: Cluster) -> None:
+    """ConfigError for an option that the target does not have at this value, or not for such a job and
+    cluster."""
+    for name, value in options.items():
+        key, own = f"--set.{name}", target.options.get(name, {}).get(value)
+        if own is None:
+            others = [one for one in target_names() if value in target_of(one).options.get(name, ())]
+            raise ConfigError(
+                f"is no option of {target.command}", key=key, found=f"{name}={value}",
+                allowed=f"targets that have it: {', '.join(others)}, or any",
+            )  # fmt: skip
+        for with_what, found, allowed in own.unsupported(job, cluster.vendors.values()):
+            raise ConfigError(
+                f"cannot be combined with --set {name}={value}", key=with_what, found=found,
+                allowed=", ".join(allowed),
+            )  # fmt: skip
+
+
+MOVED = "offload_modules"
+
+
+def _require_moving(modules: str, model: Model, cluster: Cluster) -> None:
+    """ConfigError for a module that moves no tensor of the model to the host, and for clusters of several
+    classes of devices, whose uneven plans move none."""
+    if modules != "none" and len(cluster.classes) > 1:
+        raise ConfigError(
+            f"cannot be combined with --set {MOVED}={modules}", key="cluster",
+            found=", ".join(cluster.classes), allowed="devices of one class",
+        )  # fmt: skip
+    known = offloading_modules(kind.operators for kind in model.kinds)
+    for name in () if modules == "none" else modules.split("+"):
+        if name not in known:
+            raise unknown(
+                "moves nothing of this model", name, known, key=f"--set.{MOVED}", allowed="+".join(known)
+            )
+
+
+def software_profile(given: object) -> Profile | None:
+    """The software profile with this name; None where none was given."""
+    name = optional_text("--software", given)
     if name is None:
         return None
     known = software_names()
@@ -134,7 +266,8 @@ def _imbalance(given: JobArguments) -> float:
 
 
 def _dtype(given: JobArguments) -> str | None:
-    return None if given.dtype is None else choice("--dtype", given.dtype, DTYPES)
+    dtype = dtype_spelled(given.dtype) if isinstance(given.dtype, str) else given.dtype
+    return None if dtype is None else choice("--dtype", dtype, DTYPES)
 
 
 def _optimizer(given: JobArguments) -> Any:
@@ -175,8 +308,18 @@ def _plain(value: object) -> object:
 
 
 def measured_cluster(given: JobArguments) -> tuple[Cluster, Calibration | None]:
-    """The cluster of the arguments with devices as their calibration measured them, and that calibration.
-    ConfigError where the calibration has none of the cluster's devices."""
+    """The cluster of the arguments with devices as their calibration measured them, at the price of the
+    arguments, and that calibration. ConfigError where the calibration has none of the cluster's devices."""
+    cluster, calibration = _measured_cluster(given)
+    if given.price is None:
+        return cluster, calibration
+    price = given.price
+    if not isinstance(price, str):
+        price = number("--price", price, low=0.0, high=1e6)
+    return at_price(cluster, price), calibration
+
+
+def _measured_cluster(given: JobArguments) -> tuple[Cluster, Calibration | None]:
     inter_node = optional_text("--inter-node", given.inter_node)
     path = optional_text("--calibration", given.calibration)
     calibration = None if path is None else read_calibration(path)
@@ -213,6 +356,22 @@ def measured_software(profile: Profile | None, cluster: Cluster) -> Profile | No
     return None
 
 
+def with_measured(profile: Profile, measured: Profile | None) -> Profile:
+    """The software of a target with measured numbers: all of them where the same software was measured, its
+    passes and host times where it is of the same kind."""
+    if measured is None or kind_of_profile(measured.name) != kind_of_profile(profile.name):
+        return profile
+    if measured.name != profile.name:
+        return profile.with_costs(measured)
+    known = PROFILES[measured.name]
+    numbers: dict[str, Any] = {
+        name: getattr(measured, name)
+        for name in CALIBRATED_FIELDS
+        if getattr(measured, name) != getattr(known, name)
+    }
+    return replace(profile, **numbers, provenance=measured.provenance)
+
+
 # Operator graphs
 
 
@@ -241,10 +400,10 @@ def refuse_bare_graph(given: object) -> None:
         return
     name = given.casefold()
     if name in graph_names() and name not in catalogue_names() and not os.path.exists(given):
-        raise ConfigError(
-            f"is not a known model (did you mean {GRAPH_PREFIX}{name}?)", key="MODEL", found=printable(given),
-            allowed=f"a model, or a graph as {GRAPH_PREFIX}NAME",
-        )  # fmt: skip
+        allowed = f"a model, or a graph as {GRAPH_PREFIX}NAME"
+        raise unknown(
+            "is not a known model", given, (), key="MODEL", guess=GRAPH_PREFIX + name, allowed=allowed
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,11 +423,14 @@ def graph_request_of(given: JobArguments, meshes: str) -> GraphRequest:
     seq_len = None if given.seq_len is None else count("--seq-len", given.seq_len)
     margin, _ = _margin(given), _imbalance(given)
     optimizer, dtype = _optimizer(given), _dtype(given)
+    if options := _software_options(given):
+        key = "--set" if given.set else "--attention"
+        raise ConfigError("is for models", key=key, found=", ".join(options), allowed="no such argument")
     whole = given.model if isinstance(given.model, OpGraph) else load_graph(text("MODEL", given.model))
     graph = _scaled(whole, batch, seq_len)
     cluster, calibration = measured_cluster(given)
     training = Training(dtype=dtype or search.best_dtype(cluster), optimizer=optimizer)
-    software = _software(given)
+    software = software_profile(given.software)
     if software is None and calibration is not None:
         software = measured_software(calibration.profile_without_data_overlap, cluster)
     if software is not None:

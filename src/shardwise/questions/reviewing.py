@@ -35,6 +35,9 @@ SMALLEST_GAIN = 0.005
 
 LONGEST_S = 30 * 86400.0
 
+OWN_OPTIONS = ("ep_overlap", "fp8_param_gather", "grad_reduce_dtype", "moment_dtype", "offload_modules")
+"""Options of the software that no search chooses: the best plan has those of the file."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewArguments:
@@ -42,6 +45,7 @@ class ReviewArguments:
 
     cluster: object
     model: object = None
+    trainer: object = None
     measured: object = None
     seq_len: object = None
     global_batch_size: object = None
@@ -186,6 +190,29 @@ def reviewed(file: object, given: ReviewArguments, *, progress: Progress | None 
     """The review of the configuration in the file at a path. Raises ConfigError, with the argument or file
     and key, for what cannot be used."""
     path = arguments.text("FILE", file)
+    reviewing = _reviewing(path, given, progress)
+    try:
+        return reviewing.review()
+    except ConfigError as error:
+        raise error.within(file=printable(path)) from None
+
+
+def run_of_file(path: str, given: ReviewArguments) -> tuple[Problem, Strategy]:
+    """The problem and the strategy that a configuration describes. ConfigError where they contradict each
+    other, or where the strategy is illegal."""
+    reviewing = _reviewing(path, given, None)
+    strategy, faults = reviewing.strategy()
+    try:
+        search.predicted(reviewing.problem, strategy)
+    except Infeasible as error:
+        raise ConfigError(f"is not a legal configuration: {error.message}", file=printable(path)) from None
+    for fault in faults:
+        raise ConfigError(fault.text, file=printable(path), key=fault.field)
+    return reviewing.problem, strategy
+
+
+def _reviewing(path: str, given: ReviewArguments, progress: Progress | None) -> _Reviewing:
+    """The run in the file at a path, with its request."""
     measured_s = _measured(given.measured)
     supplied = Supplied(
         model=None if given.model is None else model_of(given.model),
@@ -198,13 +225,12 @@ def reviewed(file: object, given: ReviewArguments, *, progress: Progress | None 
         fields=arguments.fields("--fix", given.fix),
     )
     cluster, _ = measured_cluster(_job_arguments(given, None, None))
-    run = imported_run(os.fspath(path), devices=cluster.devices, supplied=supplied)
-    own = _job_arguments(given, run.model, run)
+    trainer = None if given.trainer is None else os.fspath(arguments.text("--trainer", given.trainer))
+    run = imported_run(os.fspath(path), devices=cluster.devices, supplied=supplied, trainer=trainer)
+    options = {name: run.options[name] for name in OWN_OPTIONS if name in run.options}
+    own = replace(_job_arguments(given, run.model, run), set=options)
     request = request_of(own).for_target(target_of(run.target))
-    try:
-        return _Reviewing(run, request, own, given, measured_s, progress).review()
-    except ConfigError as error:
-        raise error.within(file=printable(path)) from None
+    return _Reviewing(run, request, own, given, measured_s, progress)
 
 
 def _near(batch: int, rows: int) -> list[int]:
@@ -249,8 +275,8 @@ class _Reviewing:
     @cached_property
     def job(self) -> Job:
         """The job with the software profile as the file changes it."""
-        profile = replace(self.request.job.profile, **self.run.profile)
-        return replace(self.request.job, profile=profile)
+        profile = target_of(self.run.target).with_options(self.request.job.profile, self.run.options)
+        return replace(self.request.job, profile=replace(profile, **self.run.profile))
 
     @cached_property
     def problem(self) -> Problem:
@@ -261,7 +287,7 @@ class _Reviewing:
         return self.request.cluster
 
     def review(self) -> Review:
-        strategy, illegal = self._strategy()
+        strategy, illegal = self.strategy()
         result = None
         if not illegal:
             try:
@@ -290,7 +316,7 @@ class _Reviewing:
             no_best=no_best,
         )
 
-    def _strategy(self) -> tuple[Strategy, list[ReviewFinding]]:
+    def strategy(self) -> tuple[Strategy, list[ReviewFinding]]:
         """The strategy of the file; one with a smaller micro-batch, and an error, where its own does not
         divide the batch. Raises ConfigError for fields that contradict each other."""
         fields = dict(self.run.fields)
@@ -398,9 +424,14 @@ class _Reviewing:
             return ()
         before = self._settings(replace(other, fields=strategy), self.job)
         after = self._settings(other, job)
-        changed = [f"{name} {value}".strip() for name, value in after.items() if before.get(name) != value]
+        changed = [
+            f"{name} {value}".strip().replace(" : ", ": ", 1)
+            for name, value in after.items()
+            if before.get(name) != value
+        ]
         return (*changed, *(f"without {name}" for name in before if name not in after))
 
     def _settings(self, result: Result, job: Job) -> Mapping[str, Any]:
         plan = Plan(network=self.request.model, cluster=self.cluster, job=job, best=result)
-        return IMPORTERS[self.run.target].settings(plan)
+        settings = IMPORTERS[self.run.target].settings(plan)
+        return {self.run.renamed(name): value for name, value in settings.items()}

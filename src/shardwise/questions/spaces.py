@@ -10,7 +10,7 @@ from shardwise import search
 from shardwise.cluster import pools_of
 from shardwise.cost import limits_of
 from shardwise.errors import ConfigError
-from shardwise.inputs import nearest, short_repr
+from shardwise.inputs import unknown
 from shardwise.plans import Value
 from shardwise.questions.arguments import text
 from shardwise.questions.request import Request
@@ -27,14 +27,7 @@ def space_choice(given: object) -> search.SpaceChoice:
         return search.SpaceChoice(base=named)
     if named and (os.path.exists(named) or re.search(r"[/.\\]", named)):
         return search.read_space(named)
-    near = nearest(named, search.SPACES)
-    hint = f" (did you mean {near}?)" if near else ""
-    raise ConfigError(
-        f"is neither a space nor a file{hint}",
-        key="--space",
-        found=short_repr(named),
-        allowed=", ".join(search.SPACES),
-    )
+    raise unknown("is neither a space nor a file", named, search.SPACES, key="--space")
 
 
 def require_candidates(chosen: search.SpaceChoice, fixed: Fixed, request: Request) -> None:
@@ -45,7 +38,7 @@ def require_candidates(chosen: search.SpaceChoice, fixed: Fixed, request: Reques
         before = dict(restrictions)
         restrictions[name] = values
         if not counted_space(chosen.base, fixed, restrictions, request).count:
-            possible = counted_space(chosen.base, fixed, before, request).axes[name]
+            possible = counted_space(chosen.base, fixed, before, request).axes.get(name, ())
             allowed = ", ".join(possible[:20]) + (", ..." if len(possible) > 20 else "")
             raise ConfigError(
                 "leaves no candidate"
@@ -58,16 +51,20 @@ def require_candidates(chosen: search.SpaceChoice, fixed: Fixed, request: Reques
 
 
 def counted_space(base: str, fixed: Fixed, axes: Axes, request: Request) -> SpaceCount:
-    """The axes of a space and its number of candidates, counted by the checker."""
-    experts = request.model.experts
+    """The axes of a space without a target and its number of candidates, counted by the checker."""
+    model, cluster, job = request.model, request.cluster, request.job
+    bare = search.Question(model=model, cluster=cluster, job=job, space=base, fixed=fixed, axes=axes)
+    question = search.without_target(bare)
     return count_space(
-        model_layers=request.model.layers,
-        experts=None if experts is None else experts.experts,
-        devices=request.cluster.devices,
-        global_batch_size=request.job.global_batch_size,
+        model_layers=model.layers,
+        experts=None if model.experts is None else model.experts.experts,
+        devices=cluster.devices,
+        global_batch_size=job.global_batch_size,
         space=base,
         fixed=fixed,
-        axes=axes,
+        axes=question.axes,
+        empty_ends=question.has_empty_ends,
+        own_set=question.has_own_set,
     )
 
 

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import IO, Any, overload
 
@@ -17,6 +17,7 @@ from shardwise.inputs import printable, short_repr
 from shardwise.model import Model
 from shardwise.notebook import panel, table
 from shardwise.plans import Plan, plan_hash
+from shardwise.strategy import strategy_record
 from shardwise.units import format_bytes, format_seconds
 
 Row = dict[str, Any]
@@ -161,7 +162,7 @@ def row_of(ask: Callable[[], Plan]) -> Row:
         "tokens_per_s_per_device": plan.best.tokens_per_s_per_device,
         "mfu": plan.best.mfu,
         "devices_used": plan.devices,
-        "strategy": None if plan.best.fields is None else asdict(plan.best.fields),
+        "strategy": None if plan.best.fields is None else strategy_record(plan.best.fields),
         "is_proven": plan.answer is not None and plan.answer.is_proven,
         "gap": None if certificate is None else certificate.gap,
     }

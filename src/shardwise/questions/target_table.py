@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import ConfigError, Infeasible, InternalError
-from shardwise.plans import UNEVEN_SPACE, Answer, TargetBest
+from shardwise.launch import unsupported_job
+from shardwise.plans import UNEVEN_SPACE, Answer, Plan, TargetBest
 from shardwise.questions.request import OWN_TARGET, Request
 from shardwise.questions.targets import require_job, require_runs_on
 from shardwise.search import Question, objective_value
 from shardwise.strategy import ANY, Target, newest_target, target_names, target_of
+from shardwise.targets import EXPORTERS
 
 ORDER = ("megatron-lm", "torchtitan", "fsdp2", "deepspeed", "megatron-fsdp", "transformers")
 """Names of targets without their versions, in the order in which they are recommended."""
@@ -81,6 +83,24 @@ def targets_in_order() -> tuple[Target, ...]:
     return tuple(target_of(name) for name in names if name in target_names())
 
 
+def targets_that_run(plan: Plan) -> tuple[str, ...]:
+    """Names of the targets, in the order in which they are recommended, that run a plan of a model as it is.
+    Our own runtime is not among them (`launch.not_run`)."""
+    return tuple(target.name for target in targets_in_order() if _runs(target, plan))
+
+
+def _runs(target: Target, plan: Plan) -> bool:
+    if plan.best.fields is None or not target.runs_on(plan.cluster.vendors):
+        return False
+    if any(True for _ in unsupported_job(target, plan.model, plan.job, target.dtypes)):
+        return False
+    try:
+        EXPORTERS[target.name].check_model(plan.model, plan.job.seq_len)
+    except ConfigError:
+        return False
+    return next(target.for_job(plan.model, plan.job).refusals(plan.best.fields), None) is None
+
+
 def answers_of_targets(request: Request, of_any: TargetAnswer, ask: Ask) -> list[TargetAnswer]:
     """The answer for every target in order, until the user interrupts; that of our own runtime is last."""
     found: list[TargetAnswer] = []
@@ -94,9 +114,10 @@ def answers_of_targets(request: Request, of_any: TargetAnswer, ask: Ask) -> list
 
 
 def _answer_of(target: Target, request: Request, ask: Ask) -> TargetAnswer:
-    own = request.for_target(target)
+    own = request
     try:
-        require_runs_on(target, request)
+        own = request.for_target(target)
+        require_runs_on(target, request.cluster)
         require_job(target, request)
         return TargetAnswer(target, own, *ask(target, own))
     except (ConfigError, Infeasible) as error:

@@ -8,10 +8,9 @@ from shardwise.errors import ConfigError
 from shardwise.plans import TRACE_POLICIES, Answer, Plan, PlanQuestion, TraceChoice
 from shardwise.questions import arguments
 from shardwise.questions.arguments import MIXED_POOL_STAGES
-from shardwise.questions.planning import SearchArguments, search_options
+from shardwise.questions.planning import SearchArguments, request_and_target, search_options
 from shardwise.questions.request import JobArguments, Request, request_of
 from shardwise.questions.spaces import space_choice
-from shardwise.questions.targets import requested_target, require_job
 from shardwise.replanning import (
     Costs,
     GivenEvents,
@@ -45,7 +44,7 @@ def planned_for_trace(
 ) -> TracePlan:
     """The plan for a trace. Raises ConfigError for the first argument that cannot be used, Infeasible where
     no plan runs at any time or, for policy `now`, at the start."""
-    options = search_options(wanted)
+    options = search_options(wanted, given_job.set)
     for key, is_given in (
         ("--objective", options["objective"] != "time"),
         ("--frontier", options["frontier"]),
@@ -61,9 +60,7 @@ def planned_for_trace(
     chosen = space_choice(wanted.space)
     request = request_of(given_job)
     given = trace_for(arguments.text("--events", events), request.cluster)
-    target = requested_target(wanted.target, request)
-    if target is not None:
-        require_job(target, request)
+    request, target = request_and_target(request, wanted, has_uneven=True)
     question = PlanQuestion(
         space=chosen.base,
         fixed=options["fixed"],
@@ -71,6 +68,7 @@ def planned_for_trace(
         target=None if target is None else target.name,
         stage_dp=options["stage_dp"],
         events=given.source,
+        options=request.options,
     )
     allowed = allowed_by(question, request.model, request.job)
     interval_s = best_interval_s(given.trace, given.trace.end_s) or Costs().checkpoint_interval_s

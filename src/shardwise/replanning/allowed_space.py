@@ -113,7 +113,7 @@ class AllowedSpace:
         """The best strategies on all devices of a cluster, by `search`, among those that the target runs."""
         question = Question(
             model=model, cluster=cluster, job=job, space=self.space, fixed=self.fixed, axes=self.axes,
-            use_all=True,
+            use_all=True, has_empty_ends=self.target is None,
         )  # fmt: skip
         return search(question) if self.target is None else _best_of(self.target, question, search)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import gcd
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shardwise.cluster import Cluster, Node
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan
-from shardwise.strategy import Strategy, node_slots
+from shardwise.strategy import Strategy, node_slots, strategy_record
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -60,7 +60,7 @@ class Arrangement:
     @property
     def document(self) -> dict[str, object]:
         """What runs, as the JSON answers have it."""
-        return {"strategy": asdict(self.strategy)}
+        return {"strategy": strategy_record(self.strategy)}
 
     @property
     def has_unreplicated_states(self) -> bool:

@@ -7,7 +7,7 @@ A decision is a function of the running plan, the situation and the costs; it re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from shardwise.cluster import Cluster, Conditions, NodeView
@@ -30,7 +30,7 @@ from shardwise.replanning.transition import (
 )
 from shardwise.search import Question
 from shardwise.search import plan as search_plan
-from shardwise.strategy import Strategy, Target
+from shardwise.strategy import Strategy, Target, strategy_record
 from shardwise.ties import is_less, least_first
 
 KEEP, PATCH, MIGRATE = "keep", "patch", "move"
@@ -163,7 +163,8 @@ class Planner:
         return search_plan(
             Question(
                 model=prices.model, cluster=cluster, job=prices.job, space=space,
-                fixed=asdict(one.strategy), use_all=True, top=0,
+                fixed=strategy_record(one.strategy), use_all=True, top=0,
+                has_empty_ends=one.strategy.pp * one.strategy.vpp > prices.model.layers,
             )
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from shardwise.cluster import Cluster, Link, link_graph, route
-from shardwise.cost import OPTIMIZERS, find_recipe
+from shardwise.cost import bind
 from shardwise.model import Model
 from shardwise.operators import Operator
 from shardwise.replanning.arrangement import NO_NODE, Arrangement, with_dp
@@ -272,9 +272,9 @@ class Transitions:
         self._prices = prices
         self._routes = LinkRoutes(prices.cluster)
         self._below = unit_elements(prices.model)
-        recipe = find_recipe(prices.job.dtype)
-        self._weight_bytes = recipe.weight_bytes
-        self._state_bytes = recipe.master_bytes + OPTIMIZERS[prices.job.optimizer].state_bytes
+        problem = bind(prices.model, prices.cluster, prices.job)
+        self._weight_bytes = problem.recipe.weight_bytes
+        self._state_bytes = problem.recipe.master_bytes + problem.optimizer.state_bytes
         self._holdings: dict[tuple[object, ...], Holdings] = {}
 
     def between(

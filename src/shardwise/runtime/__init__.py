@@ -1,12 +1,19 @@
 """Runs plans on PyTorch (`pip install 'shardwise[torch]'`): `parallelize`, `train`, checkpoints, weights."""
 
+import os
+
 from shardwise.errors import ConfigError
+from shardwise.inputs import install_text
+
+# Read once, when PyTorch is imported. Else a port scan of its store prints a C++ stack for each connection,
+# and a slow start a warning for each attempt to connect; shardwise reports errors in one line.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 try:
     import torch as _torch  # noqa: F401 - imported first, so that a missing torch is reported clearly
 except ModuleNotFoundError as error:
     raise ConfigError(
-        "is not installed, and running plans needs it", key="torch", allowed="pip install 'shardwise[torch]'"
+        "is not installed, and running plans needs it", key="torch", allowed=install_text("torch")
     ) from error
 
 from shardwise.launch import check_runnable
@@ -21,6 +28,7 @@ from shardwise.runtime.modules import reference_module
 from shardwise.runtime.network import TrainedNetwork
 from shardwise.runtime.profiling import gather_spans
 from shardwise.runtime.rendezvous import Rendezvous
+from shardwise.runtime.run_lock import check_no_run, only_run
 from shardwise.runtime.timing import timed_steps
 from shardwise.runtime.train import (
     StepRecord,
@@ -46,6 +54,7 @@ __all__ = [
     "all_gather_json",
     "capture",
     "check_computable",
+    "check_no_run",
     "check_options",
     "check_runnable",
     "check_unused",
@@ -56,6 +65,7 @@ __all__ = [
     "load",
     "migrate",
     "network_of",
+    "only_run",
     "parallelize",
     "peer_failures",
     "reference_module",

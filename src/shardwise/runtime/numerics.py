@@ -12,7 +12,7 @@ from typing import Literal
 
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields
-from shardwise.model import GroupedQueryAttentionShape, LatentAttentionShape, Model
+from shardwise.model import GroupedQueryAttentionShape, LatentAttentionShape, Model, decoder_config
 from shardwise.runtime.rope import (
     SCALINGS,
     Rope,
@@ -225,7 +225,7 @@ def numerics_of(model: Model) -> Numerics:
             found=model.family,
             allowed=", ".join(_FAMILIES),
         )
-    family, fields = _FAMILIES[model.family], _text_fields(Fields(model.config))
+    family, fields = _FAMILIES[model.family], Fields(decoder_config(model))
     if family.refused is not None and fields.boolean(family.refused, default=False):
         raise fields.error(family.refused, "is not supported by the runtime", found="true", allowed="false")
     default = family.numerics
@@ -244,13 +244,6 @@ def numerics_of(model: Model) -> Numerics:
         expert_gate=_expert_gate(fields, default.expert_gate),
         routing=_routing(family, fields),
     )
-
-
-def _text_fields(fields: Fields) -> Fields:
-    """The config of the text decoder: that in `text_config` for multimodal models, else the whole config."""
-    if isinstance(fields.any("text_config", default=None), Mapping):
-        return fields.mapping("text_config")
-    return fields
 
 
 def _with_rope(family: _Family, fields: Fields) -> Numerics:

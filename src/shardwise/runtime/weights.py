@@ -19,8 +19,8 @@ from torch import Tensor
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph
-from shardwise.inputs import read_mapping
-from shardwise.model import Model, decoder_of
+from shardwise.inputs import install_text, read_mapping
+from shardwise.model import Model, decoder_config, decoder_of
 from shardwise.plans import write_file
 from shardwise.runtime.state_dict import ParameterValue
 
@@ -244,7 +244,7 @@ class _Named:
         if model.family == "falcon" and decoder.layers[0].norm_placement == "parallel":
             self._names = {**self._names, **_TWO_NORMS}
         # Multimodal models have the text decoder under this prefix.
-        self._prefix = "language_model." if model.config.get("text_config") is not None else ""
+        self._prefix = "" if decoder_config(model) is model.config else "language_model."
 
     def place(self, name: str) -> tuple[str, str, str]:
         """Their name of the layer (empty outside of layers), our name of the module, and the name of its
@@ -443,7 +443,7 @@ def _require_library() -> None:
     if find_spec("safetensors") is None:
         raise ConfigError(
             "is not installed, and Hugging Face weights need it", key="safetensors",
-            allowed="pip install 'shardwise[torch]'",
+            allowed=install_text("torch"),
         )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -32,6 +33,12 @@ HOST = "127.0.0.1"
 
 GRACE_S = 5.0
 """Seconds that a process may take to exit after it closed its connection."""
+
+CHECK_S = 5.0
+"""Seconds without a message after which the workers' states are looked at."""
+
+STOPPED_CHECKS = 6
+"""Number of checks in a row after which a stopped process counts as lost: 30 s with `CHECK_S`."""
 
 MAX_PENDING_CONNECTIONS = 1024
 """Connections that the store's socket keeps pending: all ranks of this machine may connect at once."""
@@ -121,9 +128,13 @@ class WorkerPool:
 
     def _collect(self, ranks: int, report: Report | None) -> list[Any]:
         results: dict[int, Any] = {}
+        stopped: Counter[int] = Counter()
         while len(results) < ranks:
             waiting = {self._workers[rank][1]: rank for rank in range(ranks) if rank not in results}
-            ready = [waiting[connection] for connection in wait(list(waiting))]  # type: ignore[index]
+            ready = [waiting[connection] for connection in wait(list(waiting), timeout=CHECK_S)]  # type: ignore[index]
+            if not ready:
+                stopped = self._stopped(waiting.values(), stopped)
+                continue
             messages = {rank: self._received(rank) for rank in ready}
             # Peers of a dead rank fail too. Of simultaneous messages, the death is the cause.
             for rank in sorted(ready, key=lambda rank: messages[rank][0] != "lost"):
@@ -139,6 +150,15 @@ class WorkerPool:
                 elif kind == "lost":
                     raise self._ended(rank, value)
         return [results[rank] for rank in range(ranks)]
+
+    def _stopped(self, ranks: Iterable[int], before: Counter[int]) -> Counter[int]:
+        """The number of checks in a row, this one included, in which each of `ranks` was stopped. RankLost
+        once that is too often. (Ctrl-Z stops this process too, which then does not count.)"""
+        found = Counter({rank: before[rank] + 1 for rank in ranks if is_stopped(self._workers[rank][0].pid)})
+        for rank, checks in found.items():
+            if checks >= STOPPED_CHECKS:
+                raise RankLost(rank, f"was stopped for {checks * CHECK_S:.0f} s", was_ended=True)
+        return found
 
     def _received(self, rank: int) -> tuple[str, Any]:
         """The next message of a worker, or `lost` with its exit code if it is gone."""
@@ -192,6 +212,16 @@ def _loopback_store() -> distributed.TCPStore:
         return distributed.TCPStore(
             HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
         )
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is stopped (SIGSTOP, SIGTSTP). False where the system does not say so."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state == b"T"
 
 
 def threads_per_process(processes: int) -> int:

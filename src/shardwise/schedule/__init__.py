@@ -6,23 +6,26 @@ from shardwise.schedule.generate import generate
 from shardwise.schedule.legality import (
     NAMES,
     SPLIT_NAMES,
+    full_moment,
     illegal_codes,
     in_flight,
     legal_mask,
     peak_in_flight,
-    pending_weights,
     stage_of,
     stage_ranks,
 )
+from shardwise.schedule.live import IN_FLIGHT, WAITING, live_counts, live_microbatches, undominated
 from shardwise.schedule.lower import Communication, CommunicationKind, lower
 from shardwise.schedule.reroute import PipelineStage, RelativeDurations, Rerouted, reroute
 from shardwise.schedule.text import MAX_ACTIONS, from_text, to_text
 
 __all__ = [
+    "IN_FLIGHT",
     "KINDS",
     "MAX_ACTIONS",
     "NAMES",
     "SPLIT_NAMES",
+    "WAITING",
     "Action",
     "ActionKind",
     "Communication",
@@ -33,15 +36,18 @@ __all__ = [
     "Schedule",
     "Table",
     "from_text",
+    "full_moment",
     "generate",
     "illegal_codes",
     "in_flight",
     "legal_mask",
+    "live_counts",
+    "live_microbatches",
     "lower",
     "peak_in_flight",
-    "pending_weights",
     "reroute",
     "stage_of",
     "stage_ranks",
     "to_text",
+    "undominated",
 ]

@@ -1,8 +1,8 @@
 """Legal combinations of schedule, pp, micro-batches and vpp; the rank of each stage; and activations in
 flight.
 
-Functions work on numbers or on integer columns. `in_flight` and `pending_weights` are closed forms of
-`peak_in_flight` and `peak_pending_weights`, which count the table of a schedule.
+Functions work on numbers or on integer columns. `in_flight` is the closed form of `peak_in_flight`, which
+counts the table of a schedule; `full_moment` has one moment of those of `live_counts`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardwise.errors import ConfigError
-from shardwise.schedule.action import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Table
+from shardwise.inputs import unknown
+from shardwise.schedule.action import BACKWARD_INPUT, FORWARD, Table
 
 Ints = NDArray[np.int64]
 Column = Ints | int
@@ -70,7 +70,7 @@ _BY_CODE = np.array([_RULES[name] for name in NAMES], dtype=np.int64).T
 def code_of(name: str) -> int:
     """The code of schedule `name`: its index in `NAMES`. Raises ConfigError for an unknown name."""
     if name not in CODE_OF_NAME:
-        raise ConfigError("unknown schedule", key="schedule", found=repr(name), allowed=", ".join(NAMES))
+        raise unknown("is not a known schedule", name, NAMES, key="schedule")
     return CODE_OF_NAME[name]
 
 
@@ -153,15 +153,6 @@ def peak_in_flight(schedule: Table) -> tuple[int, ...]:
     return tuple(int(peak) for peak in peak_activations(schedule, np.ones(schedule.stages)))
 
 
-def peak_pending_weights(schedule: Table) -> tuple[int, ...]:
-    """Per rank, the most (stage, micro-batch) pairs whose I has begun and whose W is not done."""
-    _, kind, _, offsets = schedule.columns
-    change = np.where(kind == BACKWARD_INPUT, 1, np.where(kind == BACKWARD_WEIGHT, -1, 0))
-    return tuple(
-        int(np.max(np.cumsum(change[start:stop]), initial=0)) for start, stop in pairwise(offsets.tolist())
-    )
-
-
 class _InFlightLimit(NamedTuple):
     """In-flight limit of a rank with unlimited micro-batches: per_pp * pp + per_stage * pp * vpp -
     less_per_rank * rank + more."""
@@ -183,9 +174,9 @@ _IN_FLIGHT_LIMITS: dict[str, _InFlightLimit] = {
 }
 _IN_FLIGHT_BY_CODE = np.array([_IN_FLIGHT_LIMITS[name] for name in NAMES], dtype=np.int64).T
 
-_WAITING_PER_RANK: dict[str, int] = {"zb_h1": 1, "zb_h2": 2, "zb_v": 2, "dualpipe_v": 1}
-_WAITS = np.array([name in SPLIT_NAMES for name in NAMES], dtype=np.int64)
-_MORE_PER_RANK = np.array([_WAITING_PER_RANK.get(name, 0) for name in NAMES], dtype=np.int64)
+_IS_CHUNKED = np.array([name == "interleaved_1f1b" for name in NAMES])
+_IS_V = np.array([name in V_NAMES for name in NAMES])
+_WARMUP_PER_RANK = np.array([{"zb_h1": 1, "zb_h2": 2}.get(name, 0) for name in NAMES], dtype=np.int64)
 
 
 def in_flight(code: Column, pp: Column, microbatches: Column, vpp: Column, rank: Column) -> Ints:
@@ -202,13 +193,26 @@ def in_flight(code: Column, pp: Column, microbatches: Column, vpp: Column, rank:
     return np.asarray(np.minimum(np.multiply(microbatches, vpp), unlimited), dtype=np.int64)
 
 
-def pending_weights(code: Column, microbatches: Column, rank: Column) -> Ints:
-    """Closed form of `peak_pending_weights` for legal schedules, on integers or integer columns that
-    broadcast together.
+class FullMoment(NamedTuple):
+    """Pairs of a stage and a micro-batch on a rank at a moment when most are in flight: all between F and B
+    (or I), at least `each` of these on every stage of the rank, and those that wait for their W."""
 
-    `code` is the index in `NAMES`. Exact for every legal combination; never decreases with `rank`, and never
-    exceeds `in_flight`. With m = microbatches and r = rank it is the smaller of m and: zb_h1 and dualpipe_v r
-    + 1; zb_h2 and zb_v 2 r + 1; 0 in all others, which have no W.
+    flying: Ints
+    each: Ints
+    waiting: Ints
+
+
+def full_moment(code: Column, pp: Column, microbatches: Column, vpp: Column, rank: Column) -> FullMoment:
+    """A moment of legal schedules at which a rank has most pairs in flight, in closed form, on integers or
+    integer columns that broadcast together. `live_counts` has all moments.
+
+    `code` is the index in `NAMES`. With p = pp and r = rank: the zero-bubble schedules without chunks have
+    k (p - 1 - r) + 1 pairs in flight, with k = 1 (zb_h1) or 2 (zb_h2), and all others wait; the V-shaped ones
+    have at least r + 1 on each stage; interleaved_1f1b has the smaller of p and 2 (p - 1 - r) + 1.
     """
-    unlimited = _WAITS[code] + _MORE_PER_RANK[code] * rank
-    return np.asarray(np.minimum(microbatches, unlimited), dtype=np.int64)
+    whole = in_flight(code, pp, microbatches, vpp, rank)
+    per_rank, later = _WARMUP_PER_RANK[code], np.subtract(pp, 1) - rank
+    flying = np.where(per_rank > 0, np.minimum(whole, per_rank * later + 1), whole)
+    each = np.where(_IS_CHUNKED[code], np.minimum(pp, 2 * later + 1), flying)
+    each = np.where(_IS_V[code], np.add(rank, 1), each)
+    return FullMoment(flying, each, whole - flying)

@@ -6,6 +6,7 @@ from shardwise.search.answer import (
     plan_of_strategy,
     ranks_of_nodes,
 )
+from shardwise.search.best_alternatives import explained
 from shardwise.search.bnb.incumbent import Fastest
 from shardwise.search.bnb.ledger import LedgerEntry
 from shardwise.search.bnb.solver import BranchAndBound
@@ -25,13 +26,13 @@ from shardwise.search.curves import (
     uses_any_part,
 )
 from shardwise.search.explanation import (
+    CHANGES,
     Alternative,
     Axis,
-    Binding,
     Explanation,
     PlanComparison,
+    Relaxation,
     ResultDifference,
-    explained,
     what_if,
     why_not,
 )
@@ -45,12 +46,16 @@ from shardwise.search.hetero import (
     UnevenSpace,
     best_uneven,
     plan_mixed_cluster,
+    plan_uneven,
     predicted_result,
     relayout,
     spread_stages,
 )
+from shardwise.search.infeasibility import host_memory
 from shardwise.search.neighbours import Change, Changes, changes_of, fits, predicted
+from shardwise.search.options import over_open_options
 from shardwise.search.overview import PlanOverview, computing_s, overview_of
+from shardwise.search.plan_frontier import plan_frontier
 from shardwise.search.plan_timeline import (
     TRAFFIC_PARTS,
     PipelineTimeline,
@@ -58,14 +63,18 @@ from shardwise.search.plan_timeline import (
     plan_timelines,
     plan_trace,
     predicted_again,
+    stage_memory_of,
+    step_parts_of,
 )
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.recommended import recommended
-from shardwise.search.result import band_of
+from shardwise.search.result import band_of, memory_by_stage
 from shardwise.search.space import SpaceChoice, read_space
+from shardwise.search.stage_memory import StageMemory
 from shardwise.search.step_times import (
     PipelineFigures,
     StepFigures,
+    peaks_of_rank,
     pipeline_figures,
     pipelines_s,
     spare_microbatches,
@@ -74,9 +83,10 @@ from shardwise.search.step_times import (
     worst_durations,
 )
 from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
-from shardwise.search.targets import objective_value, parts_within, plan_for, restricted_to
+from shardwise.search.targets import objective_value, parts_within, plan_for, restricted_to, without_target
 
 __all__ = [
+    "CHANGES",
     "MODES",
     "MOST_UNITED",
     "SPACES",
@@ -84,7 +94,6 @@ __all__ = [
     "UNEVEN_GAP",
     "Alternative",
     "Axis",
-    "Binding",
     "BranchAndBound",
     "Change",
     "Changes",
@@ -105,9 +114,11 @@ __all__ = [
     "Question",
     "RecordCostModel",
     "Reference",
+    "Relaxation",
     "ResultDifference",
     "SearchClock",
     "SpaceChoice",
+    "StageMemory",
     "StagedCurve",
     "StagedCurves",
     "StepFigures",
@@ -130,19 +141,25 @@ __all__ = [
     "explained",
     "fits",
     "graph_result",
+    "host_memory",
     "is_mixed",
+    "memory_by_stage",
     "objective_value",
+    "over_open_options",
     "overview_of",
     "parts_within",
+    "peaks_of_rank",
     "pipeline_figures",
     "pipeline_trace",
     "pipelines_s",
     "plan",
     "plan_for",
+    "plan_frontier",
     "plan_mixed_cluster",
     "plan_of_strategy",
     "plan_timelines",
     "plan_trace",
+    "plan_uneven",
     "points_of",
     "predicted",
     "predicted_again",
@@ -156,10 +173,13 @@ __all__ = [
     "smallest",
     "spare_microbatches",
     "spread_stages",
+    "stage_memory_of",
     "step_figures_of",
     "step_figures_over",
+    "step_parts_of",
     "uses_any_part",
     "what_if",
     "why_not",
+    "without_target",
     "worst_durations",
 ]

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
+from math import inf
+
+import numpy as np
 
 from shardwise.cluster import Cluster, Parts, Selection, pools_of
 from shardwise.cost import Problem, bind, peaks_of
 from shardwise.errors import Infeasible
 from shardwise.model import Model
+from shardwise.pareto import non_dominated
 from shardwise.plans import (
     Answer,
     Certificate,
@@ -27,6 +31,7 @@ from shardwise.plans import (
 from shardwise.schedule import Schedule, generate
 from shardwise.search import step_times
 from shardwise.search.bnb.incumbent import Fastest, Goal, Smallest, Tradeoff
+from shardwise.search.bnb.ledger import CandidateLedger
 from shardwise.search.bnb.solver import BranchAndBound, Progress, SearchResult
 from shardwise.search.clock import SearchClock
 from shardwise.search.cluster_parts import Searched, best_part, on_all_devices, why_not_mixed
@@ -93,7 +98,7 @@ def answered(question: Question, found: Searched, clock: SearchClock, progress: 
     results = [result_of(problem, one.table[0]) for one in outcome.found]
     frontier = None
     if used.frontier and not clock.is_interrupted:
-        frontier = _frontier(used, problem, clock, progress)
+        frontier = frontier_of(used, [search(used, problem, Tradeoff(), clock=clock, progress=progress)])
     return Answer(
         best=results[0],
         runners_up=tuple(results[1:]),
@@ -214,25 +219,46 @@ def _nothing_found(question: Question, found: Searched, clock: SearchClock) -> I
     return infeasible(question, question.problem(), outcome, whole)
 
 
-def _frontier(
-    question: Question, problem: Problem, clock: SearchClock, progress: Progress | None
-) -> StrategyFrontier | None:
-    """The Pareto frontier of step time and memory; None if nothing was found in time."""
-    outcome = search(question, problem, Tradeoff(), clock=clock, progress=progress)
-    if not outcome.found:
+def frontier_of(question: Question, outcomes: Sequence[SearchResult]) -> StrategyFrontier | None:
+    """The Pareto frontier of step time and memory of searches for a trade-off in parts of the question's
+    space; None if nothing was found in time."""
+    problem = question.problem()
+    points = [point for outcome in outcomes for point in frontier_points(problem, outcome)]
+    if not points:
         return None
-    points = frontier_points(problem, outcome)
-    certificate = certificate_of(question, outcome, points[0].step_time_s)
-    return StrategyFrontier(points=points, certificate=certificate)
+    if len(outcomes) > 1:
+        figures = np.array([(point.step_time_s, point.device_bytes) for point in points])
+        points = [points[place] for place in non_dominated(figures).tolist()]
+    certificate = certificate_of(question, joined(outcomes), points[0].step_time_s)
+    return StrategyFrontier(points=tuple(points), certificate=certificate)
 
 
 def frontier_points(problem: Problem, outcome: SearchResult) -> tuple[FrontierPoint, ...]:
-    """The points of a search for a trade-off, fastest first."""
+    """The points of a search for a trade-off, fastest first; none if it found nothing."""
+    if not outcome.found:
+        return ()
     table = StrategyTable.joined([found.table for found in outcome.found])
     times_s = step_times.step_times_s(problem, table).tolist()
     return tuple(
         FrontierPoint(strategy=strategy, step_time_s=time_s, device_bytes=found.device_bytes)
         for strategy, time_s, found in zip(table, times_s, outcome.found, strict=True)
+    )
+
+
+def joined(outcomes: Sequence[SearchResult]) -> SearchResult:
+    """The outcome of searches of disjoint parts of a space: all that they found and counted. Without
+    searches, nothing."""
+    ledger = CandidateLedger()
+    for one in outcomes:
+        ledger.merge(one.ledger)
+    return SearchResult(
+        found=[found for one in outcomes for found in one.found],
+        ledger=ledger,
+        unexplored=sum(one.unexplored for one in outcomes),
+        lower_bound_s=min((one.lower_bound_s for one in outcomes), default=inf),
+        is_interrupted=any(one.is_interrupted for one in outcomes),
+        search_s=sum(one.search_s for one in outcomes),
+        search_cpu_s=sum(one.search_cpu_s for one in outcomes),
     )
 
 
@@ -244,6 +270,8 @@ def certificate_of(question: Question, outcome: SearchResult, best_s: float) -> 
         space=question.space,
         fixed=question.fixed,
         axes=question.axes,
+        empty_ends=question.has_empty_ends,
+        own_set=question.has_own_set,
         enumerated=outcome.enumerated,
         unexplored=outcome.unexplored,
         rejected=outcome.ledger.rejected,

@@ -11,6 +11,15 @@ from mmap import mmap
 from types import FrameType
 from typing import Any
 
+from shardwise.interrupts import terminated_by
+from shardwise.units import format_seconds
+
+
+def left_text(spent_s: float, done: float, total: float) -> str:
+    """How long the rest takes at the rate so far, such as `about 2.5 min left`; empty where nothing is
+    done."""
+    return f"about {format_seconds(spent_s * (total - done) / done)} left" if done > 0.0 else ""
+
 
 class SearchClock:
     """The remaining part of a budget in seconds (None: no limit). A user interrupt also ends it.
@@ -51,11 +60,13 @@ class SearchClock:
     @contextmanager
     def handling_interrupts(self) -> Iterator[SearchClock]:
         """Treats the first keyboard interrupt as the end of the time; a second one raises KeyboardInterrupt.
+        So do termination signals that count as interrupts, also where keyboard interrupts are ignored.
 
         Changes nothing if another handler is installed, or outside the main thread.
         """
         is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        present = signal.getsignal(signal.SIGINT)
+        if not is_main or present not in (signal.default_int_handler, signal.SIG_IGN):
             yield self
             return
 
@@ -64,11 +75,15 @@ class SearchClock:
                 raise KeyboardInterrupt
             self.interrupt()
 
-        signal.signal(signal.SIGINT, on_interrupt)
+        is_heard = present is signal.default_int_handler
+        if is_heard:
+            signal.signal(signal.SIGINT, on_interrupt)
         try:
-            yield self
+            with terminated_by(on_interrupt):
+                yield self
         finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if is_heard:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class WorkLimit(SearchClock):

@@ -186,12 +186,16 @@ class PartList:
         return frozenset(one.devices for one in self.parts)
 
 
-def listed_parts(question: Question, parts: Parts) -> PartList:
-    """The parts of the question's cluster, each with its quick bound."""
+def listed_parts(question: Question, parts: Parts, clock: SearchClock | None = None) -> PartList:
+    """The parts of the question's cluster, each with its quick bound. The others are not considered where the
+    user interrupts, or where the cluster has many pools and time is over."""
     bounds = DegreeBounds(question.candidates(), question.problem().limits, question.cluster.devices)
     found: list[BoundedPart] = []
     considered = 0
+    has_many, clock = len(parts.pools) > MOST_COMBINED_POOLS, clock or SearchClock()
     for pools in _sets_of_pools(len(parts.pools)):
+        if clock.is_interrupted or (has_many and found and clock.is_over):
+            break
         whole = Selection(
             nodes=tuple(pool.nodes if place in pools else 0 for place, pool in enumerate(parts.pools))
         )
@@ -292,7 +296,7 @@ class _Comparison:
     def __init__(self, question: Question, clock: SearchClock, search_for: SearchFor) -> None:
         self._question, self._clock, self._search_for = question, clock, search_for
         self._cluster_parts = Parts(question.cluster)
-        self._listed = listed_parts(question, self._cluster_parts)
+        self._listed = listed_parts(question, self._cluster_parts, clock)
         self._parts: list[SearchedPart] = []
         self._best: Searched | None = None
         self._best_value: ObjectiveValue = (inf, inf)

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from shardwise.cluster import Cluster
+from shardwise.cluster import Cluster, node_runs
 from shardwise.errors import Infeasible
 from shardwise.pareto import knee, non_dominated
 from shardwise.plans import Idle
@@ -45,6 +45,13 @@ class Point(Generic[LayoutT_co]):
         return self.devices * self.time_s
 
 
+SHARES = {0.75: "in 3/4", 0.5: "in 1/2", 0.25: "in 1/4", 0.125: "in 1/8"}
+"""Shares of a device's memory, each with the name of the fastest point within it."""
+
+DIFFERENT = 0.05
+"""Least difference in memory of the highlights of a curve, as a share of the device's memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve(Generic[LayoutT_co]):
     """The Pareto frontier of step time and memory on all devices of a part of a cluster: non-dominated
@@ -63,10 +70,36 @@ class Curve(Generic[LayoutT_co]):
         return self.part.devices
 
     @property
+    def device_bytes(self) -> float:
+        """Memory of the smallest device of its part."""
+        used = {node.device_class for node, _ in node_runs(self.part.nodes)}
+        return min(self.part.classes[name].memory_bytes for name in used)
+
+    @property
     def knee(self) -> Point[LayoutT_co] | None:
-        """The point after which less memory costs much more time (`pareto.knee`); None if there is none."""
-        place = knee(np.array([(point.time_s, point.memory_bytes) for point in self.points]))
+        """The slower point whose memory is worth its time (`pareto.knee`); None if the fastest point is."""
+        figures = np.array([(point.time_s, point.memory_bytes) for point in self.points])
+        place = knee(figures, self.device_bytes)
         return None if place is None else self.points[place]
+
+    def highlights(self) -> dict[str, Point[LayoutT_co]]:
+        """A handful of points that really differ, by name, fastest first: the fastest, the knee, the
+        smallest, and the fastest within each of SHARES of the device's memory, where its memory differs from
+        that of those before it in this list by more than DIFFERENT of the device's memory."""
+        if not self.points:
+            return {}
+        named = {"fastest": self.points[0], "knee": self.knee, "smallest": self.points[-1]}
+        for share, name in SHARES.items():
+            within = (point for point in self.points if point.memory_bytes <= share * self.device_bytes)
+            named[name] = next(within, None)
+        found: dict[str, Point[LayoutT_co]] = {}
+        for name, point in named.items():
+            if point is None:
+                continue
+            least = DIFFERENT * self.device_bytes if name in SHARES.values() else 0.0
+            if all(abs(point.memory_bytes - other.memory_bytes) > least for other in found.values()):
+                found[name] = point
+        return dict(sorted(found.items(), key=lambda item: self.points.index(item[1])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

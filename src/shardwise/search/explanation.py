@@ -1,4 +1,4 @@
-"""Why a plan is what it is: `explained`, `why_not` and `what_if`.
+"""Why a plan is what it is: `why_not` and `what_if`, and what `best_alternatives.explained` builds on.
 
 `changes_of` lists every change of one field of a strategy, with the other fields that must change with it.
 Degrees change in pairs, since their product is the number of devices. Sharding degrees, micro-batch size,
@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import gcd, isclose, lcm
+from functools import partial
+from math import gcd, lcm
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ import numpy as np
 from shardwise.cluster import Cluster, Device, Node, Tier, multiplied, resized
 from shardwise.cost import Problem, find_recipe, peaks_of
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.inputs import nearest, short_repr
+from shardwise.inputs import short_repr, unknown
+from shardwise.model import NO_MODULES
 from shardwise.notebook import panel, table
 from shardwise.plans import UNEVEN_SPACE, Answer, Plan, Result, Value
-from shardwise.search.answer import goal_of, plan, search
-from shardwise.search.bnb.ledger import LedgerEntry, ledger_entries, ledger_totals
+from shardwise.search.answer import plan
+from shardwise.search.bnb.ledger import LedgerEntry
 from shardwise.search.bnb.solver import Progress
 from shardwise.search.clock import SearchClock
 from shardwise.search.cluster_parts import is_mixed
@@ -33,7 +35,7 @@ from shardwise.search.question import Question
 from shardwise.search.recommended import recommended
 from shardwise.search.space import Space, divisors
 from shardwise.search.step_times import step_times_s
-from shardwise.search.targets import restricted_to, searched_limits
+from shardwise.search.targets import restricted_to, searched_limits, within_limits, without_target
 from shardwise.strategy import (
     AXES,
     CP_KINDS,
@@ -49,13 +51,18 @@ from shardwise.strategy import (
     Strategy,
     StrategyTable,
     canonical_orders,
+    code_of,
     even_ends,
     first_broken,
     largest_stage,
+    most_stages,
     target_of,
+    value_of,
 )
-from shardwise.ties import TIE, first_largest, first_least
+from shardwise.ties import first_largest, first_least
 from shardwise.units import format_bytes, format_seconds, parse_quantity
+
+SELECTIVE = RECOMPUTES.index("selective")
 
 SHARDS = ("param_shard", "grad_shard", "optim_shard")
 
@@ -81,6 +88,10 @@ def is_candidate(question: Question, strategy: Strategy) -> bool:
     if any(values[name] != value for name, value in question.fixed.items() if name in values):
         return False
     if any(values[name] not in allowed for name, allowed in question.axes.items()):
+        return False
+    options = question.candidates().recompute_options
+    pairs = zip(options["recompute"].tolist(), options["recompute_modules"].tolist(), strict=True)
+    if tuple(code_of(name, values[name]) for name in options) not in set(pairs):
         return False
     space = replace(question, fixed={**question.fixed, **values}, axes={}).candidates()
     return bool(space.count_below_grids(space.grids(space.degrees())).sum())
@@ -146,10 +157,21 @@ def _split_changes(question: Question, best: Strategy, field: str) -> Iterator[S
 
 
 def _recompute_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    most = _most_layers(question, best)
     for recompute in RECOMPUTES:
-        most = _most_layers(question, best)
         for layers in range(1, most + 1) if recompute == "full" else (0,):
-            yield _changed(best, {"recompute": recompute, "recompute_layers": layers})
+            for modules in _module_sets(question) if recompute == "selective" else (NO_MODULES,):
+                yield _changed(
+                    best,
+                    {"recompute": recompute, "recompute_modules": modules, "recompute_layers": layers},
+                )
+
+
+def _module_sets(question: Question) -> list[str]:
+    """The sets of modules that selective recomputation has in the question's space."""
+    options = question.candidates().recompute_options
+    codes = options["recompute_modules"][options["recompute"] == SELECTIVE].tolist()
+    return [str(value_of("recompute_modules", code)) for code in codes]
 
 
 def _named_changes(values: tuple[Any, ...]) -> Callable[[Question, Strategy, str], Iterator[Strategy]]:
@@ -181,6 +203,7 @@ _CHANGES_BY_FIELD: dict[str, Callable[[Question, Strategy, str], Iterator[Strate
     "axis_order": _order_changes,
     "micro_batch_size": _batch_changes,
     "recompute": _recompute_changes,
+    "recompute_modules": _recompute_changes,
     "recompute_layers": _recomputed_layer_changes,
     "first_stage_layers": _split_changes,
     "last_stage_layers": _split_changes,
@@ -193,7 +216,8 @@ def _repaired(question: Question, best: Strategy, **changes: Any) -> Strategy:
     """`best` with other degrees or another schedule, and all dependent fields as close to `best` as they can
     be."""
     s = _changed(best, changes)
-    if s.pp == 1 or (s.vpp > 1 and s.pp * s.vpp > question.model.layers):
+    most = most_stages(question.model.layers, code_of("schedule", s.schedule))
+    if s.pp == 1 or (s.vpp > 1 and s.pp * s.vpp > most):
         s = replace(s, schedule="1f1b", vpp=1)
     if s.pp * s.vpp != best.pp * best.vpp:
         first, last = (int(end) for end in even_ends(question.model.layers, s.pp * s.vpp))
@@ -253,11 +277,13 @@ def _unrestricted_space(question: Question) -> Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """The best strategy with another `value` of a field, where other fields change only if they must.
+    """The best strategy with another `value` of a field, as `why_not` finds it; where there is none, a change
+    of the plan's strategy in which other fields change only if they must.
 
-    `reason` is why it is not possible (the code of a rule, `target`, `memory` or `host_memory`), None if it
-    is possible. `lacking_bytes` is the missing memory on the device or the host. `slower` is its step time
-    over that of the best, minus 1; None if a rule or the target excludes it.
+    `reason` is why that is not possible (the code of a rule, `target`, `memory` or `host_memory`), None for
+    the best strategy. `lacking_bytes` is the missing memory on the device or the host. `slower` is its step
+    time over that of the plan, minus 1; None if a rule or the target excludes it. `fits_probability` is that
+    of `Result`, None where it was not predicted.
     """
 
     value: Value
@@ -266,6 +292,7 @@ class Alternative:
     lacking_bytes: float
     slower: float | None
     device_bytes: float | None
+    fits_probability: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,8 +326,14 @@ class Binding:
 
 
 def axes_of(question: Question, problem: Problem, best: Result) -> tuple[Axis, ...]:
-    """Every field of a strategy with its alternatives, one for each other value."""
-    return tuple(_axis(question, problem, best, field) for field in FIELDS)
+    """Every field of a strategy with its alternatives, one for each other value. Sets of modules are left out
+    where the space names none."""
+    names_modules = any(question.candidates().recompute_options["recompute_modules"])
+    listed = (field for field in FIELDS if field != "recompute_modules" or names_modules)
+    return tuple(
+        _axis(question, problem, best, field, list(changes_of(question, best.strategy, field)))
+        for field in listed
+    )
 
 
 def binding_of(problem: Problem, best: Result, axes: tuple[Axis, ...]) -> Binding:
@@ -326,21 +359,21 @@ def binding_of(problem: Problem, best: Result, axes: tuple[Axis, ...]) -> Bindin
     )
 
 
-def _axis(question: Question, problem: Problem, best: Result, field: str) -> Axis:
+def _axis(question: Question, problem: Problem, best: Result, field: str, changed: list[Strategy]) -> Axis:
+    """The best alternative for each value among `changed` strategies."""
     found: dict[Value, Alternative] = {}
-    changed = list(changes_of(question, best.strategy, field))
     for alternative in _evaluated(question, problem, best, field, changed) if changed else []:
-        known = found.get(alternative.value)
-        if known is None or _rank(alternative) < _rank(known):
+        before = found.get(alternative.value)
+        if before is None or rank(alternative) < rank(before):
             found[alternative.value] = alternative
     return Axis(
         field=field,
         value=getattr(best.strategy, field),
-        alternatives=tuple(sorted(found.values(), key=_rank)),
+        alternatives=tuple(sorted(found.values(), key=rank)),
     )
 
 
-def _rank(alternative: Alternative) -> tuple[int, float]:
+def rank(alternative: Alternative) -> tuple[int, float]:
     """Sort key: possible alternatives by time, then those that do not fit by missing bytes, then illegal
     ones."""
     if alternative.reason is None:
@@ -401,11 +434,7 @@ def changed_question(question: Question, text: str, *, key: str = "--what-if") -
     for pair in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (piece.strip() for piece in pair.partition("="))
         if name not in CHANGES:
-            near = nearest(name, CHANGES)
-            hint = f" (did you mean {near}?)" if near else ""
-            raise ConfigError(
-                f"is not known{hint}", key=key, found=short_repr(name), allowed=", ".join(CHANGES)
-            )
+            raise unknown("is not known", name, CHANGES, key=key)
         where = f"{key}.{name}"
         if not equals or not value:
             raise ConfigError("needs a value", key=where, allowed="a factor such as 2x, or a quantity")
@@ -574,11 +603,24 @@ def _retiered(cluster: Cluster, ratio: float, *, is_network: bool) -> Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """The outcomes of all candidates, and the cost of every change of one field of `best`.
+class Relaxation:
+    """What more of a resource brings: `change` as `what_if` reads it, the step time in seconds of the optimum
+    then, and the `gain`, the share by which a sequence takes less time than in the optimum of the plan's
+    question."""
 
-    `unexplored` counts the candidates left out if the search ended early; `is_interrupted`: the user ended
-    it. `agrees`: the search found the step time of the optimum again.
+    resource: str
+    change: str
+    step_time_s: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The outcomes of all candidates, the best plan with another value of each field, and what binds.
+
+    `unexplored` counts the candidates left out if the search ended early, `unsearched` the values of fields
+    for which no time was left; `is_interrupted`: the user ended it. `agrees`: the search found the step time
+    of the optimum again. `relaxed` is what more of each resource brings, most first.
     """
 
     best: Result
@@ -589,6 +631,8 @@ class Explanation:
     agrees: bool
     axes: tuple[Axis, ...]
     binding: Binding
+    relaxed: tuple[Relaxation, ...] = ()
+    unsearched: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -706,6 +750,8 @@ def question_of(plan: Plan, *, workers: int = 1, budget_s: float | None = None) 
         workers=workers,
         budget_s=budget_s,
         limits=() if plan.target is None else searched_limits(plan.target, plan.model, plan.job),
+        has_empty_ends=plan.certificate is not None and plan.certificate.empty_ends,
+        has_own_set=plan.certificate is not None and plan.certificate.own_set,
     )
 
 
@@ -719,28 +765,7 @@ def _requested(plan: Plan, *, workers: int, budget_s: float | None) -> Question:
         used, cluster=wanted.cluster, objective=wanted.objective, use_all=wanted.use_all, space=wanted.space,
         fixed=wanted.fixed, axes=wanted.axes,
     )  # fmt: skip
-    return whole if wanted.target is None else restricted_to(target_of(wanted.target), whole)
-
-
-def explained(
-    of: Plan, *, workers: int = 1, budget_s: float | None = None, progress: Progress | None = None
-) -> Explanation:
-    """The outcomes of the candidates of the plan, and the bottleneck of its best strategy."""
-    question = question_of(of, workers=workers, budget_s=budget_s)
-    problem = question.problem()
-    with SearchClock(budget_s).handling_interrupts() as clock:
-        outcome = search(question, problem, goal_of(question), clock=clock, progress=progress)
-    axes = axes_of(question, problem, of.best)
-    return Explanation(
-        best=of.best,
-        entries=ledger_entries(outcome.ledger),
-        totals=ledger_totals(outcome.ledger),
-        unexplored=outcome.unexplored,
-        is_interrupted=outcome.is_interrupted,
-        agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.optimum_s, rel_tol=TIE),
-        axes=axes,
-        binding=binding_of(problem, of.best, axes),
-    )
+    return without_target(whole) if wanted.target is None else restricted_to(target_of(wanted.target), whole)
 
 
 def why_not(
@@ -779,6 +804,9 @@ def _compared(of: Plan, question: Question, progress: Progress | None) -> PlanCo
     try:
         if is_mixed(question.cluster) and question.objective == "time" and not is_pinned:
             answer = plan_mixed_cluster(question, target=target, progress=progress)
+        elif target is not None:
+            runs = target.for_job(question.model, question.job)
+            answer = within_limits(runs, question, partial(plan, progress=progress))
         else:
             answer = plan(question, progress=progress)
     except Infeasible as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, inf, log2
 from time import perf_counter, process_time
 from typing import Any
 
@@ -28,6 +29,10 @@ from shardwise.units import format_bytes
 MOST_LABELS = 150_000
 """Largest number of labels of the search of one mesh; beyond, it returns its solutions with their proven
 epsilon."""
+
+MOST_HALVINGS, ROUGH_EPSILON = 4, 0.5
+"""How many numbers of micro-batches are tried where nothing fits, and the epsilon of these searches: any
+layout that fits will do."""
 
 TIERS = MeshChoice("tiers")
 
@@ -171,11 +176,31 @@ class GraphCurves:
             )
         limit = format_bytes(self.limit_bytes(curve.part))
         return Infeasible(
-            f"no layout of {self.graph.name} fits on {curve.devices} devices: the smallest takes "
-            f"{format_bytes(curve.smallest.memory_bytes)} of {limit}; "
+            f"no layout of {self.graph.name} fits on {curve.devices} devices with the whole batch at once: "
+            f"the smallest takes {format_bytes(curve.smallest.memory_bytes)} of {limit}; "
             "more devices, a smaller batch or more memory help",
             reasons={"memory": 1},
+            relaxations=self._relaxations(curve.part, curve.smallest.memory_bytes),
         )
+
+    def _relaxations(self, part: Cluster, smallest_bytes: float) -> list[str]:
+        """The fewest parts of the batch, a power of two, of which one fits: gradients of all parts can be
+        accumulated. Empty where none of a few numbers does."""
+        limit_bytes, batch = self.limit_bytes(part), self.graph.batch
+        first = max(1, ceil(log2(smallest_bytes / limit_bytes)))
+        for many in (1 << power for power in range(first, first + MOST_HALVINGS)):
+            if batch % many:
+                break
+            small = scaled(self.graph, batch // many)
+            chains = [layout_chain(small, part, self.training, mesh).chain for mesh in self.meshes_on(part)]
+            found = pareto_search(
+                chains, epsilon=ROUGH_EPSILON, most_labels=MOST_LABELS, most_bytes=limit_bytes
+            )
+            least = float(found.points[:, 1].min()) if len(found.points) else inf
+            if least <= limit_bytes:
+                text = f"{many:,} micro-batches of {batch // many:,} with their gradients accumulated"
+                return [f"{text}: one takes {format_bytes(least)} (--global-batch-size {batch // many})"]
+        return []
 
     def closest(self, curve: Curve[Any]) -> Point[GraphLayout] | None:
         return curve.smallest if isinstance(curve, GraphCurve) else None
@@ -289,6 +314,10 @@ class StagedCurves(GraphCurves):
 
     def layouts_per_operator(self, part: Cluster) -> Mapping[str, int]:
         return _layouts_per_operator(self.problems(part))
+
+    def _relaxations(self, part: Cluster, smallest_bytes: float) -> list[str]:
+        """None: the batch goes in micro-batches through the stages."""
+        return []
 
     def curve(self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None) -> StagedCurve:
         start_s, start_cpu_s = perf_counter(), process_time()

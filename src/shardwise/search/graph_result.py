@@ -48,6 +48,13 @@ def graph_result(graph: OpGraph, cluster: Cluster, training: Training, layout: G
                 operators=own,
             )
         )
+    peak = PeakMemory(
+        allocated=estimate.at_once_bytes,
+        reserved=estimate.memory_bytes,
+        device=estimate.memory_bytes,
+        capacity=float(min(device.memory_bytes for device in cluster.classes.values())),
+    )
+    errors = training.profile.peak_errors
     bands = [band_of(training.profile, device.efficiency) for device in cluster.classes.values()]
     return Result(
         fields=None,
@@ -71,12 +78,9 @@ def graph_result(graph: OpGraph, cluster: Cluster, training: Training, layout: G
         tokens_per_s_per_device=None,
         mfu=None,
         mfu_full_attention=None,
-        peak_memory=PeakMemory(
-            allocated=estimate.at_once_bytes,
-            reserved=estimate.memory_bytes,
-            device=estimate.memory_bytes,
-            capacity=float(min(device.memory_bytes for device in cluster.classes.values())),
-        ),
+        peak_memory=peak,
+        memory_band_bytes=errors.band_bytes(peak.device),
+        fits_probability=errors.fits_probability(peak.device, peak.capacity),
         breakdown=estimate.seconds,
         memory=estimate.nbytes,
         tightest_rank=0,

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 
-from shardwise.cluster import multiplied, part_of, part_sizes
-from shardwise.cost import Problem, peaks_of
+from shardwise.cluster import Cluster, multiplied, part_of, part_sizes
+from shardwise.cost import Problem, bind, peaks_of
 from shardwise.errors import Infeasible, InternalError
+from shardwise.model import Model
 from shardwise.plans import Result, Value
 from shardwise.search.bnb.incumbent import Fastest, Goal, Smallest
 from shardwise.search.bnb.solver import SearchResult
@@ -25,6 +26,7 @@ from shardwise.strategy import (
     RULES,
     SCHEDULES,
     TARGET_LIMIT,
+    Job,
     Strategy,
     StrategyTable,
     first_broken,
@@ -239,6 +241,12 @@ def _host_binding(question: Question, problem: Problem, search: SearchFunction) 
 def host_bytes_of(problem: Problem, strategy: Strategy) -> float:
     """Bytes that a legal strategy offloads to the host, per device."""
     return float(peaks_of(problem, StrategyTable.of([strategy])).host_bytes[0])
+
+
+def host_memory(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> tuple[float, float]:
+    """Bytes that a legal strategy offloads to the host, and bytes of the host, both per device."""
+    problem = bind(model, cluster, job)
+    return host_bytes_of(problem, strategy), problem.host_bytes_per_device
 
 
 def _smallest(question: Question, problem: Problem, search: SearchFunction) -> Strategy | None:

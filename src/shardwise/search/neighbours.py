@@ -129,7 +129,7 @@ class _Neighbourhood:
             "recompute",
             [
                 {"recompute": "none"},
-                {"recompute": "selective"},
+                *self._selective(),
                 *self._full(),
             ],
         )
@@ -145,6 +145,13 @@ class _Neighbourhood:
         yield "ep", ({"ep": ep} for ep in divisors(experts))
         yield "offload", ({"offload": name} for name in OFFLOADS)
         yield "sequence_parallel", ({"sequence_parallel": is_on} for is_on in (False, True) if s.tp > 1)
+
+    def _selective(self) -> Iterator[Choices]:
+        """Selective recomputation: of the target's sets of named modules, or of its own set."""
+        if not self.target.modules:
+            yield {"recompute": "selective"}
+        for modules in self.target.module_sets:
+            yield {"recompute": "selective", "recompute_modules": modules}
 
     def _full(self) -> Iterator[Choices]:
         """Full recomputation of numbers of layers of a stage."""
@@ -231,7 +238,7 @@ class _Neighbourhood:
 
 
 _FREED: Mapping[str, tuple[str, ...]] = {
-    "recompute": ("recompute", "recompute_layers"),
+    "recompute": ("recompute", "recompute_modules", "recompute_layers"),
     "zero_stage": ("zero_stage", "dp_replicate", "param_shard", "grad_shard", "optim_shard"),
     "tp": ("tp", "sequence_parallel"),
     "pp": ("pp", "first_stage_layers", "last_stage_layers"),

@@ -12,16 +12,20 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isclose
 
-from shardwise.cost import Charge, LayoutEstimate, Training, estimate_layout
+from shardwise.cost import Charge, LayoutEstimate, Training, bind, estimate_layout
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
-from shardwise.plans import Plan, PlanKind, Result
+from shardwise.plans import Plan, PlanKind, Result, StepParts
 from shardwise.schedule import Schedule
 from shardwise.search.answer import evaluate, stage_activation_bytes, step_durations
+from shardwise.search.graph_parts import graph_parts
 from shardwise.search.graph_pipeline import estimate_pipeline
 from shardwise.search.graph_result import graph_result
 from shardwise.search.hetero.record_costs import RecordCostModel, predict_record, predicted_result
 from shardwise.search.hetero.result import UNEVEN_EVALUATOR, UNEVEN_SCHEDULE
+from shardwise.search.hetero.step_parts import uneven_parts
+from shardwise.search.stage_memory import StageMemory, graph_memory, uneven_memory, uniform_memory
+from shardwise.search.step_parts import uniform_parts
 from shardwise.sim import (
     BLOCKS,
     COMPUTE,
@@ -74,7 +78,7 @@ def plan_timelines(plan: Plan) -> tuple[PipelineTimeline, ...]:
 
     Raises ConfigError if the plan is not one of its cluster, or if this version estimates it otherwise.
     """
-    stages_of = _ESTIMATORS[plan.kind].pipelines
+    stages_of = _estimator(plan).pipelines
     known: dict[tuple[int, int], Timeline] = {}
     found = []
     for pipeline, schedule, estimate in zip(
@@ -110,16 +114,31 @@ class _Estimate:
 
 @dataclass(frozen=True, slots=True)
 class _Estimator:
-    """How plans of a kind are estimated: the stages of their pipelines, and the whole result."""
+    """How plans of a kind are estimated: the stages of their pipelines, the whole result, the parts of a step
+    on its critical rank, and the memory of their stages."""
 
     pipelines: Callable[[Plan], list[_Estimate]]
     result: Callable[[Plan], Result]
+    parts: Callable[[Plan], StepParts]
+    memory: Callable[[Plan], tuple[StageMemory, ...]]
 
 
 def predicted_again(plan: Plan) -> Result:
     """The result of the plan's layout, predicted again. Raises ConfigError if the plan is not one of its
     cluster, Infeasible if it does not fit."""
-    return _ESTIMATORS[plan.kind].result(plan)
+    return _estimator(plan).result(plan)
+
+
+def step_parts_of(plan: Plan) -> StepParts:
+    """Computation, communication, overlap and idle time of a step of the plan, estimated again. Raises
+    ConfigError if the plan is not one of its cluster."""
+    return _estimator(plan).parts(plan)
+
+
+def stage_memory_of(plan: Plan) -> tuple[StageMemory, ...]:
+    """The memory of every stage of every pipeline of the plan, estimated again. Raises ConfigError if the
+    plan is not one of its cluster."""
+    return _estimator(plan).memory(plan)
 
 
 def _uniform(plan: Plan) -> list[_Estimate]:
@@ -138,8 +157,7 @@ def _uneven(plan: Plan) -> list[_Estimate]:
 
 
 def _graph(plan: Plan) -> list[_Estimate]:
-    training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-    given = (plan.graph, plan.cluster, training, plan.mesh)
+    given = (plan.graph, plan.cluster, _training(plan), plan.mesh)
     layout = plan.operators
     stages: tuple[LayoutEstimate, ...]
     hops_s: tuple[float, ...] = ()
@@ -164,6 +182,22 @@ def _graph(plan: Plan) -> list[_Estimate]:
     return [_Estimate(durations, max(stage.end_s for stage in stages), stages=stages)]
 
 
+def _uniform_parts(plan: Plan) -> StepParts:
+    return uniform_parts(bind(plan.model, plan.cluster, plan.job), plan.strategy)
+
+
+def _uneven_parts(plan: Plan) -> StepParts:
+    return uneven_parts(plan.model, plan.cluster, plan.job, plan.best)
+
+
+def _graph_parts(plan: Plan) -> StepParts:
+    return graph_parts(plan.graph, plan.cluster, _training(plan), plan.operators)
+
+
+def _graph_memory(plan: Plan) -> tuple[StageMemory, ...]:
+    return graph_memory(plan, _graph(plan)[0].stages)
+
+
 def _uniform_result(plan: Plan) -> Result:
     return evaluate(plan.model, plan.cluster, plan.job, plan.strategy)
 
@@ -182,16 +216,24 @@ def _uneven_result(plan: Plan) -> Result:
 
 
 def _graph_result(plan: Plan) -> Result:
-    training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-    return graph_result(plan.graph, plan.cluster, training, plan.operators)
+    return graph_result(plan.graph, plan.cluster, _training(plan), plan.operators)
+
+
+def _training(plan: Plan) -> Training:
+    return Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
 
 
 _ESTIMATORS: Mapping[PlanKind, _Estimator] = {
-    "uniform": _Estimator(_uniform, _uniform_result),
-    "uneven": _Estimator(_uneven, _uneven_result),
-    "graph": _Estimator(_graph, _graph_result),
+    "uniform": _Estimator(_uniform, _uniform_result, _uniform_parts, uniform_memory),
+    "uneven": _Estimator(_uneven, _uneven_result, _uneven_parts, uneven_memory),
+    "graph": _Estimator(_graph, _graph_result, _graph_parts, _graph_memory),
 }
-"""The estimators by kind of plan; the search asks for the kind of a plan here."""
+"""The estimators by kind of plan."""
+
+
+def _estimator(plan: Plan) -> _Estimator:
+    """That of the plan's kind; the search asks for the kind of a plan here."""
+    return _ESTIMATORS[plan.kind]
 
 
 def plan_trace(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Trace:

@@ -8,10 +8,21 @@ from dataclasses import dataclass, field
 from shardwise.cluster import Cluster
 from shardwise.cost import RECIPES, Problem, bind
 from shardwise.errors import ConfigError
+from shardwise.inputs import unknown
 from shardwise.model import Model
 from shardwise.plans import OBJECTIVES, Value
 from shardwise.search.space import Space
-from shardwise.strategy import ALIASES, FIELDS, Job, Limit, Optimizer, Strategy, brief_text, is_value
+from shardwise.strategy import (
+    ALIASES,
+    FIELDS,
+    Job,
+    Limit,
+    Optimizer,
+    Strategy,
+    brief_text,
+    is_value,
+    require_modules,
+)
 
 SPACES = ("core", "default")
 
@@ -32,6 +43,9 @@ class Question:
     mixed-pool stage splits micro-batches of up to `mixed_stage_rows` rows. `fixed_by` names the option that
     fixes a field if it is not `--fix`. Candidates that exceed one of `limits` (of a target, for the model)
     are rejected. With `has_even_stages` the first and the last stage have as many layers as an even split.
+    With `has_empty_ends` (of a target, or without one) interleaved pipelines may have two stages more than
+    layers; with `has_own_set` selective recomputation has the own set of our runtime too where `axes` names
+    modules. `open_options` are options of the target's software of which the best value is searched too.
     """
 
     model: Model
@@ -52,6 +66,9 @@ class Question:
     fixed_by: Mapping[str, str] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
     has_even_stages: bool = False
+    has_empty_ends: bool = False
+    has_own_set: bool = False
+    open_options: tuple[str, ...] = ()
 
     def problem(self) -> Problem:
         """The input of the cost model. Raises ConfigError if the fields are inconsistent."""
@@ -80,15 +97,17 @@ class Question:
             )
         for name, value in self.fixed.items():
             if name not in FIELDS and name not in ALIASES:
-                raise ConfigError("unknown field", key=f"fix.{name}", allowed=", ".join((*FIELDS, *ALIASES)))
+                raise unknown("is not a field of a strategy", name, (*FIELDS, *ALIASES), key=f"fix.{name}")
             if not is_value(name, value):
-                raise ConfigError("unknown value", key=f"fix.{name}", found=repr(value))
+                raise ConfigError("is not a value of this field", key=f"fix.{name}", found=repr(value))
+            if name == "recompute_modules":
+                require_modules(self.model, str(value), f"fix.{name}")
         for name, values in self.axes.items():
             if name not in FIELDS:
-                raise ConfigError("unknown field", key=f"axes.{name}", allowed=", ".join(FIELDS))
+                raise unknown("is not a field of a strategy", name, FIELDS, key=f"axes.{name}")
             for value in values:
                 if not is_value(name, value):
-                    raise ConfigError("unknown value", key=f"axes.{name}", found=repr(value))
+                    raise ConfigError("is not a value of this field", key=f"axes.{name}", found=repr(value))
         check_batch(self.job.global_batch_size, self.cluster.devices, self.fixed)
         return bind(self.model, self.cluster, self.job)
 
@@ -98,6 +117,19 @@ class Question:
         if self.objective in ("devices", "cost"):
             return True
         return self.objective == "time" and not self.use_all and not self.exhaustive
+
+    @property
+    def why_uniform(self) -> str | None:
+        """Why no uneven plans are searched for the question, whatever its cluster; None where they are."""
+        if self.space != "default" or self.fixed or self.axes:
+            return "a space or fields were chosen: only uniform strategies have them"
+        if self.frontier or self.exhaustive:
+            return "a frontier or every candidate was requested: only uniform strategies have them"
+        if self.model.experts is not None:
+            return "uneven plans of mixtures of experts are not searched"
+        if len(self.model.kinds) > 1:
+            return "uneven plans of models whose layers differ are not searched"
+        return None
 
     def candidates(self) -> Space:
         """The search space of the candidates."""
@@ -111,13 +143,15 @@ class Question:
             axes=self.axes,
             limits=self.limits,
             has_even_stages=self.has_even_stages,
+            has_empty_ends=self.has_empty_ends,
+            has_own_set=self.has_own_set,
         )
 
 
 def check_choice(key: str, found: str, allowed: tuple[str, ...]) -> None:
     """Raises ConfigError if `found` is not one of `allowed`."""
     if found not in allowed:
-        raise ConfigError(f"unknown {key}", key=key, found=repr(found), allowed=", ".join(allowed))
+        raise unknown("is not one of the choices", found, allowed, key=key)
 
 
 def default_job(
@@ -149,7 +183,7 @@ def default_job(
             "out of range", key="expert_imbalance", found=str(expert_imbalance), allowed="1 to 100"
         )
     if dtype is not None and dtype not in RECIPES:
-        raise ConfigError("unknown dtype", key="dtype", found=repr(dtype), allowed=", ".join(RECIPES))
+        raise unknown("is not a known dtype", dtype, RECIPES, key="dtype")
     return Job(
         seq_len=length,
         global_batch_size=global_batch_size,

@@ -1,9 +1,9 @@
 """The recommended strategy: of those within a tolerance of the optimum, the one that is preferred.
 
-Preferences are tried in order: no offload, a named ZeRO stage, no context parallelism, even stages, fewer of
-tp, cp, pp, vpp and ep above 1. Each restricts the space further if the best of what is left stays within the
-tolerance; else it is dropped. The recommended strategy is the fastest of what is left, so the tolerance is
-spent only where a preference asks for it.
+Preferences are tried in order: no offload, a named ZeRO stage, no context parallelism, even stages, at least
+0.9 likely to fit, fewer of tp, cp, pp, vpp and ep above 1. Each restricts the space further if the best of
+what is left stays within the tolerance; else it is dropped. The recommended strategy is the fastest of what
+is left, so the tolerance is spent only where a preference asks for it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def recommended(
     if target is not None:
         target = target.for_job(question.model, question.job)
         used = restricted_to(target, used)
-    preferences = [_no_offload, _named_zero_stage, _no_context_parallelism, _even_stages]
+    preferences = [
+        _no_offload, _named_zero_stage, _no_context_parallelism, _even_stages, _likely_to_fit,
+    ]  # fmt: skip
     if {*SHARDS} & {*question.fixed, *question.axes}:
         preferences.remove(_named_zero_stage)
     search_of = _Search(target, best.step_time_s * (1.0 + tolerance) * PRUNE_FACTOR, clock)
@@ -73,7 +75,11 @@ def recommended(
         answer,
         best=result,
         runners_up=tuple(others[: question.top]),
-        optimum=Optimum(strategy=best.fields, step_time_s=best.step_time_s),
+        optimum=Optimum(
+            strategy=best.fields,
+            step_time_s=best.step_time_s,
+            fits_probability=best.fits_probability,
+        ),
     )
 
 
@@ -147,6 +153,15 @@ def _no_context_parallelism(question: Question) -> Iterator[Question]:
 
 def _even_stages(question: Question) -> Iterator[Question]:
     yield replace(question, has_even_stages=True)
+
+
+def _likely_to_fit(question: Question) -> Iterator[Question]:
+    """Strategies whose band of memory ends within the device: a capacity below that of the device."""
+    capacity = question.problem().capacity_bytes
+    margin = 1.0 - question.job.profile.peak_errors.likely_bytes(capacity) / capacity
+    if margin < 1.0:
+        margin = max(margin, question.job.memory_margin)
+        yield replace(question, job=replace(question.job, memory_margin=margin))
 
 
 def _with_axes(count: int, question: Question) -> Iterator[Question]:

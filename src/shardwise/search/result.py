@@ -6,23 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cluster import Efficiency
+from shardwise.cluster import Cluster, Efficiency
 from shardwise.cost import (
     MEMORY_PARTS,
     PhaseTimes,
     Problem,
     TableCosts,
+    bind,
     costs_of_all_stages,
     rank_bytes,
     stage_times,
     step_end,
 )
-from shardwise.model import model_flop_per_token
+from shardwise.model import Model, model_flop_per_token
 from shardwise.plans import Layout, PeakMemory, Pipeline, Result, Stage, as_ranges
 from shardwise.schedule import KINDS, ActionKind, generate
 from shardwise.search.step_times import microbatches_of, step_times_s
 from shardwise.strategy import (
     SCHEDULES,
+    Job,
     Profile,
     Strategy,
     StrategyTable,
@@ -47,12 +49,19 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
     time_s = float(step_times_s(problem, table)[0]) if step_time_s is None else step_time_s
     costs = costs_of_all_stages(problem, table)
     memory = rank_bytes(problem, table, costs)
-    in_order = np.argsort(costs.partition.places.rank[:, 0], kind="stable")
-    place = int(in_order[first_largest(memory.device[in_order, 0])])
+    ranks = costs.partition.moments.rank[:, 0]
+    place = first_largest(memory.device[:, 0])
     tokens = problem.job.global_batch_size * problem.job.seq_len
     devices = problem.cluster.devices
     per_device = tokens / time_s / devices
     low, high = band_of(problem.profile, problem.efficiency)
+    peak = PeakMemory(
+        allocated=float(memory.allocated[place, 0]),
+        reserved=float(memory.reserved[place, 0]),
+        device=float(memory.device[place, 0]),
+        capacity=problem.capacity_bytes,
+    )
+    errors = problem.profile.peak_errors
     return Result(
         fields=strategy,
         layout=layout_of(problem, strategy, time_s),
@@ -61,17 +70,29 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
         tokens_per_s_per_device=per_device,
         mfu=_utilisation(problem, per_device, is_causal=True),
         mfu_full_attention=_utilisation(problem, per_device, is_causal=False),
-        peak_memory=PeakMemory(
-            allocated=float(memory.allocated[place, 0]),
-            reserved=float(memory.reserved[place, 0]),
-            device=float(memory.device[place, 0]),
-            capacity=problem.capacity_bytes,
-        ),
+        peak_memory=peak,
+        memory_band_bytes=errors.band_bytes(peak.device),
+        fits_probability=errors.fits_probability(peak.device, peak.capacity),
         breakdown=_breakdown(problem, table, costs, time_s),
         memory={name: float(getattr(memory, name)[place, 0]) for name in MEMORY_PARTS},
-        tightest_rank=_first_rank(table, int(costs.partition.places.rank[place, 0])),
+        tightest_rank=_first_rank(table, int(ranks[place])),
         evaluator=EVALUATOR,
     )
+
+
+def memory_by_stage(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> list[dict[str, float]]:
+    """Bytes on a rank of each pipeline stage at its peak: the parts of memory, and `device`, their sum."""
+    problem, table = bind(model, cluster, job), StrategyTable.of([strategy])
+    costs = costs_of_all_stages(problem, table)
+    memory = rank_bytes(problem, table, costs)
+    ranks, device = costs.partition.moments.rank[:, 0], memory.device[:, 0]
+    found = []
+    for rank in range(strategy.pp):
+        of_rank = np.flatnonzero(ranks == rank)
+        peak = of_rank[first_largest(device[of_rank])]
+        parts = {name: float(getattr(memory, name)[peak, 0]) for name in MEMORY_PARTS}
+        found.append({**parts, "device": float(device[peak])})
+    return found
 
 
 def _utilisation(problem: Problem, tokens_per_s_per_device: float, *, is_causal: bool) -> float:

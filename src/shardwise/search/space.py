@@ -24,12 +24,13 @@ from shardwise.cost import Split, distinct_rows, known_split
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, read_mapping, short_repr
 from shardwise.plans import Value
-from shardwise.schedule import illegal_codes, in_flight
+from shardwise.schedule import full_moment, illegal_codes, in_flight
 from shardwise.strategy import (
     ALIASES,
     CP_KINDS,
     FIELD_VALUES,
     FIELDS,
+    INTERLEAVED,
     OFFLOADS,
     RECOMPUTES,
     SCHEDULES,
@@ -41,6 +42,7 @@ from shardwise.strategy import (
     even_ends,
     is_value,
     largest_stage,
+    most_stages,
     shards_of,
 )
 
@@ -89,11 +91,10 @@ class Variants:
         return Variants(self.schedule[most : most + 1], self.vpp.min(keepdims=True))
 
     def fewest_in_flight(self, pp: int, microbatches: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Fewest in-flight micro-batches of each rank over all variants, averaged over its layers; shape (pp,
-        rows)."""
+        """Fewest micro-batches in flight over all variants, on every stage of each rank; shape (pp, rows)."""
         rank, schedule, m = np.arange(pp)[:, None, None], self.schedule[:, None], microbatches[None]
-        in_flight_count = in_flight(schedule, pp, m, self.vpp[:, None], rank) / self.vpp[:, None]
-        return np.asarray(in_flight_count.min(axis=1))
+        in_flight_count = full_moment(schedule, pp, m, self.vpp[:, None], rank).each
+        return np.asarray(in_flight_count.min(axis=1), dtype=np.float64)
 
 
 # The space
@@ -105,7 +106,7 @@ Options = Mapping[str, Sequence[int] | Column]
 """Values of some fields: equally long columns, one entry per option."""
 
 SPACES = ("core", "default")
-FULL = RECOMPUTES.index("full")
+NONE, SELECTIVE, FULL = (RECOMPUTES.index(name) for name in ("none", "selective", "full"))
 
 
 def divisors(n: int) -> tuple[int, ...]:
@@ -121,7 +122,8 @@ class Space:
     `fixed` restricts fields to one value and may use the aliases of sharding degrees; `axes` restricts fields
     to several values. Choices that exceed one of `limits` (of a target, for the model) are listed as shapes
     and counted as candidates, but not listed as grids or sharding options: the search rejects them. With
-    `has_even_stages` stages are split evenly.
+    `has_even_stages` stages are split evenly. With `has_empty_ends` interleaved pipelines may have two stages
+    more than layers.
     """
 
     name: str
@@ -133,6 +135,8 @@ class Space:
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
     has_even_stages: bool = False
+    has_empty_ends: bool = False
+    has_own_set: bool = False
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -250,7 +254,7 @@ class Space:
         one = np.ones(len(columns["tp"]), dtype=np.int64)
         first, last = even_ends(self.layers, np.asarray(columns["pp"]))
         ones = ("vpp", "param_shard", "grad_shard", "optim_shard", "micro_batch_size")
-        zeros = ("axis_order", "schedule", "recompute", "recompute_layers", "offload")
+        zeros = ("axis_order", "schedule", "recompute", "recompute_modules", "recompute_layers", "offload")
         plain = dict.fromkeys(ones, one) | dict.fromkeys(zeros, 0 * one)
         ends = {"first_stage_layers": first.astype(np.int64), "last_stage_layers": last.astype(np.int64)}
         return StrategyTable(**plain, **ends, **columns)
@@ -271,7 +275,8 @@ class Space:
             pairs = [(names["1f1b"], 1)]
             if pp > 1:
                 pairs += [(names["gpipe"], 1)]
-                pairs += [(names["interleaved_1f1b"], vpp) for vpp in range(2, self.layers // pp + 1)]
+                most = self.layers if not self.has_empty_ends else most_stages(self.layers, INTERLEAVED)
+                pairs += [(INTERLEAVED, vpp) for vpp in range(2, most // pp + 1)]
             if pp > 1 and not self.is_core:
                 pairs += [
                     (names["zb_h1"], 1),
@@ -289,7 +294,8 @@ class Space:
         if key not in self._legal_variants:
             variants = self.variants(pp)
             illegal = illegal_codes(variants.schedule, pp, microbatches, variants.vpp) > 0
-            self._legal_variants[key] = variants.take(~illegal & (pp * variants.vpp <= self.layers))
+            enough = pp * variants.vpp <= most_stages(self.layers, variants.schedule)
+            self._legal_variants[key] = variants.take(~illegal & enough)
         return self._legal_variants[key]
 
     @cached_property
@@ -302,9 +308,15 @@ class Space:
 
     def splits(self, stages: int) -> dict[str, Column]:
         """Layers of the first and the last stage, the even split first."""
-        if stages not in self._splits:
-            self._splits[stages] = self._split_options(stages)
-        return self._splits[stages]
+        if stages in self._splits:
+            return self._splits[stages]
+        options = self._split_options(stages)
+        if _length(options) > LARGE:
+            large = [each for each, found in self._splits.items() if _length(found) > LARGE]
+            for each in large[: len(large) + 1 - MOST_LARGE]:
+                del self._splits[each]
+        self._splits[stages] = options
+        return options
 
     def _split_options(self, stages: int) -> dict[str, Column]:
         e1, e2 = (int(end) for end in even_ends(self.layers, stages))
@@ -350,9 +362,20 @@ class Space:
         )  # fmt: skip
 
     @cached_property
+    def recompute_options(self) -> dict[str, Column]:
+        """Kinds of recomputation with their named modules, as codes. Where the space names modules,
+        selective recomputation is that of the named sets, with `has_own_set` also the own set of our runtime;
+        else it is that."""
+        sets = self._codes.get("recompute_modules", np.zeros(1, dtype=np.int64)).tolist()
+        selective = sets if self.has_own_set else [code for code in sets if code] or sets
+        pairs = [(NONE, 0), *((SELECTIVE, code) for code in selective), (FULL, 0)]
+        columns = np.array(pairs, dtype=np.int64).T
+        return self._allowed({"recompute": columns[0], "recompute_modules": columns[1]})
+
+    @property
     def recomputes(self) -> Column:
-        """Kinds of recomputation, as codes."""
-        return self._allowed({"recompute": range(len(RECOMPUTES))})["recompute"]
+        """The kind of recomputation of each of `recompute_options`, as codes."""
+        return self.recompute_options["recompute"]
 
     @cached_property
     def offloads(self) -> Column:
@@ -365,11 +388,18 @@ class Space:
 
     def recompute_layers(self, recompute: int, largest: int) -> Column:
         """Numbers of recomputed layers of each stage, if the largest stage has `largest` layers."""
+        if recompute == FULL and not self.is_core:
+            return self._full_layers[: int(np.searchsorted(self._full_layers, largest, side="right"))]
         key = (recompute, largest)
         if key not in self._recompute_layers:
-            counts = [0] if recompute != FULL else [largest] if self.is_core else range(1, largest + 1)
+            counts = [0] if recompute != FULL else [largest]
             self._recompute_layers[key] = self._allowed({"recompute_layers": counts})["recompute_layers"]
         return self._recompute_layers[key]
+
+    @cached_property
+    def _full_layers(self) -> Column:
+        """All numbers of recomputed layers with full recomputation, ascending."""
+        return self._allowed({"recompute_layers": range(1, self.layers + 1)})["recompute_layers"]
 
     @cached_property
     def _shards(self) -> dict[int, dict[str, Column]]:
@@ -476,13 +506,25 @@ class Space:
         """Number of stage splits, each multiplied by its numbers of recomputed layers."""
         key = (stages, recompute)
         if key not in self._split_counts:
-            split = self.splits(stages)
-            largest = largest_stage(
-                self.layers, stages, split["first_stage_layers"], split["last_stage_layers"]
+            self._split_counts[key] = sum(
+                count * len(self.recompute_layers(recompute, most))
+                for most, count in self._largest_of_splits(stages)
             )
-            each = _each(largest, lambda most: len(self.recompute_layers(recompute, most)))
-            self._split_counts[key] = int(each.sum())
         return self._split_counts[key]
+
+    @cached_property
+    def _largest(self) -> dict[int, list[tuple[int, int]]]:
+        return {}
+
+    def _largest_of_splits(self, stages: int) -> list[tuple[int, int]]:
+        """The layers of the largest stage, and how many splits have so many."""
+        if stages not in self._largest:
+            split = self.splits(stages)
+            first, last = split["first_stage_layers"], split["last_stage_layers"]
+            counts = np.bincount(np.atleast_1d(largest_stage(self.layers, stages, first, last)))
+            most = np.flatnonzero(counts)
+            self._largest[stages] = list(zip(most.tolist(), counts[most].tolist(), strict=True))
+        return self._largest[stages]
 
     def count_variants(self, variants: Variants, pp: int, recompute: int) -> int:
         """Number of splits and recomputed layers below several schedules."""
@@ -502,6 +544,9 @@ class Space:
             self._legal[key] = self.count_variants(legal, pp, recompute)
         return self._legal[key]
 
+
+LARGE, MOST_LARGE = 1 << 16, 4
+"""Splits of a number of stages that are many, and how many such lists are kept: a megabyte or more each."""
 
 _SHAPE_FIELDS = ("tp", "cp", "dp", "pp", "etp", "ep", "cp_kind", "sequence_parallel")
 

@@ -138,6 +138,15 @@ def _estimate(problem: Problem, table: StrategyTable, grids: GridCostTable | Non
     )
 
 
+def peaks_of_rank(problem: Problem, strategy: Strategy, rank: int) -> tuple[float, ...]:
+    """Peak bytes on pipeline rank `rank` of a strategy: in tensors, reserved, and all bytes on the device."""
+    table = StrategyTable.of([strategy])
+    costs = costs_of_all_stages(problem, table)
+    memory = rank_bytes(problem, table, costs)
+    own = costs.partition.moments.rank[:, 0] == rank
+    return tuple(float(each[own, 0].max()) for each in (memory.allocated, memory.reserved, memory.device))
+
+
 def _evaluated(several: Sequence[_Estimate]) -> list[StepFigures]:
     pipeline_makespan_s = _makespans_s([one.timed for one in several])
     return [
@@ -246,7 +255,7 @@ def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFig
     costs = costs_of_all_stages(problem, table)
     times = stage_times(problem, table, costs)
     device_bytes = rank_bytes(problem, table, costs).device.max(axis=0)
-    on_host = host_bytes(table, costs)
+    on_host = host_bytes(problem, table, costs)
     end_s = step_end(problem, table, costs).total_s
     return [
         PipelineFigures(
@@ -278,7 +287,9 @@ def spare_microbatches(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
     costs = costs_of_all_stages(problem, table)
     if strategy.offload in ("activations", "both"):
         return (0,) * strategy.pp * strategy.vpp
-    left = problem.usable_bytes - rank_bytes(problem, table, costs).device[:, 0]
+    ranks, device = costs.partition.moments.rank[:, 0], rank_bytes(problem, table, costs).device[:, 0]
+    needed = np.array([device[ranks == rank].max() for rank in costs.partition.places.rank[:, 0]])
+    left = problem.usable_bytes - needed
     each = costs.activation_costs.stage_bytes[:, 0] * (1.0 + problem.efficiency.fragmentation_ratio)
     return tuple(int(number) for number in np.maximum(left // each, 0.0))
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import multiprocessing.connection
-import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from shardwise.errors import InternalError
-from shardwise.interrupts import end_with_parent, without_interrupts
+from shardwise.interrupts import end_with_parent, leave_signals_to_parent, without_interrupts
 
 Task = TypeVar("Task")
 TaskResult = TypeVar("TaskResult")
@@ -129,9 +128,8 @@ class SearchWorkers(Generic[Task, TaskResult]):
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    """Runs tasks until the pipe closes or the parent ends. Ignores keyboard interrupts, which the parent
-    handles."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Runs tasks until the pipe closes or the parent ends."""
+    leave_signals_to_parent()
     end_with_parent()
     # Objects from before the fork are not scanned for garbage, so that their pages stay shared.
     gc.freeze()

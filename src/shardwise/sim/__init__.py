@@ -3,6 +3,7 @@
 from shardwise.sim.engine import COMMUNICATION, COMPUTE, DATA_PARALLEL, Timeline, simulate
 from shardwise.sim.gantt import gantt
 from shardwise.sim.maxplus import Durations, rerouted_s
+from shardwise.sim.rank_times import RankTimes, rank_times, union_s
 from shardwise.sim.schedule_tasks import activation_bytes, task_graph
 from shardwise.sim.steady import makespan_s
 from shardwise.sim.traces import (
@@ -28,16 +29,19 @@ __all__ = [
     "Arrow",
     "Counter",
     "Durations",
+    "RankTimes",
     "Span",
     "Timeline",
     "Trace",
     "activation_bytes",
     "gantt",
     "makespan_s",
+    "rank_times",
     "read_trace",
     "rerouted_s",
     "simulate",
     "task_graph",
     "trace_of",
+    "union_s",
     "write_trace",
 ]

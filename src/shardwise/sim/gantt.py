@@ -14,13 +14,14 @@ _IDLE = "·"
 _NARROWEST = 10
 
 
-def gantt(timeline: Timeline, *, width: int = 100, communication: bool = False) -> str:
+def gantt(timeline: Timeline, *, width: int = 100, communication: bool = False, narrowest: int = 0) -> str:
     """A Gantt chart of `width` columns over the whole step, with a legend; a column shows the task at its
     middle.
 
     An action is its letter, its micro-batch where it is wide enough, and its letter again. Each row ends with
     the share of the step in which the rank computes. `communication` adds a row per rank for gathers (g) and
-    reductions (r).
+    reductions (r). Where the shortest action would have fewer than `narrowest` columns, the chart shows only
+    the beginning and the end of the step, with that many columns for it.
     """
     graph = timeline.graph
     makespan = timeline.makespan_s
@@ -29,29 +30,47 @@ def gantt(timeline: Timeline, *, width: int = 100, communication: bool = False) 
     width = max(width, _NARROWEST)
     lines = []
     streams = np.array(graph.streams)
-    for rank in ranks:
-        mine = graph.ranks == rank
-        compute = np.flatnonzero(mine & (streams == COMPUTE))
-        busy = float((timeline.finish_s - timeline.start_s)[compute].sum())
-        used = busy / makespan if makespan else 0.0
-        lines.append(f"rank {rank:>{label}} |{_row_text(timeline, compute, width)}| {used:6.1%}")
-        if communication:
-            communication_tasks = np.flatnonzero(mine & (streams == DATA_PARALLEL))
-            lines.append(f"{'':>{label + 5}} |{_row_text(timeline, communication_tasks, width)}|")
+    windows = _windows(timeline, width, narrowest)
+    for start, stop in windows:
+        if len(windows) > 1:
+            lines.append(f"{'beginning' if start == 0.0 else 'end'}: {start:.4g} s to {stop:.4g} s")
+        for rank in ranks:
+            mine = graph.ranks == rank
+            compute = np.flatnonzero(mine & (streams == COMPUTE))
+            busy = float((timeline.finish_s - timeline.start_s)[compute].sum())
+            used = busy / makespan if makespan else 0.0
+            row = _row_text(timeline, compute, width, start, stop)
+            lines.append(f"rank {rank:>{label}} |{row}| {used:6.1%}")
+            if communication:
+                tasks = np.flatnonzero(mine & (streams == DATA_PARALLEL))
+                lines.append(f"{'':>{label + 5}} |{_row_text(timeline, tasks, width, start, stop)}|")
     lines.append(_legend(timeline, communication))
     return "\n".join(lines) + "\n"
 
 
-def _row_text(timeline: Timeline, tasks: NDArray[np.int64], width: int) -> str:
-    """`width` characters: the tasks of the step in order."""
-    makespan = timeline.makespan_s
+def _windows(timeline: Timeline, width: int, narrowest: int) -> list[tuple[float, float]]:
+    """Start and end of each part of the step that the chart shows, in seconds."""
+    graph, makespan = timeline.graph, timeline.makespan_s
+    lengths = (timeline.finish_s - timeline.start_s)[[bool(_ACTION.fullmatch(name)) for name in graph.names]]
+    lengths = lengths[lengths > 0.0]
+    shown = width * float(lengths.min()) / narrowest if narrowest and len(lengths) else makespan
+    if shown >= 0.5 * makespan:
+        return [(0.0, makespan)]
+    return [(0.0, shown), (makespan - shown, makespan)]
+
+
+def _row_text(timeline: Timeline, tasks: NDArray[np.int64], width: int, start: float, stop: float) -> str:
+    """`width` characters: the tasks from `start` to `stop`, in order."""
     characters = [_IDLE] * width
-    scale = width / makespan if makespan else 0.0
+    scale = width / (stop - start) if stop > start else 0.0
     for task in tasks.tolist():
-        # Column c shows a task that contains its middle, (c + 1/2) / scale.
-        first = int(np.ceil(timeline.start_s[task] * scale - 0.5))
-        stop = int(np.ceil(timeline.finish_s[task] * scale - 0.5))
-        characters[first:stop] = _task_text(timeline.graph.names[task], stop - first)
+        # Column c shows a task that contains its middle, start + (c + 1/2) / scale.
+        first = int(np.ceil((timeline.start_s[task] - start) * scale - 0.5))
+        last = int(np.ceil((timeline.finish_s[task] - start) * scale - 0.5))
+        if last <= 0 or first >= width:
+            continue
+        text = _task_text(timeline.graph.names[task], last - first)
+        characters[max(first, 0) : last] = text[max(-first, 0) :]
     return "".join(characters[:width])
 
 

@@ -318,6 +318,19 @@ _LARGEST_CHUNK = 512
 _FINISH_TIMES = 1 << 21
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionTimes:
+    """Seconds of one case: of each action its start, its finish and the hop before it, in the order of
+    `Schedule.columns`; the ends of each stage's gather and reduction; and the end of all."""
+
+    start_s: Floats
+    finish_s: Floats
+    hop_s: Floats
+    gathered_s: Floats
+    reduced_s: Floats
+    makespan_s: float
+
+
 class CompiledSchedule:
     """A schedule table as integer arrays, to evaluate with any durations; `compile_schedule` makes it.
 
@@ -373,6 +386,10 @@ class CompiledSchedule:
 
     def _simulated_s(self, durations: Durations) -> Floats:
         """`makespan_s` of a single case, action by action: faster than by level, and needs no levels."""
+        return np.array([self.times(durations).makespan_s])
+
+    def times(self, durations: Durations) -> ActionTimes:
+        """All times of a single case, action by action. ConfigError for a deadlock."""
         parts, gathered = _parts_s(durations), _gathered_s(self, durations)
         earliest = np.zeros(self.actions)
         earliest[self.first_forward] = gathered[:, 0]
@@ -382,7 +399,14 @@ class CompiledSchedule:
         )
         finish = np.array(simulated)[:, None]
         reduced = _reduced_s(self, finish[self.last_backward], durations.reduce_s.T)
-        return _latest_s(finish[self.last_actions], reduced, gathered)
+        return ActionTimes(
+            start_s=finish[:, 0] - length,
+            finish_s=finish[:, 0],
+            hop_s=hop,
+            gathered_s=gathered[:, 0],
+            reduced_s=reduced[:, 0],
+            makespan_s=float(_latest_s(finish[self.last_actions], reduced, gathered)[0]),
+        )
 
     def check(self, durations: Durations) -> None:
         """InternalError where `durations` has another number of stages."""

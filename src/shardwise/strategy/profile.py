@@ -9,8 +9,8 @@ optimizer, margins.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from shardwise.cluster import ATTENTION_KERNELS, MEASURED, Device, device_of, fi
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, join_key, read_mapping, short_repr
 from shardwise.numbers import Number, most_specific, numbers_of
+from shardwise.strategy.peak_errors import PeakErrors, kind_of_software, peak_errors_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +46,12 @@ class Profile:
     Host seconds: `dispatch_s` per kernel; `expert_dispatch_s` further per pass through routed experts
     (permutations, waits for counts); `host_action_s` per pipeline action; `host_step_s` per optimizer step.
     `warm_band` and `cold_band` are factors on the predicted step time that contain 80 % of the measured runs
-    of an unseen source: warm where its devices were fitted, cold where not.
+    of an unseen source: warm where its devices were fitted, cold where not. `peak_errors` is the distribution
+    of measured over predicted peak memory.
 
-    `reduce_in_fp32`: gradients are accumulated and reduced in fp32 (else in the dtype of the weights).
+    `reduce_in_fp32`: gradients are accumulated and reduced in fp32 (else in the dtype of the weights). With
+    `accumulates_in_fp32` those that are reduced in the dtype of the weights are cast to fp32 afterwards
+    (PyTorch's fully_shard).
     `zero_stages` are the supported ZeRO stages, `recomputes` the supported values of recomputation. With
     `recompute_stops_early` recomputation ends with the last tensor that the backward pass needs, before the
     layer's last matmul. With `applies_dropout` a model that has dropout runs its passes and saves its masks.
@@ -56,6 +60,43 @@ class Profile:
     a matmul; else they save their shard and all-gather it again (Korthikanti et al. 2022). With
     `reduces_by_block` gradients exist for one block at a time, unless micro-batches accumulate them, and each
     rank has its shard of fp32 weights in addition to the full weights (PyTorch's fully_shard).
+
+    `loss` is how the loss is computed, one of LOSSES: it decides the bytes per logit that exist at once. With
+    `keeps_low_precision_weights` an 8- or 4-bit matmul has two low-precision copies of its weight, one
+    transposed, for all micro-batches of a step (Transformer Engine). With `eager_modules` each operator of a
+    module saves its own tensors (modules of Transformers without `torch.compile`). With
+    `shards_experts_by_instance` the replicas of an expert form as many groups as those of dense weights, each
+    with all of the expert's optimizer states (instances of Megatron-LM's distributed optimizer). With
+    `whole_in_pipelines` a stage has whole gradients, and whole parameters from its first backward pass on,
+    until all backward passes of a step are done, whatever is sharded (PyTorch's pipelining). With
+    `keeps_split_graphs` all saved activations stay between the two passes of a split backward (PyTorch's
+    pipelining keeps the graph); else only inputs of products and gradients of their outputs do.
+
+    With `needs_sequence_parallel` tensor-parallel communication overlaps only under sequence parallelism.
+    `linked_devices` are the devices with direct links inside which it must run to overlap as requested; 0
+    where nothing was requested.
+    Optimizer states have `moment_bytes` per moment, and at most `master_bytes` per master weight (2: the 16
+    bits that a bf16 weight lacks).
+
+    `accumulated_bytes` are moved per weight and micro-batch by kernels of their own: they add a gradient to
+    those of other micro-batches, or copy weights and gradients out of and into the buffers of collectives.
+    Software that reduces by block has such copies once per step instead.
+
+    With `has_fp8_parameters` the low-precision copies of weights replace those in 16 bits (8-bit formats).
+
+    Software that reduces gradients in buckets of `bucket_elements` has one (two where the reduction overlaps)
+    whole for all of a backward pass, and a copy of a bucket while it is reduced. It gathers sharded
+    parameters ahead until `gathered_elements` are there, and casts gradients of `update_elements` to fp32 at
+    a time for the optimizer. With `keeps_narrow_gradients` unsharded fp32 gradients exist in addition to
+    those in the dtype of the weights. With `offloads_gradients` sharded gradients go to the host with the
+    optimizer. The host then has `host_weight_bytes` per weight in addition to optimizer states (0: a master
+    copy and the weight), and `host_process_bytes` per process.
+
+    `offload_modules` are the modules of a layer whose saved tensors are on the host, joined by `+`
+    (`shardwise.model.offloaded_tensors`).
+
+    `options` are the options of the software that were set, or are on by default, with their values
+    (`Target.with_options`); the other fields have what follows from them.
     """
 
     name: str
@@ -86,6 +127,29 @@ class Profile:
     keeps_gathered_inputs: bool
     reduces_by_block: bool
     provenance: Mapping[str, str] = field(hash=False)
+    peak_errors: PeakErrors = field(default_factory=lambda: peak_errors_of(()))
+    loss: str = "in_place"
+    keeps_low_precision_weights: bool = False
+    eager_modules: bool = False
+    shards_experts_by_instance: bool = False
+    whole_in_pipelines: bool = False
+    keeps_split_graphs: bool = False
+    needs_sequence_parallel: bool = False
+    linked_devices: int = 0
+    accumulates_in_fp32: bool = False
+    moment_bytes: float = 4.0
+    master_bytes: float = 4.0
+    accumulated_bytes: float = 0.0
+    has_fp8_parameters: bool = False
+    bucket_elements: float = 0.0
+    gathered_elements: float = 0.0
+    update_elements: float = 0.0
+    keeps_narrow_gradients: bool = False
+    offloads_gradients: bool = False
+    host_weight_bytes: float = 0.0
+    host_process_bytes: float = 0.0
+    offload_modules: str = ""
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def band(self, *, is_calibrated: bool) -> tuple[float, float]:
         """The factors on the step time for devices that were fitted (`is_calibrated`), or were not."""
@@ -96,6 +160,19 @@ class Profile:
         none: dict[str, Any] = {f"{kind}_overlap": 0.0 for kind in OVERLAPS}
         return replace(self, **none)
 
+    def with_costs(self, other: Profile) -> Profile:
+        """The same software with the memory-bound passes and the host times of `other`."""
+        costs: dict[str, Any] = {name: getattr(other, name) for name in _COSTS}
+        return replace(self, **costs)
+
+
+LOSSES = ("in_place", "megatron", "eager", "compiled", "fused")
+"""Implementations of the cross entropy of logits, by the tensors that exist at once.
+
+`in_place`: fp32 logits, which their gradient overwrites. `megatron`: the head's output as well (Megatron-LM,
+also with its fused loss). `eager`: log-probabilities and two gradients in fp32 (PyTorch, one kernel per
+operator). `compiled`: the head's output and its gradient (torch.compile). `fused`: the head's output, which
+its gradient overwrites (kernels of Transformer Engine and Liger)."""
 
 OVERLAPS = ("tensor", "tensor_backward", "context", "expert", "data", "state", "shard", "pipeline")
 """Communications that software can overlap with computation; `*_overlap` of Profile."""
@@ -131,12 +208,22 @@ def profile_of(name: str, numbers: Iterable[Number]) -> Profile:
     if "state_overlap" not in found:
         values["state_overlap"] = values["data_overlap"]
     values |= {key: tuple(value) if isinstance(value, list) else value for key, value in words.items()}
-    return Profile(**values, name=name, provenance={field: number.source for field, number in found.items()})
+    return Profile(
+        **values,
+        name=name,
+        provenance={field: number.source for field, number in found.items()},
+        peak_errors=peak_errors_of(lineage),
+    )
 
 
 def numbers_of_profile(name: str, numbers: Iterable[Number]) -> tuple[Number, ...]:
     """The numbers that apply to the software called `name`."""
     return tuple(most_specific(numbers, _lineage(name)).values())
+
+
+def kind_of_profile(name: str) -> str:
+    """The kind of software, such as `megatron`, whose runs share a distribution of peak memory."""
+    return kind_of_software(_lineage(name))
 
 
 def _lineage(name: str) -> list[str]:
@@ -147,8 +234,49 @@ def _lineage(name: str) -> list[str]:
     return lineage
 
 
-_OPTIONAL_FIELDS = ("state_overlap", "applies_dropout")
-"""Fields that older files lack."""
+_RARE_FIELDS = (
+    "needs_sequence_parallel",
+    "linked_devices",
+    "accumulates_in_fp32",
+    "moment_bytes",
+    "master_bytes",
+    "accumulated_bytes",
+    "has_fp8_parameters",
+    "bucket_elements",
+    "gathered_elements",
+    "update_elements",
+    "keeps_narrow_gradients",
+    "offloads_gradients",
+    "host_weight_bytes",
+    "host_process_bytes",
+    "offload_modules",
+    "options",
+)
+"""Fields that files have only where they differ from the default of Profile."""
+
+_OPTIONAL_FIELDS = (
+    "peak_errors",
+    "state_overlap",
+    "applies_dropout",
+    "loss",
+    "keeps_low_precision_weights",
+    "eager_modules",
+    "shards_experts_by_instance",
+    "whole_in_pipelines",
+    "keeps_split_graphs",
+    *_RARE_FIELDS,
+)
+"""Fields that a file may lack."""
+
+
+def job_record(job: Job) -> dict[str, Any]:
+    """A job as plain values, with its whole profile."""
+    record = asdict(job)
+    for each in dataclass_fields(Profile):
+        default = each.default if each.default is not MISSING else {}
+        if each.name in _RARE_FIELDS and record["profile"][each.name] == default:
+            del record["profile"][each.name]
+    return record
 
 
 def profile_from_record(fields: Fields) -> Profile:
@@ -161,8 +289,18 @@ def profile_from_record(fields: Fields) -> Profile:
         for each in dataclass_fields(Profile)
         if each.name not in _OPTIONAL_FIELDS or fields.has(each.name)
     }
+    name = values["name"]
+    values.setdefault("peak_errors", peak_errors_of(_lineage(name) if name in _data()["software"] else ()))
     values.setdefault("state_overlap", values["data_overlap"])
     values.setdefault("applies_dropout", True)
+    values.setdefault("loss", "megatron" if values["reduces_by_block"] else "in_place")
+    values.setdefault("keeps_low_precision_weights", False)
+    values.setdefault("eager_modules", False)
+    values.setdefault("shards_experts_by_instance", False)
+    values.setdefault("whole_in_pipelines", False)
+    values.setdefault("keeps_split_graphs", False)
+    if values["loss"] not in LOSSES:
+        raise fields.unknown("loss", values["loss"], LOSSES, "is not known")
     fields.finish()
     profile = Profile(**values)
     if profile.tensor_overlap + profile.tensor_backward_overlap > 1.0:
@@ -175,11 +313,17 @@ def profile_from_record(fields: Fields) -> Profile:
 def _value(fields: Fields, name: str, kind: str) -> Any:
     """One field of a profile's record, by its type."""
     if kind == "float":
-        return fields.number(name, low=0.0, high=1.0 if name.endswith("_overlap") else 1e3)
+        return fields.number(name, low=0.0, high=_highest(name))
+    if kind == "int":
+        return fields.integer(name, low=0, high=1e6)
     if kind == "bool":
         return fields.boolean(name)
+    if name == "offload_modules" and fields.any(name) == "":
+        return ""
     if kind == "str":
         return fields.text(name, max_length=1000)
+    if kind == "PeakErrors":
+        return _peak_errors(fields.mapping(name))
     if kind.startswith("Mapping"):
         sources = fields.mapping(name)
         texts = {key: sources.text(key, max_length=10_000) for key in sources.names}
@@ -194,6 +338,25 @@ def _value(fields: Fields, name: str, kind: str) -> Any:
     if is_band:
         return tuple(items.number(place, low=0.0, high=1e3) for place in items.names)
     return tuple(items.text(place) for place in items.names)
+
+
+def _highest(name: str) -> float:
+    """The largest value of a number."""
+    if name.endswith("_overlap"):
+        return 1.0
+    return 1e15 if name.endswith("_elements") or name == "host_process_bytes" else 1e3
+
+
+def _peak_errors(fields: Fields) -> PeakErrors:
+    errors = PeakErrors(
+        kind=fields.text("kind"),
+        bias=fields.number("bias", low=-10.0, high=10.0),
+        spread=fields.number("spread", low=0.0, high=10.0),
+        sources=fields.integer("sources", low=0),
+        rows=fields.integer("rows", low=0),
+    )
+    fields.finish()
+    return errors
 
 
 PROFILES: Mapping[str, Profile] = {name: profile_of(name, profile_numbers()) for name in _data()["software"]}
@@ -215,15 +378,37 @@ _COSTS = ("pointwise_passes", "dispatch_s", "expert_dispatch_s", "host_action_s"
 _SWITCHES = ("recompute_stops_early", "applies_dropout")
 _NUMBERS = (*_COSTS, *(f"{kind}_overlap" for kind in OVERLAPS))
 
+CALIBRATED_FIELDS = ("attention", *_SWITCHES, *_NUMBERS)
+"""Fields of a profile that a calibration may have; all others are those of the known software."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadFactor:
+    """How much longer than predicted steps of a workload take: of a model with this number of `parameters` in
+    a number format. `model` is its name, for people."""
+
+    model: str
+    parameters: int
+    dtype: str
+    time_factor: float
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Measured `devices` by the name of the known device that each replaces, and the measured software, or
-    None. `machine` says where and when they were measured."""
+    None. `workloads` have their own factors on the times of these devices and of this software. `machine`
+    says where and when they were measured."""
 
     machine: str
     devices: Mapping[str, Device]
     profile: Profile | None
+    workloads: tuple[WorkloadFactor, ...] = ()
+
+    def time_factor(self, parameters: int, dtype: str) -> float:
+        """The factor on the step time of a model with this number of parameters; 1 where it was not
+        measured."""
+        own = [each for each in self.workloads if (each.parameters, each.dtype) == (parameters, dtype)]
+        return own[0].time_factor if own else 1.0
 
     def profile_of(self, dtype: str, *, has_experts: bool) -> Profile | None:
         """The profile for training such a model: our own runtime overlaps gradient reduction with the
@@ -259,10 +444,22 @@ def read_calibration(path: str) -> Calibration:
         known = _known(part, name)
         devices[known.name] = device_of(part, name=known.name, base=known, given=source)
     profile = _profile(fields.mapping("software"), source) if fields.has("software") else None
+    workloads = tuple(_workloads(fields)) if fields.has("workloads") else ()
     if fields.has("measured"):  # source measurements: for people, not used
         fields.any("measured")
     fields.finish()
-    return Calibration(machine=machine, devices=devices, profile=profile)
+    return Calibration(machine=machine, devices=devices, profile=profile, workloads=workloads)
+
+
+def _workloads(fields: Fields) -> Iterator[WorkloadFactor]:
+    for part in fields.mappings("workloads"):
+        yield WorkloadFactor(
+            model=part.text("model", max_length=300),
+            parameters=part.integer("parameters", low=1, high=1e15),
+            dtype=part.text("dtype"),
+            time_factor=part.number("time_factor", low=1e-3, high=1e3),
+        )
+        part.finish()
 
 
 def _known(part: Fields, name: str) -> Device:

@@ -19,6 +19,8 @@ from shardwise.strategy.strategy import SCHEDULES, Strategy
 
 Mask = NDArray[np.bool_]
 
+INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -32,6 +34,7 @@ class Limits:
     expert_ffn: int
     seq_len: int
     global_batch_size: int
+    linked_devices: int = 0
 
 
 _LIMITS = {
@@ -43,6 +46,7 @@ _LIMITS = {
     "expert_ffn": "columns of expert width",
     "seq_len": "tokens per sequence",
     "global_batch_size": "sequences per batch",
+    "linked_devices": "devices with direct links",
 }
 """Names of the limits in messages."""
 
@@ -67,6 +71,12 @@ class Rule:
     def limits_text(self, limits: Limits) -> str:
         """The limits in words: `12 attention heads`."""
         return ", ".join(f"{getattr(limits, name):,} {_LIMITS[name]}" for name in self.limits)
+
+
+def most_stages(layers: int, schedule: Any) -> Any:
+    """The largest pp * vpp under schedules (codes): a layer for each stage. Under interleaved 1F1B the first
+    and the last stage may have only the embedding and the head."""
+    return layers + 2 * (schedule == INTERLEAVED)
 
 
 def _is_illegal(table: Any, limits: Limits, *names: str) -> Any:
@@ -114,6 +124,15 @@ GRID_RULES: tuple[Rule, ...] = (
         ("seq_len",),
         lambda s, m: (s.sequence_parallel == 1) & ((m.seq_len // s.cp) % s.tp != 0),
     ),
+    Rule(
+        "tp_overlap",
+        "with tp_comm_overlap=on, tp and sequence parallelism stay inside a node",
+        ("tp", "sequence_parallel"),
+        ("linked_devices",),
+        lambda s, m: (
+            (m.linked_devices > 0) & (s.sequence_parallel == 1) & (max(m.linked_devices, 1) % s.tp != 0)
+        ),
+    ),
     Rule("experts_ep", "ep divides the experts", ("ep",), ("experts",), lambda s, m: m.experts % s.ep != 0),
     Rule(
         "expert_ffn_etp",
@@ -142,10 +161,10 @@ GRID_RULES: tuple[Rule, ...] = (
 SCHEDULE_RULES: tuple[Rule, ...] = (
     Rule(
         "layers_vpp",
-        "pp * vpp is at most the number of layers",
-        ("pp", "vpp"),
+        "pp * vpp is at most the number of layers, or 2 more with interleaved_1f1b",
+        ("pp", "vpp", "schedule"),
         ("layers",),
-        lambda s, m: s.pp * s.vpp > m.layers,
+        lambda s, m: s.pp * s.vpp > most_stages(m.layers, s.schedule),
     ),
     Rule(
         "interleaved_microbatches",

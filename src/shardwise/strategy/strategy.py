@@ -11,7 +11,7 @@ stages), `axis_strides`, `rank_grid`, `node_slots` (ranks by pipeline, pipeline 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import permutations
 from typing import Any, Literal, cast
@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.model import MODULE_SETS, NO_MODULES
 from shardwise.schedule import NAMES, stage_of
 
 CP_KINDS = ("ring", "all_to_all")
@@ -39,7 +40,9 @@ class Strategy:
 
     `axis_order` lists the mesh axes from the fastest varying rank to the slowest, joined by `-`.
     `recompute_layers` is the number of layers per stage under full recomputation (0 unless `recompute` is
-    full). `first_stage_layers` and `last_stage_layers` are decoder layers on the first and the last of the
+    full). `recompute_modules` are the named modules (`model.MODULES`) that selective recomputation repeats,
+    joined by `+`; empty for the own set of our runtime, and unless recompute is selective.
+    `first_stage_layers` and `last_stage_layers` are decoder layers on the first and the last of the
     `pp * vpp` stages; the other stages share the remaining layers evenly, later stages taking the remainder.
     """
 
@@ -58,6 +61,7 @@ class Strategy:
     schedule: Schedule
     sequence_parallel: bool
     recompute: Recompute
+    recompute_modules: str = NO_MODULES
     recompute_layers: int
     offload: Offload
     axis_order: str
@@ -77,6 +81,7 @@ FIELD_VALUES: Mapping[str, tuple[str, ...]] = {
     "cp_kind": CP_KINDS,
     "schedule": SCHEDULES,
     "recompute": RECOMPUTES,
+    "recompute_modules": MODULE_SETS,
     "offload": OFFLOADS,
     "axis_order": ORDERS,
 }
@@ -104,6 +109,7 @@ class StrategyTable:
     schedule: Column
     sequence_parallel: Column
     recompute: Column
+    recompute_modules: Column
     recompute_layers: Column
     offload: Column
     axis_order: Column
@@ -155,6 +161,14 @@ class StrategyTable:
         for name, column in columns.items():
             every[name] = np.broadcast_to(np.asarray(column, dtype=np.int64), (len(self),))
         return StrategyTable(**every)
+
+
+def strategy_record(strategy: Strategy) -> dict[str, Any]:
+    """The fields of a strategy as plain values; `recompute_modules` only where it names some."""
+    record = asdict(strategy)
+    if not strategy.recompute_modules:
+        del record["recompute_modules"]
+    return record
 
 
 def code_of(field: str, value: object) -> int:

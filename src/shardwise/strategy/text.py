@@ -7,13 +7,23 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 from shardwise.errors import ConfigError
-from shardwise.strategy.strategy import AXES, FIELD_VALUES, FIELDS, ORDERS, Strategy, even_ends, largest_stage
+from shardwise.inputs import unknown
+from shardwise.model import MODULES, NO_MODULES, Model, modules_of_layers, names_of, set_text
+from shardwise.strategy.strategy import (
+    AXES,
+    FIELD_VALUES,
+    FIELDS,
+    ORDERS,
+    Strategy,
+    even_ends,
+    largest_stage,
+    strategy_record,
+)
 
 ALIASES = ("zero_stage", "dp_replicate", "dp_shard")
 """Input names for combinations of sharding degrees."""
@@ -35,11 +45,7 @@ def parse_fields(text: str, *, key: str = "strategy") -> dict[str, int | str | b
         if not equals or not value:
             raise ConfigError("a field needs a value", key=key, found=repr(pair), allowed="name=value,...")
         if name not in FIELDS and name not in ALIASES:
-            near = get_close_matches(name, (*FIELDS, *ALIASES), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(
-                f"unknown field {name!r}{hint}", key=key, allowed=", ".join((*FIELDS, *ALIASES))
-            )
+            raise unknown("is not a field of a strategy", name, (*FIELDS, *ALIASES), key=key)
         if name in fields:
             raise ConfigError(f"field {name!r} is given twice", key=key)
         fields[name] = _parsed_value(name, value, key)
@@ -54,11 +60,11 @@ def _parsed_value(name: str, value: str, key: str) -> int | str | bool:
         return _FLAGS[value.lower()]
     if name == "axis_order":
         return _full_order(value, where)
+    if name == "recompute_modules":
+        return _module_set(value, where)
     if name in FIELD_VALUES:
         if value not in FIELD_VALUES[name]:
-            raise ConfigError(
-                "unknown value", key=where, found=repr(value), allowed=", ".join(FIELD_VALUES[name])
-            )
+            raise unknown("is not a value of this field", value, FIELD_VALUES[name], key=where)
         return value
     if not (value.isascii() and value.isdigit()) or len(value) > 8 or int(value) > _LARGEST:
         raise ConfigError(
@@ -66,7 +72,7 @@ def _parsed_value(name: str, value: str, key: str) -> int | str | bool:
         )
     number = int(value)
     if name == "zero_stage" and number > 3:
-        raise ConfigError("unknown stage", key=where, found=value, allowed="0 to 3")
+        raise ConfigError("is not a stage", key=where, found=value, allowed="0 to 3")
     smallest = 0 if name.endswith("_layers") or name == "zero_stage" else 1
     if number < smallest:
         raise ConfigError("too small", key=where, found=value, allowed=f"at least {smallest}")
@@ -94,6 +100,25 @@ def _full_order(value: str, where: str) -> str:
             "not an order of the axes", key=where, found=repr(value), allowed="tp, cp, dp, pp joined by '-'"
         )
     return order
+
+
+def _module_set(value: str, where: str) -> str:
+    """The modules joined by `+`, in the order in which a set is written."""
+    names = [name.strip() for name in value.split("+")]
+    for name in names:
+        if name not in MODULES:
+            raise unknown("is not a module", name, MODULES, key=where)
+    if len(set(names)) < len(names):
+        raise ConfigError("a module is given twice", key=where, found=repr(value))
+    return set_text(names)
+
+
+def require_modules(model: Model, modules: str, key: str) -> None:
+    """ConfigError for the first module of the set that no layer of the model has."""
+    own = modules_of_layers(kind.operators for kind in model.kinds)
+    for name in names_of(modules):
+        if name not in own:
+            raise unknown("is no module of the model's layers", name, own, key=key)
 
 
 def shards_of(fields: Mapping[str, Any], ranks: int) -> dict[str, int]:
@@ -158,7 +183,9 @@ def complete(
     vpp = int(fields.get("vpp", {"zb_v": 2, "dualpipe_v": 2, "interleaved_1f1b": 2}.get(schedule, 1)))
     stages = pp * vpp
     first, last = _ends(fields, layers, stages)
-    recompute = fields.get("recompute", "full" if fields.get("recompute_layers", 0) else "none")
+    modules = fields.get("recompute_modules", NO_MODULES)
+    implied = "selective" if modules else "full" if fields.get("recompute_layers", 0) else "none"
+    recompute = fields.get("recompute", implied)
     largest = _largest_stage(layers, stages, first, last)
     aliased = shards_of(fields, dp * cp)
     for name, degree in aliased.items():
@@ -186,6 +213,7 @@ def complete(
         schedule=schedule,
         sequence_parallel=bool(fields.get("sequence_parallel", tp > 1)),
         recompute=recompute,
+        recompute_modules=modules,
         recompute_layers=int(fields.get("recompute_layers", largest if recompute == "full" else 0)),
         offload=fields.get("offload", "none"),
         axis_order=fields.get("axis_order", ORDERS[0]),
@@ -239,7 +267,7 @@ def _check_values(
 
 def strategy_text(strategy: Strategy) -> str:
     """Every field of the strategy as text that `parse_fields` reads back."""
-    return ",".join(f"{name}={_shown(getattr(strategy, name))}" for name in FIELDS)
+    return ",".join(f"{name}={_shown(value)}" for name, value in strategy_record(strategy).items())
 
 
 Fault = tuple[bool, str, str]
@@ -270,6 +298,11 @@ def _stage_faults(s: Strategy, layers: int, largest: int) -> list[Fault]:
             f"{first} first, {last} last of {layers}",
         ),
         (s.recompute != "full" and s.recompute_layers > 0, "recompute_layers needs full", s.recompute),
+        (
+            bool(s.recompute_modules) and s.recompute != "selective",
+            "recompute_modules needs selective",
+            s.recompute,
+        ),
         (wrong_recompute, f"recompute_layers is 1 to {largest}", str(s.recompute_layers)),
     ]
 
@@ -304,8 +337,8 @@ def brief_text(
         except ConfigError:
             return None
 
-    fields = {name: getattr(strategy, name) for name in FIELDS}
-    for name in FIELDS:
+    fields = strategy_record(strategy)
+    for name in tuple(fields):
         fewer = {key: value for key, value in fields.items() if key != name}
         if completed(fewer) == strategy:
             fields = fewer

@@ -8,7 +8,7 @@ key `shardwise`, which DeepSpeed ignores.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from shardwise.launch import Program, start_lines
@@ -67,10 +67,21 @@ def overlaps(plan: Plan) -> bool:
     return (profile.shard_overlap if zero_stage(plan.best.strategy) == 3 else profile.state_overlap) > 0
 
 
+def bucket_sizes(plan: Plan) -> dict[str, int]:
+    """The sizes in elements that the predicted memory assumes, by their keys; 0 where it assumes none."""
+    profile = plan.job.profile
+    return {
+        "reduce_bucket_size": int(profile.bucket_elements),
+        "stage3_max_live_parameters": int(profile.gathered_elements),
+        "sub_group_size": int(profile.update_elements),
+    }
+
+
 def _settings(plan: Plan) -> dict[str, Any]:
     """The values that DeepSpeed reads, by their keys."""
     job, strategy = plan.job, plan.best.strategy
     zero: dict[str, Any] = {"stage": zero_stage(strategy), "overlap_comm": overlaps(plan)}
+    zero |= {name: size for name, size in bucket_sizes(plan).items() if size}
     if strategy.offload == "optimizer":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     return {
@@ -136,7 +147,8 @@ def read_back(plan: Plan, answer: Mapping[str, Any]) -> ReadBack:
     """Compare the values of `plan` in the file with an answer of the reader."""
     if "error" in answer:
         return rejected(answer["error"])
-    return compared(_of_plan(plan), _of_answer(answer))
+    assumed = {name for name, size in bucket_sizes(plan).items() if size}
+    return compared(_of_plan(plan), _of_answer(answer, assumed))
 
 
 def _of_plan(plan: Plan) -> dict[str, object]:
@@ -152,6 +164,7 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "dtype of reduced gradients": gradient_dtype(plan),
         "communication during computation": overlaps(plan),
         "untested optimizers": job.optimizer == "sgd",
+        **{name: size for name, size in bucket_sizes(plan).items() if size},
         "keys that DeepSpeed ignores": [NOTES],
     }
 
@@ -159,7 +172,8 @@ def _of_plan(plan: Plan) -> dict[str, object]:
 _DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
-def _of_answer(answer: Mapping[str, Any]) -> dict[str, object]:
+def _of_answer(answer: Mapping[str, Any], sizes: Collection[str]) -> dict[str, object]:
+    """The same values in an answer of the reader, with these `sizes`."""
     read, zero = answer["config"], answer["zero"]
     stage, world = zero["stage"], read["world_size"]
     names = {value.lower(): name for name, value in OPTIMIZERS.items()}
@@ -188,5 +202,6 @@ def _of_answer(answer: Mapping[str, Any]) -> dict[str, object]:
         "dtype of reduced gradients": _DTYPES.get(str(read["communication_data_type"])),
         "communication during computation": zero["overlap_comm"],
         "untested optimizers": read["zero_allow_untested_optimizer"],
+        **{name: zero[name.removeprefix("stage3_")] for name in sizes},
         "keys that DeepSpeed ignores": answer["ignored"],
     }

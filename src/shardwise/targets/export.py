@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from shardwise.errors import ConfigError
 from shardwise.launch import Program
 from shardwise.model import Model
 from shardwise.plans import Plan
-from shardwise.strategy import newest_target
+from shardwise.strategy import newest_target, target_of, version_of
 from shardwise.targets import (
     deepspeed,
     fsdp2,
@@ -123,3 +125,22 @@ def export_of(name: str) -> str | None:
     export to it."""
     target = newest_target(name)
     return target if target in EXPORTERS else None
+
+
+def refuse_older(name: str, target: str, files: Files) -> None:
+    """Raise ConfigError for an older version of the software than the target's, with the flags and keys in
+    `files` that newer versions brought."""
+    newer = [
+        f"{flag} came with {since}"
+        for flag, since in target_of(target).since.items()
+        if version_of(since) > version_of(name) and any(_has(text, flag) for text in files.values())
+    ]
+    found = "; ".join(newer) or "no flag or key of this plan is newer than that"
+    raise ConfigError(
+        f"is older than the files that export writes ({found})", key="--to", found=name, allowed=target
+    )
+
+
+def _has(text: str, flag: str) -> bool:
+    """Whether a text has a flag, or the last part of a key."""
+    return re.search(rf"(?<![\w-]){re.escape(flag.rpartition('.')[2])}(?![\w-])", text) is not None

@@ -34,6 +34,9 @@ FILE = "accelerate.yaml"
 PRECISIONS = {"bf16": "bf16", "fp32": "no"}
 """Our dtypes and the values of `mixed_precision`."""
 
+RING = "alltoall"
+"""PyTorch's name of a ring: each rank sends its keys and values to the next."""
+
 READER = Reader(
     module="shardwise.targets.fsdp2_reader",
     software="Accelerate",
@@ -68,10 +71,11 @@ def _settings(plan: Plan, per_node: int) -> dict[str, Any]:
             "fsdp_offload_params": False,
         },
         "parallelism_config": {
-            "parallelism_config_dp_replicate_size": strategy.dp // strategy.optim_shard,
-            "parallelism_config_dp_shard_size": strategy.optim_shard,
+            "parallelism_config_dp_replicate_size": strategy.dp * strategy.cp // strategy.optim_shard,
+            "parallelism_config_dp_shard_size": max(strategy.optim_shard // strategy.cp, 1),
             "parallelism_config_tp_size": strategy.tp,
             "parallelism_config_cp_size": strategy.cp,
+            **({"parallelism_config_cp_comm_strategy": RING} if strategy.cp > 1 else {}),
         },
     }
 
@@ -100,6 +104,12 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield "- gradients are reduced in fp32: Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin("
         yield "    mixed_precision_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16,"
         yield "    reduce_dtype=torch.float32)))"
+    elif plan.job.dtype != "fp32":
+        yield f"- gradients are reduced in {plan.job.dtype}, Accelerate's default: the script sets no policy"
+    if plan.best.strategy.cp > 1:
+        yield "- each step divides the sequence: with accelerator.maybe_context_parallel(buffers=[input_ids,"
+        yield "    shift_labels, position_ids], buffer_seq_dims=[1, 1, 1]): ..., with no attention mask,"
+        yield "    because the ring is causal over the whole sequence"
     if plan.best.strategy.tp > 1:
         yield '- from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh)'
     yield "Data, learning rate and number of steps are not part of a plan."
@@ -139,16 +149,24 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "nodes": len(plan.cluster.nodes),
         **{f"strategy.{name}": getattr(strategy, name) for name in fields},
         "layer class": [LAYER_CLASSES[plan.model.family]],
+        "context parallelism": RING if strategy.cp > 1 else None,
         "keys that Accelerate ignores": [],
         "FSDP version": 2,
         "Ulysses ranks": 1,
+        **({} if _has_policy(plan) else {"dtype of reduced gradients": "torch.bfloat16"}),
     }
+
+
+def _has_policy(plan: Plan) -> bool:
+    """Whether the script passes a policy of mixed precision, or needs none."""
+    return plan.job.dtype == "fp32" or plan.job.profile.reduce_in_fp32
 
 
 def _of_answer(plan: Plan, answer: Mapping[str, Any]) -> dict[str, object]:
     read, fsdp, sizes = answer["arguments"], answer["fsdp"], answer["sizes"]
     dtypes = {value: name for name, value in PRECISIONS.items()}
-    shards = sizes["dp_shard_size"] if fsdp["reshard_after_forward"] is True else 1
+    states = sizes["dp_shard_size"] * sizes["cp_size"]
+    shards = states if fsdp["reshard_after_forward"] is True else 1
     is_full = fsdp["activation_checkpointing"]
     offloads = {(False, False): "none", (False, True): "activations", (True, False): "parameters"}
     offload = offloads.get((answer["offloads"], fsdp["activation_checkpointing_offload"]), "both")
@@ -163,13 +181,15 @@ def _of_answer(plan: Plan, answer: Mapping[str, Any]) -> dict[str, object]:
         "strategy.pp": devices / sizes["total_size"],
         "strategy.dp": sizes["dp_replicate_size"] * sizes["dp_shard_size"],
         "strategy.param_shard": shards,
-        "strategy.grad_shard": sizes["dp_shard_size"],
-        "strategy.optim_shard": sizes["dp_shard_size"],
+        "strategy.grad_shard": states,
+        "strategy.optim_shard": states,
         "strategy.recompute": "full" if is_full else "none",
         "strategy.recompute_layers": plan.model.layers if is_full else 0,
         "strategy.offload": offload,
         "layer class": fsdp["transformer_cls_names_to_wrap"],
+        "context parallelism": answer["ring"],
         "keys that Accelerate ignores": answer["ignored"],
         "FSDP version": fsdp["fsdp_version"] if read["use_fsdp"] else 0,
         "Ulysses ranks": sizes["sp_size"],
+        **({} if _has_policy(plan) else {"dtype of reduced gradients": answer["reduces"]}),
     }

@@ -5,7 +5,10 @@ output answers one request with these keys:
 
 - `arguments`: the arguments of `accelerate launch` with the values of the file.
 - `sizes`: the fields and the `total_size` of the `ParallelismConfig` that a script gets.
+- `ring`: how context-parallel ranks send keys and values; null without them.
 - `fsdp`: the fields of its `FullyShardedDataParallelPlugin`; `offloads`: whether that offloads parameters.
+- `reduces`: the dtype in which gradients are reduced, unless the script passes a policy; null for that of the
+  parameters.
 - `ignored`: keys of the file that are no arguments.
 """
 
@@ -59,11 +62,16 @@ def _read(path: str) -> dict[str, Any]:
     passed = prepare_multi_gpu_env(arguments)
     os.environ.update({name: value for name, value in passed.items() if name.startswith(_SET_BY_LAUNCHER)})
     sizes, fsdp = ParallelismConfig(), FullyShardedDataParallelPlugin()
+    if arguments.mixed_precision not in (None, "no"):
+        fsdp.set_mixed_precision(arguments.mixed_precision)  # as AcceleratorState does
+    policy = fsdp.mixed_precision_policy
     return {
         "arguments": dict(plain_items(vars(arguments))),
         "sizes": {**dict(plain_items(vars(sizes))), "total_size": sizes.total_size},
+        "ring": sizes.cp_handler.cp_comm_strategy if sizes.cp_size > 1 else None,
         "fsdp": dict(plain_items(vars(fsdp))),
         "offloads": isinstance(fsdp.cpu_offload, CPUOffloadPolicy),
+        "reduces": None if policy is None else str(policy.reduce_dtype),
         "ignored": sorted(names - set(known)),
     }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardwise.cost import has_fused_attention
+from shardwise.inputs import printable
 from shardwise.model import GroupedQueryAttentionShape, Model, decoder_of, parameters
 from shardwise.plans import Plan
 from shardwise.strategy import Target
@@ -52,7 +53,7 @@ def check_replicas(plan: Plan, name: str) -> Target:
     first value of the plan that the capability file excludes, or that is no legal plan."""
     strategy = plan.best.strategy
     target = check_plan(plan, name)
-    rows = strategy.dp * strategy.micro_batch_size
+    rows, ranks = strategy.dp * strategy.micro_batch_size, strategy.dp * strategy.cp
     for field, is_legal, allowed in (
         ("micro_batch_size", plan.job.global_batch_size % rows == 0, "a divisor of the batch of a replica"),
         (
@@ -60,8 +61,8 @@ def check_replicas(plan: Plan, name: str) -> Target:
             strategy.recompute_layers == (plan.model.layers if strategy.recompute == "full" else 0),
             f"{plan.model.layers} with full recomputation, else 0",
         ),
-        ("param_shard", strategy.dp % strategy.param_shard == 0, f"a divisor of dp, {strategy.dp}"),
-        ("optim_shard", strategy.dp % strategy.optim_shard == 0, f"a divisor of dp, {strategy.dp}"),
+        ("param_shard", ranks % strategy.param_shard == 0, f"a divisor of dp * cp, {ranks}"),
+        ("optim_shard", ranks % strategy.optim_shard == 0, f"a divisor of dp * cp, {ranks}"),
         ("ep", plan.model.experts is not None or strategy.ep * strategy.etp == 1, "1 without experts"),
     ):
         if not is_legal:
@@ -98,8 +99,11 @@ def model_lines(plan: Plan) -> Iterator[str]:
     """The model and its input, which the training script builds."""
     job = plan.job
     size = format_count(parameters(plan.model))
-    yield f"- model: {plan.model.name} ({size} parameters), built from model.config of the plan file"
+    name = printable(plan.model.name)
+    yield f"- model: {name} ({size} parameters), built from model.config of the plan file"
     yield f'- from_pretrained or from_config: attn_implementation="{attention(plan)}"'
+    if job.profile.loss == "fused":
+        yield "- loss: a fused cross entropy, such as Liger's (use_liger_kernel=True of TrainingArguments)"
     yield f"- sequence length: {job.seq_len} tokens"
 
 

@@ -38,7 +38,7 @@ def megatron_fsdp_files(plan: Plan) -> dict[str, str]:
 
 def fsdp_settings(plan: Plan) -> dict[str, str]:
     """The flags of the plan's strategy with their values, also where it cannot be exported."""
-    return settings_with_states(plan, _state_flags(plan))
+    return settings_with_states(plan, TARGET, _state_flags(plan))
 
 
 def sharding(strategy: Strategy) -> str:

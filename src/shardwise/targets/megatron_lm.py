@@ -2,20 +2,25 @@
 
 A field without a flag raises ConfigError with its name. So does a value that Megatron-LM accepts but cannot
 train. `layout_text` writes `--pipeline-model-parallel-layout`. `megatron_lm_files` writes the flags one per
-line, and as a bash array.
+line, as a bash array, by the names of arguments, and as overrides of a recipe of Megatron-Bridge.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
+import yaml
+
 from shardwise.cluster import architecture_of
-from shardwise.cost import has_fused_attention
+from shardwise.cost import FP32_BYTES, has_fused_attention
 from shardwise.launch import Program, Verbatim, start_lines
+from shardwise.model import decoder_config, names_of
 from shardwise.plans import Plan
-from shardwise.strategy import Job, Strategy, layer_counts, target_of
+from shardwise.strategy import Job, Strategy, acting_options, layer_counts, target_of
+from shardwise.targets import megatron_bridge
 from shardwise.targets.megatron_lm_model import TARGET, MegatronModel, megatron_model, model_flags
 from shardwise.targets.writing import check_plan, head_lines, path_in, refusal
 
@@ -74,6 +79,7 @@ def flags_with_states(plan: Plan, target: str, states: Iterable[Flag]) -> tuple[
         *_job_flags(plan),
         *_division_flags(strategy, plan),
         *states,
+        *option_flags(plan, target),
         *_recompute_flags(strategy),
     )
 
@@ -86,12 +92,13 @@ def _division_flags(strategy: Strategy, plan: Plan) -> Iterator[Flag]:
 
 def strategy_settings(plan: Plan) -> dict[str, str]:
     """The flags of the plan's strategy with their values, also where it cannot be exported."""
-    return settings_with_states(plan, _state_flags(plan.best.strategy, plan.job))
+    return settings_with_states(plan, TARGET, _state_flags(plan.best.strategy, plan.job))
 
 
-def settings_with_states(plan: Plan, states: Iterable[Flag]) -> dict[str, str]:
-    """The same with these flags for sharded states. Further flags of recomputation are values of the first;
-    where all layers are recomputed, they do not depend on the stages."""
+def settings_with_states(plan: Plan, target: str, states: Iterable[Flag]) -> dict[str, str]:
+    """The same for a target of Megatron-LM, with these flags for sharded states. Further flags of
+    recomputation are values of the first; where all layers are recomputed, they do not depend on the
+    stages."""
     strategy = plan.best.strategy
     micro = "--micro-batch-size", str(strategy.micro_batch_size)
     recompute = tuple(word for flag in _recompute_flags(strategy) for word in flag)
@@ -99,8 +106,24 @@ def settings_with_states(plan: Plan, states: Iterable[Flag]) -> dict[str, str]:
         stage_layers(strategy, plan.model.layers)
     ):
         recompute = (*recompute[:2], "--recompute-method", "uniform", "--recompute-num-layers", "1")
-    flags = (micro, *_division_flags(strategy, plan), *states, recompute)
+    division = (*_gradient_flags(plan.job), *_division_flags(strategy, plan))
+    flags = (micro, *division, *states, *option_flags(plan, target), recompute)
     return {flag[0]: " ".join(flag[1:]) for flag in flags if flag}
+
+
+def _overlapping(plan: Plan) -> set[str]:
+    """The options that act on the plan and are on."""
+    acting = acting_options(TARGET, plan.job.profile, plan.best.strategy)
+    return {name for name, value in acting.items() if value == "on"}
+
+
+def option_flags(plan: Plan, target: str) -> Iterator[Flag]:
+    """The flags of the target's options that act on the strategy, but those for gradients, which every job
+    has."""
+    acting = acting_options(target, plan.job.profile, plan.best.strategy)
+    for name, value in target_of(target).values_of(acting).items():
+        if name != "grad_reduce_dtype":
+            yield from (tuple(flag.split()) for flag in value.flags)
 
 
 def check_strategy(plan: Plan, model: MegatronModel, name: str) -> None:
@@ -126,6 +149,8 @@ def _stage_refusals(plan: Plan) -> Iterator[Refused]:
         yield "vpp", "1 with 1f1b"
     if (strategy.recompute == "full") != (strategy.recompute_layers > 0):
         yield "recompute_layers", "above 0 only with full recomputation"
+    if strategy.recompute_modules and strategy.recompute != "selective":
+        yield "recompute_modules", "none unless recompute is selective"
     if strategy.cp > 1 and not has_fused_attention(plan.cluster, plan.job.profile):
         yield "cp", "1 without fused attention"
     rows = strategy.dp * strategy.micro_batch_size
@@ -167,13 +192,18 @@ def _job_flags(plan: Plan) -> Iterator[Flag]:
     yield "--global-batch-size", str(job.global_batch_size)
     if DTYPES[job.dtype]:
         yield DTYPES[job.dtype]
+    yield from _gradient_flags(job)
+    yield "--optimizer", OPTIMIZERS[job.optimizer]
+    if not has_fused_attention(plan.cluster, plan.job.profile):
+        yield "--attention-backend", "unfused"
+
+
+def _gradient_flags(job: Job) -> Iterator[Flag]:
+    """The dtype in which gradients are accumulated and reduced."""
     if job.dtype != "fp32" and job.profile.reduce_in_fp32:
         yield ("--accumulate-allreduce-grads-in-fp32",)
     if job.dtype == "bf16" and not job.profile.reduce_in_fp32:
         yield ("--grad-reduce-in-bf16",)
-    yield "--optimizer", OPTIMIZERS[job.optimizer]
-    if not has_fused_attention(plan.cluster, plan.job.profile):
-        yield "--attention-backend", "unfused"
 
 
 def _degree_flags(strategy: Strategy, *, has_experts: bool) -> Iterator[Flag]:
@@ -207,7 +237,7 @@ def _pipeline_flags(strategy: Strategy, layers: int) -> Iterator[Flag]:
 def _state_flags(strategy: Strategy, job: Job) -> Iterator[Flag]:
     """Flags for sharding of optimizer states and for communication overlap."""
     is_offloaded = strategy.offload == "optimizer"
-    is_distributed = strategy.optim_shard > 1 or is_offloaded
+    is_distributed = strategy.optim_shard > 1 or is_offloaded or job.profile.moment_bytes < FP32_BYTES
     if is_distributed:
         yield ("--use-distributed-optimizer",)
     instances = strategy.dp * strategy.cp // strategy.optim_shard
@@ -234,6 +264,7 @@ def overlaps(strategy: Strategy, job: Job) -> tuple[bool, bool]:
 def _recompute_flags(strategy: Strategy) -> Iterator[Flag]:
     if strategy.recompute == "selective":
         yield "--recompute-granularity", "selective"
+        yield "--recompute-modules", *names_of(strategy.recompute_modules)
     if strategy.recompute == "full":
         yield "--recompute-granularity", "full"
         yield "--recompute-method", "block"
@@ -245,6 +276,9 @@ ARGS = "megatron-lm.args"
 
 SCRIPT, ARRAY = "megatron-lm.sh", "megatron_lm_args"
 """The file with a bash array, and the name of the array."""
+
+NAMES = "megatron-lm.yaml"
+"""The file with the values by the names of Megatron-LM's arguments."""
 
 PRETRAINING = "pretrain_gpt.py"
 """Megatron-LM's program, in its repository."""
@@ -283,13 +317,54 @@ def files_of_flags(plan: Plan, target: str, flags: Sequence[Flag], setup: Sequen
         "",
         *start,
     ]
-    return {ARGS: "\n".join(lines) + "\n", SCRIPT: "\n".join(script) + "\n"}
+    return {
+        ARGS: "\n".join(lines) + "\n",
+        SCRIPT: "\n".join(script) + "\n",
+        NAMES: "\n".join((*head, "#", *_NAMES_NOTE, ""))
+        + yaml.safe_dump(named_values(flags), sort_keys=False),
+        megatron_bridge.FILE: megatron_bridge.bridge_text(plan, head, flags),
+    }
+
+
+_NAMES_NOTE = [
+    "# The same settings by the names that Megatron-LM prints at the start of a run: for people.",
+    "# Start a run with the flags: --yaml-cfg of Megatron-LM 0.19.2 fails for every file.",
+]
+
+_NEGATED = {"--no-bias-gelu-fusion": "bias_gelu_fusion", "--disable-bias-linear": "add_bias_linear"}
+"""Switches that turn an argument off, and its name."""
+
+_ARGUMENTS = {**_NEGATED, "--norm-epsilon": "layernorm_epsilon"}
+"""Arguments whose names are not those of their flags."""
+
+
+def named_values(flags: Sequence[Flag]) -> dict[str, bool | int | float | str | list[str]]:
+    """The values of flags by the names of Megatron-LM's arguments."""
+    found: dict[str, bool | int | float | str | list[str]] = {}
+    for flag, *values in flags:
+        name = _ARGUMENTS.get(flag, flag.removeprefix("--").replace("-", "_"))
+        if flag in megatron_bridge.LISTS:
+            found[name] = list(values)
+        else:
+            found[name] = _named_value(" ".join(values)) if values else flag not in _NEGATED
+    return found
+
+
+def _named_value(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _environment(plan: Plan) -> Iterator[str]:
     """Variables that Megatron-LM needs. Devices that the catalogue does not have may be older ones."""
     architectures = {architecture_of(device) for device in plan.cluster.classes.values()}
-    if not architectures <= {"blackwell", "blackwell-ultra"}:
+    if "ep_overlap" in _overlapping(plan):
+        yield "# Overlapped communication of experts needs several connections."
+        yield f"export {CONNECTIONS}=32"
+        yield ""
+    elif not architectures <= {"blackwell", "blackwell-ultra"}:
         yield "# Required before Blackwell with tensor or context parallelism."
         yield f"export {CONNECTIONS}=1"
         yield ""
@@ -312,7 +387,7 @@ def _unknown(plan: Plan) -> Iterator[Flag]:
     yield "--adam-beta2", "0.95"
     yield ("--mock-data",)
     if plan.model.experts is not None:
-        found = plan.model.config.get("router_aux_loss_coef")
+        found = decoder_config(plan.model).get("router_aux_loss_coef")
         yield "--moe-aux-loss-coeff", str(0.01 if found is None else found)
 
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shardwise.errors import ConfigError
-from shardwise.model import Decoder, GroupedQueryAttentionShape, LayerShape, Mlp, Model, RoutedMlp, decoder_of
+from shardwise.model import (
+    Decoder,
+    GroupedQueryAttentionShape,
+    LayerShape,
+    Mlp,
+    Model,
+    RoutedMlp,
+    decoder_config,
+    decoder_of,
+)
 from shardwise.strategy import target_of
 from shardwise.targets.writing import refusal as refusal_of
 
@@ -97,7 +106,7 @@ def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
     for part in model.special_parts:
         raise refusal("model.config", part, "models without it")
     decoder = decoder_of(model)
-    config = {key: value for key, value in model.config.items() if value is not None}
+    config = {key: value for key, value in decoder_config(model).items() if value is not None}
     shapes = set(decoder.layers)
     attention = _attention(decoder)
     dense = _one({shape.mlp for shape in shapes if isinstance(shape.mlp, Mlp)}, "dense MLPs")

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shardwise.cost import has_fused_attention
+from shardwise.model import MODULES, NO_MODULES, OFFLOADED, set_text
 from shardwise.plans import Plan
-from shardwise.strategy import Strategy
+from shardwise.strategy import Strategy, acting_options
 from shardwise.targets.child_process import Reader
 from shardwise.targets.megatron_lm import (
     ARGS,
@@ -26,7 +27,7 @@ from shardwise.targets.megatron_lm import (
     overlaps,
     stage_layers,
 )
-from shardwise.targets.megatron_lm_model import MegatronExperts, MegatronModel, megatron_model
+from shardwise.targets.megatron_lm_model import TARGET, MegatronExperts, MegatronModel, megatron_model
 from shardwise.targets.read_back import ReadBack, ReadBackDifference, compared, rejected
 
 READER = Reader(
@@ -81,6 +82,9 @@ def _reading(reply: Mapping[str, Any]) -> Reading:
     )
 
 
+_MOMENTS = {4.0: "fp32", 2.0: "bf16"}
+"""Bytes of a moment and its dtype."""
+
 _DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
@@ -126,6 +130,7 @@ def differences(plan: Plan, reading: Reading) -> tuple[ReadBackDifference, ...]:
 def _of_plan(plan: Plan) -> dict[str, object]:
     job, strategy = plan.job, plan.best.strategy
     model = megatron_model(plan.model, seq_len=job.seq_len)
+    options = acting_options(TARGET, job.profile, strategy)
     return {
         **_values("model", model),
         "job.seq_len": job.seq_len,
@@ -133,6 +138,10 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "job.dtype": job.dtype,
         "job.optimizer": job.optimizer,
         "job.profile.reduce_in_fp32": job.dtype == "fp32" or job.profile.reduce_in_fp32,
+        "dtypes of moments": [_MOMENTS[job.profile.moment_bytes]] * 2,
+        "communication of tensor parallelism overlaps": options.get("tp_comm_overlap") == "on",
+        "communication of expert parallelism overlaps": options.get("ep_overlap") == "on",
+        "modules on the host": options.get("offload_modules", "none"),
         "fused attention": has_fused_attention(plan.cluster, plan.job.profile),
         "devices": plan.cluster.devices,
         **{f"strategy.{name}": value for name, value in asdict(strategy).items()},
@@ -155,6 +164,10 @@ def _of_reading(plan: Plan, reading: Reading) -> dict[str, object]:
         "job.dtype": f"{dtype} with {low_precision}" if low_precision else dtype,
         "job.optimizer": optimizers.get(read["optimizer"], read["optimizer"]),
         "job.profile.reduce_in_fp32": dtype == "fp32" or bool(read["accumulate_allreduce_grads_in_fp32"]),
+        "dtypes of moments": [_DTYPES.get(read[f"exp_avg{kind}_dtype"]) for kind in ("", "_sq")],
+        "communication of tensor parallelism overlaps": read["tp_comm_overlap"],
+        "communication of expert parallelism overlaps": read["overlap_moe_expert_parallel_comm"],
+        "modules on the host": _moved(reading),
         "fused attention": read["attention_backend"] in ("auto", "flash", "fused"),
         "gradients reduced during computation": read["overlap_grad_reduce"],
         "parameters gathered during computation": read["overlap_param_gather"],
@@ -200,6 +213,7 @@ def _strategy(planned: Strategy, reading: Reading) -> dict[str, object]:
         "schedule": "interleaved_1f1b" if vpp > 1 else "1f1b",
         "sequence_parallel": read["sequence_parallel"],
         "recompute": granularity or "none",
+        "recompute_modules": _modules(reading),
         "recompute_layers": _recomputed(read),
         "offload": _offload(read),
         "axis_order": planned.axis_order if is_same_order else order,
@@ -237,9 +251,30 @@ def _recomputed(read: Mapping[str, Any]) -> object:
     return layers if read["recompute_method"] == "block" else f"{read['recompute_method']} {layers}"
 
 
+def _modules(reading: Reading) -> str:
+    """The set of named modules that are recomputed; names that we do not know come last."""
+    if reading.arguments["recompute_granularity"] != "selective":
+        return NO_MODULES
+    names = [str(name) for name in reading.config["recompute_modules"]]
+    known = set_text(names)
+    return "+".join(filter(None, (known, *(name for name in names if name not in MODULES))))
+
+
+def _moved(reading: Reading) -> str:
+    """The modules whose saved tensors go to the host, all of them in every pipeline stage."""
+    read = reading.arguments
+    if not read["fine_grained_activation_offloading"]:
+        return "none"
+    names = [str(name) for name in reading.config["offload_modules"] or ()]
+    sizes = read["min_offloaded_tensor_size"], read["activation_offload_fraction"]
+    others = (f"with {value}" for value in sizes if value not in (2**20, 1.0))
+    known = [name for name in OFFLOADED if name in names]
+    return "+".join((*known, *(name for name in names if name not in OFFLOADED), *others))
+
+
 def _offload(read: Mapping[str, Any]) -> str:
     states = read["optimizer_cpu_offload"] and read["optimizer_offload_fraction"] == 1
-    activations = read["cpu_offloading_num_layers"] or read["fine_grained_activation_offloading"]
+    activations = read["cpu_offloading_num_layers"]
     if states and activations:
         return "both"
     return "optimizer" if states else "activations" if activations else "none"

@@ -8,13 +8,13 @@ but cannot train.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from string import Template
 
 from shardwise.launch import Program, start_lines
 from shardwise.plans import Plan
 from shardwise.schedule import SPLIT_NAMES, generate, legal_mask
-from shardwise.strategy import SCHEDULES, Strategy, layer_counts, target_of
+from shardwise.strategy import PROFILES, SCHEDULES, Strategy, acting_options, layer_counts, target_of
 from shardwise.targets.torchtitan_code import model_code, model_imports
 from shardwise.targets.torchtitan_model import TORCHTITAN, TitanModel, titan_model
 from shardwise.targets.writing import check_plan, head_lines, on_python_path, refusal
@@ -36,13 +36,22 @@ SCHEDULE_CLASSES = {
 """Our schedules and the names of PyTorch's. The others go into `schedule.csv`."""
 
 
+def schedule_class(plan: Plan) -> str | None:
+    """PyTorch's schedule of the plan; None where it is in `schedule.csv`, as 1F1B is with fewer micro-batches
+    than stages, which PyTorch's class refuses."""
+    strategy = plan.best.strategy
+    if strategy.schedule == "1f1b" and microbatches_of(plan) < strategy.pp:
+        return None
+    return SCHEDULE_CLASSES.get(strategy.schedule)
+
+
 def torchtitan_files(plan: Plan) -> dict[str, str]:
     """The texts of the files, by name. Raises ConfigError, with the key of the plan file, for a value that
     cannot be exported."""
     model = titan_model(plan.model, seq_len=plan.job.seq_len)
     check_titan_strategy(plan, model)
     files = {FILE: _module(plan, model)}
-    if plan.best.strategy.schedule not in SCHEDULE_CLASSES:
+    if schedule_class(plan) is None:
         files[CSV] = schedule_csv(plan.best.strategy, microbatches_of(plan))
     return files
 
@@ -82,7 +91,7 @@ def _stage_refusals(plan: Plan, model: TitanModel) -> Iterator[Refused]:
 
 def _rank_refusals(strategy: Strategy, model: TitanModel) -> Iterator[Refused]:
     """Refusals about groups of ranks."""
-    ranks = strategy.optim_shard * strategy.cp * strategy.tp
+    ranks = strategy.optim_shard * strategy.tp
     if strategy.dp * strategy.cp % strategy.optim_shard:
         yield "optim_shard", f"a divisor of dp * cp, {strategy.dp * strategy.cp}"
     if model.experts is None:
@@ -147,7 +156,7 @@ def plan() -> Trainer.Config:
     return Trainer.Config(
         model_spec=model_spec(),
         loss=CrossEntropyLoss.Config(global_vocab_size=$vocab),
-        optimizer=default_adamw(lr=3e-4),
+        optimizer=$optimizer,
         training=TrainingConfig(
             local_batch_size=$local_batch,
             global_batch_size=$batch,
@@ -162,7 +171,7 @@ def plan() -> Trainer.Config:
 $parallelism$pipeline            spmd_backend="partial_dtensor",
         ),
         activation_checkpoint=$recompute,
-        compile=CompileConfig(enable=$compile),
+        compile=CompileConfig(enable=$compile$async),
         # The plan does not have these settings. The values are placeholders: set your own, and remove the #.
         # hf_assets_path="assets/hf/MODEL",
         # dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
@@ -185,9 +194,10 @@ def _module(plan: Plan, model: TitanModel) -> str:
     head = [f"# {line}".rstrip() for line in head_lines(plan, target_of(TORCHTITAN))]
     start = [f"# {line}" for line in _start(plan)]
     is_partial = strategy.recompute == "full" and not recomputes_all(strategy, model.layers)
+    classes = ("dataclass",) * is_partial + ("replace",) * has_narrow_moments(plan)
     texts = [
-        "\n".join((*head, "#", *start, "", *_imports(model, is_partial), "", "")),
-        model_code(model, plan.model.family),
+        "\n".join((*head, "#", *start, "", *_imports(model, strategy, classes), "", "")),
+        model_code(model, plan.model.family, is_ring=strategy.cp > 1),
         _FIRST_LAYERS if is_partial else "",
         _parts(strategy, model.layers) if strategy.pp > 1 else "",
         _config(plan, model, is_partial),
@@ -195,9 +205,9 @@ def _module(plan: Plan, model: TitanModel) -> str:
     return "\n".join(filter(None, texts))
 
 
-def _imports(model: TitanModel, is_partial: bool) -> Iterator[str]:
-    if is_partial:
-        yield "from dataclasses import dataclass"
+def _imports(model: TitanModel, strategy: Strategy, classes: Sequence[str]) -> Iterator[str]:
+    if classes:
+        yield f"from dataclasses import {', '.join(classes)}"
     yield "from functools import partial"
     yield "from pathlib import Path"
     yield ""
@@ -206,7 +216,7 @@ def _imports(model: TitanModel, is_partial: bool) -> Iterator[str]:
     yield "from torchtitan.components.optimizer import default_adamw"
     yield "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig"
     yield "from torchtitan.distributed.activation_checkpoint import FullAC"
-    yield from model_imports(model)
+    yield from model_imports(model, is_ring=strategy.cp > 1)
     yield "from torchtitan.trainer import Trainer"
 
 
@@ -232,9 +242,11 @@ def _config(plan: Plan, model: TitanModel, is_partial: bool) -> str:
             f"            {name}={json.dumps(value) if isinstance(value, str) else value},\n"
             for name, value in degrees(strategy).items()
         ),
-        pipeline=_pipeline(strategy) if is_piped else "",
+        pipeline=_pipeline(plan) if is_piped else "",
         recompute=recompute,
         compile=is_compiled(plan),
+        **{"async": ", enable_async_tensor_parallel=True" if is_async(plan) else ""},
+        optimizer=f'replace({_ADAMW}, implementation="{NARROW}")' if has_narrow_moments(plan) else _ADAMW,
     )
 
 
@@ -265,7 +277,7 @@ def titan_settings(plan: Plan) -> dict[str, str]:
     strategy = plan.best.strategy
     values: dict[str, object] = {f"parallelism.{name}": value for name, value in degrees(strategy).items()}
     if strategy.pp > 1:
-        schedule = SCHEDULE_CLASSES.get(strategy.schedule, f"a CSV of {strategy.schedule}")
+        schedule = schedule_class(plan) or f"a CSV of {strategy.schedule}"
         counts = stage_parts(strategy, plan.model.layers)
         values |= {
             "parallelism.pipeline_parallel_schedule": schedule,
@@ -277,6 +289,7 @@ def titan_settings(plan: Plan) -> dict[str, str]:
     layers = f" of {strategy.recompute_layers} layers" if is_partial else ""
     values["activation_checkpoint"] = strategy.recompute + layers
     values["compile.enable"] = is_compiled(plan)
+    values["compile.enable_async_tensor_parallel"] = is_async(plan)
     return {name: f"= {value}" for name, value in values.items()}
 
 
@@ -286,15 +299,33 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 def is_compiled(plan: Plan) -> bool:
     """Whether the prediction assumes compiled layers. Compiled layers cannot split their backward pass."""
-    return plan.job.profile.pointwise_passes < 1 and plan.best.strategy.schedule not in SPLIT_NAMES
+    profile = plan.job.profile
+    is_eager = profile.pointwise_passes >= PROFILES["fsdp2-eager"].pointwise_passes
+    return profile.loss == "compiled" and not is_eager and plan.best.strategy.schedule not in SPLIT_NAMES
 
 
-def _pipeline(strategy: Strategy) -> str:
-    name = SCHEDULE_CLASSES.get(strategy.schedule)
+def is_async(plan: Plan) -> bool:
+    """Whether tensor-parallel collectives overlap with matmuls."""
+    return acting_options(TORCHTITAN, plan.job.profile, plan.best.strategy).get("tp_comm_overlap") == "on"
+
+
+def has_narrow_moments(plan: Plan) -> bool:
+    """Whether the moments of the optimizer have 16 bits."""
+    return plan.job.profile.options.get("moment_dtype") == "bf16"
+
+
+_ADAMW = "default_adamw(lr=3e-4)"
+
+NARROW = "fused_opt_states_bf16"
+"""The implementation of AdamW whose moments have 16 bits."""
+
+
+def _pipeline(plan: Plan) -> str:
+    name = schedule_class(plan)
     return Template(_PIPELINE).substitute(
         schedule=name or SINGLE,
         csv='""' if name else f'str(Path(__file__).with_name("{CSV}"))',
-        microbatch=strategy.micro_batch_size,
+        microbatch=plan.best.strategy.micro_batch_size,
     )
 
 

@@ -23,6 +23,13 @@ NAMES = {
 """Names in each module of TorchTitan; its rotary embeddings pair neighbours (complex) or halves (cosine and
 sine)."""
 
+_RING = """\
+# Keys and values go round the ring of context-parallel ranks during attention. (TorchTitan's FlexAttention
+# gathers them before it, and keeps them.) Attention is causal over the whole sequence, across documents.
+set_rotate_method("alltoall")
+
+"""
+
 _PARTS = """\
 WEIGHT = {"weight": partial(nn.init.normal_, std=$std), "bias": nn.init.zeros_}
 
@@ -39,7 +46,7 @@ def layer(index: int) -> $block.Config:
         head_dim=$head_dim,
         wqkv_param_init=WEIGHT,
         wo_param_init=WEIGHT,
-        inner_attention=get_attention_config("flex"),
+        inner_attention=$attention,
         fuse_qkv=True,
         rope=$rope.Config(dim=$head_dim, max_seq_len=$positions, theta=$theta$scaling),
         qk_norm=$qk_norm,
@@ -105,10 +112,15 @@ block.moe = make_moe_config(
 """
 
 
-def model_imports(model: TitanModel) -> Iterator[str]:
+def model_imports(model: TitanModel, *, is_ring: bool) -> Iterator[str]:
     """The imports that the code of `model_code` needs."""
     names, module = NAMES[model.module], f"torchtitan.models.{model.module}"
-    helpers = ["get_attention_config", "make_gqa_config"]
+    helpers = ["make_gqa_config"]
+    if is_ring:
+        yield "from torch.distributed.tensor.experimental._attention import set_rotate_method"
+        yield "from torchtitan.models.common.attention import ScaledDotProductAttention"
+    else:
+        helpers.append("get_attention_config")
     if model.ffn_hidden_dim is not None:
         helpers.append("make_ffn_config")
     if model.experts is not None:
@@ -125,12 +137,13 @@ def model_imports(model: TitanModel) -> Iterator[str]:
     yield "from torchtitan.protocols.model_spec import ModelSpec"
 
 
-def model_code(model: TitanModel, family: str) -> str:
+def model_code(model: TitanModel, family: str, *, is_ring: bool) -> str:
     """The code of the function `model_spec`, which gives TorchTitan's specification of the model. The weight
-    of a tied embedding is that of the output."""
+    of a tied embedding is that of the output. With `is_ring`, attention is that of a ring of ranks."""
     names, experts = NAMES[model.module], model.experts
-    return Template(_PARTS).substitute(
+    parts = Template(_PARTS).substitute(
         names,
+        attention="ScaledDotProductAttention.Config()" if is_ring else 'get_attention_config("flex")',
         std=repr(model.init_std),
         eps=repr(model.norm_eps),
         dim=model.dim,
@@ -152,6 +165,7 @@ def model_code(model: TitanModel, family: str) -> str:
         hook="None" if experts is None else "register_moe_load_balancing_hook",
         checkpoints=names["adapter"] if family in CHECKPOINTS else "None",
     )
+    return _RING + parts if is_ring else parts
 
 
 def _scaling(model: TitanModel) -> str:

@@ -9,7 +9,16 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from shardwise.errors import ConfigError
-from shardwise.model import Decoder, GroupedQueryAttentionShape, LayerShape, Mlp, Model, RoutedMlp, decoder_of
+from shardwise.model import (
+    Decoder,
+    GroupedQueryAttentionShape,
+    LayerShape,
+    Mlp,
+    Model,
+    RoutedMlp,
+    decoder_config,
+    decoder_of,
+)
 from shardwise.strategy import target_of
 from shardwise.targets.writing import refusal as refusal_of
 
@@ -93,7 +102,7 @@ def titan_model(model: Model, *, seq_len: int) -> TitanModel:
     for part in model.special_parts:
         raise _refusal("model.config", part, "models without it")
     decoder = decoder_of(model)
-    config = {key: value for key, value in model.config.items() if value is not None}
+    config = {key: value for key, value in decoder_config(model).items() if value is not None}
     attention = _attention(decoder, seq_len)
     mlps = {shape.mlp for shape in decoder.layers}
     dense = _one({mlp for mlp in mlps if isinstance(mlp, Mlp)}, "dense MLPs")

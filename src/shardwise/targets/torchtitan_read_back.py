@@ -8,18 +8,21 @@ exported text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from shardwise.plans import Plan
 from shardwise.schedule import generate, legal_mask
-from shardwise.strategy import SCHEDULES, Strategy
+from shardwise.strategy import SCHEDULES, Strategy, strategy_record
 from shardwise.targets.child_process import Reader
 from shardwise.targets.read_back import ReadBack, compared, rejected
 from shardwise.targets.torchtitan import (
     CONFIG,
     DTYPES,
     MODULE,
+    NARROW,
+    has_narrow_moments,
+    is_async,
     is_compiled,
     microbatches_of,
     stage_parts,
@@ -32,6 +35,9 @@ TITAN_READER = Reader(
     software="TorchTitan",
     install="pip install torchtitan==0.3.*, with PyTorch 2.13",
 )
+
+RING = ("headtail", "ALL_TO_ALL")
+"""TorchTitan's balance of work among context-parallel ranks, and PyTorch's way of a ring."""
 
 AXIS_ORDER = "tp-cp-dp-pp"
 """The order of ranks of TorchTitan's meshes."""
@@ -68,12 +74,18 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "job.dtype": job.dtype,
         "job.optimizer": job.optimizer,
         "loss": ("CrossEntropyLoss.Config", model.vocab_size),
-        "attention": ("FlexAttention.Config", f"{NAMES[model.module]['rope']}.Config"),
+        "attention": (
+            "ScaledDotProductAttention.Config" if strategy.cp > 1 else "FlexAttention.Config",
+            f"{NAMES[model.module]['rope']}.Config",
+        ),
+        "context parallelism": RING if strategy.cp > 1 else None,
         "CUDA graphs": False,
         "compiled layers": is_compiled(plan),
+        "async tensor parallelism": is_async(plan),
+        "moments in 16 bits": has_narrow_moments(plan),
         "devices": plan.cluster.devices,
         "micro-batches": microbatches_of(plan),
-        **{f"strategy.{name}": value for name, value in asdict(strategy).items()},
+        **{f"strategy.{name}": value for name, value in strategy_record(strategy).items()},
         "layers of stages": _layers_of(counts),
         "recomputed layers": _recomputed_of(counts, strategy),
         "embedding": (0,),
@@ -104,8 +116,15 @@ def _of_answer(plan: Plan, answer: Mapping[str, Any]) -> dict[str, object]:
         "job.optimizer": _optimizer(config["optimizer"]),
         "loss": (config["loss"]["class"], config["loss"].get("global_vocab_size")),
         "attention": _attention(answer["model"]["layers"]),
+        "context parallelism": (
+            (config["parallelism"]["context_parallel_load_balancer"], answer["ring"])
+            if answer["degrees"]["cp"] > 1
+            else None
+        ),
         "CUDA graphs": not training["disable_cuda_graphs"],
         "compiled layers": config["compile"]["enable"] and "model" in config["compile"]["components"],
+        "async tensor parallelism": config["compile"]["enable_async_tensor_parallel"],
+        "moments in 16 bits": config["optimizer"]["implementation"] == NARROW,
         "devices": _devices(answer["degrees"]),
         "micro-batches": _microbatches(answer, training["global_batch_size"]),
         **{f"strategy.{name}": value for name, value in strategy.items()},

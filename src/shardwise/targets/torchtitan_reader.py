@@ -11,6 +11,7 @@ these keys:
 - `model`: the fields of the model's configuration.
 - `degrees`: sizes of the axes of the device mesh; `groups`: the ranks of each axis that rank 0 is in.
 - `parts`: the model parts of each pipeline rank (`_part`).
+- `ring`: how keys and values are sent among context-parallel ranks.
 - `schedule`: the class of the pipeline schedule; `microbatches`: those of a pass; `orders`: the actions of
   each pipeline rank, or nulls.
 """
@@ -64,9 +65,20 @@ def _read(request: Mapping[str, Any], folder: str) -> dict[str, Any]:
         **answers[0],
         "config": dict(plain_items(_without_model(config))),
         "model": described,
+        "ring": _ring(sys.modules[request["module"]]),
         "parts": [answer["parts"] for answer in answers],
         "orders": [answer["orders"] for answer in answers],
     }
+
+
+def _ring(module: Any) -> str | None:
+    """How keys and values are sent by PyTorch, which an imported configuration may have set."""
+    rotate = getattr(module, "set_rotate_method", None)
+    if rotate is None:
+        return None
+    found = str(rotate.__globals__["_cp_options"].rotate_method.name)
+    rotate("allgather")  # PyTorch's default, for the next request
+    return found
 
 
 def _whole(config: Any) -> Any:

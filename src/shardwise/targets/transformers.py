@@ -63,6 +63,12 @@ def transformers_files(plan: Plan) -> dict[str, str]:
     return {CONFIG: "\n".join([*head, "", config]), ARGUMENTS: settings + "\n"}
 
 
+def transformers_settings(plan: Plan) -> dict[str, str]:
+    """The arguments of the plan's strategy with their values, also where it cannot be exported."""
+    return {name: f"= {value}" for name, value in {**_sizes(plan), **_arguments(plan)}.items()
+            if not isinstance(value, dict)}  # fmt: skip
+
+
 def _start(plan: Plan) -> Iterator[str]:
     """How a script uses the files, and how the run is started."""
     yield "In the training script:"

@@ -57,6 +57,11 @@ def check_plan(plan: Plan, name: str) -> Target:
     for part in plan.model.special_parts:
         if part in target.lacks:
             raise refusal(target, "model.config", part, "models without it")
+    for option, value in job.profile.options.items():
+        values = target.options.get(option, {})
+        if value not in values:
+            key = f"job.profile.options.{option}"
+            raise refusal(target, key, value, ", ".join(values) or "a plan without this option")
     for unsupported in target.refusals(strategy):
         raise refusal(
             target,

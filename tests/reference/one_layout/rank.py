@@ -150,7 +150,9 @@ class Rank:
     def all_reduce_s(self, nbytes: float, sizes: list[int]) -> float:
         alphas, _, speeds = self._ring_speeds(sizes)
         has_switch = [1.0 if tier.in_switch_reduction else 0.0 for tier in self.machine.tiers]
-        return float(comm.all_reduce_s(nbytes, sizes, alphas, speeds, has_switch)) + self._start_s(sizes)
+        sends = 2.0 if self.machine.backend.instead else 1.0  # of the whole tensor between two groups
+        whole_s = comm.all_reduce_s(nbytes, sizes, alphas, speeds, has_switch, sends)
+        return float(whole_s) + self._start_s(sizes)
 
     def reduce_scatter_s(self, nbytes: float, sizes: list[int]) -> float:
         """Seconds of a reduce-scatter of `nbytes`, or of the all-reduce that the backend substitutes."""

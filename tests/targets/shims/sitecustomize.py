@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import typing
 from importlib.machinery import ModuleSpec
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -41,3 +41,21 @@ PROPERTIES = SimpleNamespace(
     major=9, minor=0, name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, multi_processor_count=132
 )
 torch.cuda.get_device_properties = lambda *_: PROPERTIES
+
+
+class FusedAdam:
+    """The arguments of Transformer Engine's optimizer that Megatron-LM needs for moments in 16 bits."""
+
+    def __init__(
+        self,
+        master_weight_dtype: Any = None,
+        exp_avg_dtype: Any = None,
+        exp_avg_sq_dtype: Any = None,
+        use_decoupled_grad: Any = None,
+    ) -> None:
+        raise NotImplementedError("a stand-in without a GPU")
+
+
+optimizers = ModuleType("transformer_engine.pytorch.optimizers")
+optimizers.FusedAdam = optimizers.FusedSGD = FusedAdam  # type: ignore[attr-defined]
+sys.modules[optimizers.__name__] = optimizers

@@ -39,5 +39,5 @@ def test_peaks_have_the_planned_size(record: Record, shapes: int) -> None:
 def test_mutants_whose_software_copies_nothing_are_caught() -> None:
     with patch("shardwise.cost.sharding.copies_s", lambda problem, table, owned, held: 0.0 * owned):
         assert min(mean_off(steps(H200)), mean_off(steps(H100))) > 0.04
-    with patch("shardwise.cost.layers.LOGITS_NUMBER_BYTES", 0.0):
+    with patch("shardwise.cost.layers.loss_bytes", lambda problem, logits_bytes: logits_bytes):
         assert max(abs(one.error) for one in peaks(H200)) > PEAK_WITHIN

@@ -105,6 +105,7 @@ def test_equal_rows_share_one_problem() -> None:
         ({"schedule": "", "vpp": "2"}, "schedule: interleaved_1f1b"),
         ({"recompute": ""}, "recompute: the fastest that fits"),
         ({"micro_batch": ""}, "micro_batch: the fastest that fits"),
+        ({"schedule": "", "level": "near"}, "vpp: the fastest that fits"),
         ({"framework": "llm-foundry", "tp": "1", "pp": "1", "dp": "16", "schedule": ""},
          "zero_stage: 3, the default"),
         ({"vocab": ""}, "vocab: 51200"),
@@ -204,6 +205,40 @@ def test_units_around_the_layers_are_in_the_first_and_last_stage() -> None:
     (strategy,) = case.strategies
     assert (strategy.first_stage_layers, strategy.last_stage_layers) == (6, 6)
     assert "stage_layers: layers 6/6/6/6 of 30 units" in case.assumed
+
+
+def test_layers_may_be_stated_for_each_rank_of_an_interleaved_pipeline() -> None:
+    """24 layers on four ranks with two stages each: inner ranks have 3 + 3, so of 5 layers the first rank has
+    2 in its first stage, and of 7 the last has 4 in its last."""
+    change = {"pp": "4", "dp": "2", "vpp": "2", "schedule": "interleaved_1f1b", "micro_batch": "1"}
+    (strategy,) = case_of(**change, stage_layers="5/6/6/7").strategies
+    assert (strategy.first_stage_layers, strategy.last_stage_layers, strategy.vpp) == (2, 4, 2)
+    (even,) = case_of(**change, stage_layers="6/6/6/6").strategies
+    assert (even.first_stage_layers, even.last_stage_layers) == (3, 3)
+    # By stage, as before.
+    (stages,) = case_of(**change, stage_layers="2/3/3/3/3/3/3/4").strategies
+    assert stages == strategy
+    for text, words in (
+        ("2/6/6/10", "of ranks"),
+        ("5/6/6/6", "of ranks"),
+        ("8/8/8", "8, or 4, one per rank"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            case_of(**change, stage_layers=text)
+
+
+def test_virtual_stages_that_a_row_leaves_open_are_a_choice() -> None:
+    """24 layers on two ranks: 1, 2, 3, 4, 6 and 12 stages a rank divide them evenly. A stated number, a
+    schedule, a complete row, and software without interleaving leave no choice."""
+    blank = {"schedule": "", "level": "near", "micro_batch": "4"}
+    assert set(case_of(**blank).strategies.vpp.tolist()) == {1, 2, 3, 4, 6, 12}
+    for change in ({"vpp": "1"}, {"vpp": "3"}, {"schedule": "1f1b"}, {"level": "complete"},
+                   {"framework": "Megatron-DeepSpeed"}):  # fmt: skip
+        vpp = set(case_of(**{**blank, **change}).strategies.vpp.tolist())
+        assert vpp == {int(change.get("vpp", "1"))}, change
+    # With recomputation left open too, each number of stages has its own counts of layers.
+    both = case_of(**blank, recompute="").strategies
+    assert {strategy.vpp for strategy in both if strategy.recompute == "full"} == {1, 2, 3, 4, 6, 12}
 
 
 def test_stages_may_hold_embedding_or_head_alone() -> None:
@@ -330,3 +365,49 @@ def test_runs_on_unequal_devices_are_predicted_together_with_others() -> None:
     assert not faults
     together = predictions_of(cases)
     assert [one.step_time_s for one in together] == [predicted(case).step_time_s for case in cases]
+
+
+def allocated_bytes(**changes: str) -> float:
+    flash = {"year": "2025", "recompute": "none", "notes": "no sequence parallelism"}
+    return predicted(case_of(**{**flash, **changes})).allocated_bytes
+
+
+def test_stated_attention_decides_what_is_saved() -> None:
+    # 24 heads over tp 2, 2048 keys and queries, 4 sequences: 5 bytes for each of 201,326,592 scores.
+    score_bytes = 5 * (24 // 2) * 2048 * 2048 * 4
+    # The largest tensor without scores: 4 x 2048 rows of 9216 / 2 numbers of two bytes.
+    widest_bytes = 4 * 2048 * 9216 // 2 * 2
+    fused, unfused = (allocated_bytes(attention=text, peak_rank="first") for text in ("flash", "unfused"))
+    assert fused == allocated_bytes(peak_rank="first"), "the default of 2025"
+    # 12 layers of 2 micro-batches, and the largest tensor with its gradient.
+    expected = 12 * 2 * score_bytes + 2 * (score_bytes - widest_bytes)
+    assert unfused - fused == pytest.approx(expected, rel=1e-9)
+    assert (
+        predicted(case_of(attention="unfused", year="2025")).step_time_s
+        > predicted(case_of(attention="flash", year="2025")).step_time_s
+    )
+
+
+def test_stated_gradients_and_the_rank_of_a_peak() -> None:
+    def gradient_bytes(rank: str) -> float:
+        """Of fp32 gradients, as the difference from 16-bit ones."""
+        more, less = (
+            allocated_bytes(model_name="a Llama", grad_dtype=text, peak_rank=rank)
+            for text in ("fp32", "fp16")
+        )
+        return 2 * (more - less)
+
+    h = 2304
+    # Over tp 2: four matrices of attention, three of the MLP with 4 h each; whole: two norms.
+    layer = (4 + 3 * 4) * h * h // 2 + 2 * h
+    table = 51200 * h // 2
+    assert gradient_bytes("first") == pytest.approx(4 * (12 * layer + table), rel=1e-9)
+    assert gradient_bytes("last") == pytest.approx(4 * (12 * layer + table + h), rel=1e-9)
+    assert allocated_bytes() == allocated_bytes(peak_rank="max")
+    assert allocated_bytes() == max(allocated_bytes(peak_rank=rank) for rank in ("first", "last"))
+
+
+@pytest.mark.parametrize("column", ["attention", "grad_dtype", "peak_rank"])
+def test_other_values_of_these_columns_skip_the_row(column: str) -> None:
+    with pytest.raises(ConfigError, match=f"{column}: is not known"):
+        case_of(**{column: "mine"})

@@ -89,7 +89,7 @@ def test_a_power_limit_of_an_unknown_board_is_listed_as_assumption() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "A100X", "MI300A", "L40", "GA100", "XGB200", "Quantum9", "T40", "cpuid"]
+    "text", ["", "A100X", "MI300A", "L50", "GA100", "XGB200", "Quantum9", "T40", "cpuid"]
 )
 def test_an_unknown_device_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -53,6 +53,7 @@ def test_the_year_decides_between_generations_and_none_is_the_newest() -> None:
     [
         ("fp8(amp_fp8)", "fp8"), ("FP8-CS", "fp8-current"), ("fp8-mx", "mxfp8"), ("NVFP4", "nvfp4"),
         ("bfloat16", "bf16"), ("float16", "fp16"), ("int8", None), ("", None),
+        ("float8", "fp8"), ("half", "fp16"), ("TF32", None), ("bf16, W8A8 int8", None), ("mxfp4", None),
     ],
 )  # fmt: skip
 def test_dtypes_are_known_by_a_word(text: str, dtype: str | None) -> None:
@@ -104,6 +105,24 @@ def test_families(text: str, family: str) -> None:
 )
 def test_networks(text: str, rate: float | None) -> None:
     assert inter_node_bytes_per_s(text) == (None if rate is None else pytest.approx(rate))
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        # 400 Gb/s are 50e9 bytes per second, of each of eight devices, or of each of four cards.
+        ("NVLink; 400 Gb/s InfiniBand per GPU", 400e9),
+        ("400 Gb/s/GPU RoCE", 400e9),
+        ("InfiniBand NDR 400Gbps for each GPU", 400e9),
+        ("1x400 Gb/s InfiniBand per device", 400e9),
+        ("400 Gb/s InfiniBand per NIC", 200e9),
+        ("400 Gb/s InfiniBand per node", 50e9),
+        ("NVLink 900 GB/s per GPU; 400 Gb/s InfiniBand per node", 50e9),
+        ("400 Gb/s InfiniBand, shared by the GPUs of a node", 50e9),
+    ],
+)
+def test_rates_per_device_count_for_every_device_of_a_node(text: str, rate: float) -> None:
+    assert inter_node_bytes_per_s(text, devices=8, cards=4) == pytest.approx(rate)
 
 
 def test_rates_of_nodes_are_matched_by_their_devices() -> None:

@@ -10,7 +10,7 @@ from tests.unit.accuracy.tables import file_of, rows_of, text_of
 
 from shardwise.accuracy import SHIPPED, validate
 from shardwise.accuracy.rows import Fault, skipped_by_reason
-from shardwise.accuracy.validate import JudgedRow, judged, kendall_tau, workloads_of
+from shardwise.accuracy.validate import JudgedRow, errors_of, judged, kendall_tau, workloads_of
 from shardwise.errors import ConfigError
 
 FIVE = [{"step_time_s": str(time_s), "tp": tp, "dp": dp} for time_s, tp, dp in (
@@ -38,6 +38,26 @@ def test_a_judged_row_by_hand() -> None:
     assert (inside.is_in_band, outside.is_in_band, below.is_in_band) == (True, False, False)
 
 
+def test_memory_is_judged_as_time_is() -> None:
+    (one,) = used({"peak_mem_gib": "10", "notes": "alloc"})
+    low, high = one.memory_band_bytes
+    assert low < one.predicted_bytes < high
+    # Predicted over measured, less one: 1 / 0.95 is +5.3 %, 1 / 1.05 is -4.8 %, 1 / 1.25 is -20 %.
+    measured = [f"{one.predicted_bytes * factor / 2**30}" for factor in (0.95, 1.05, 1.25)]
+    errors = errors_of(
+        [
+            row.memory_error or 0.0
+            for row in used(*({"peak_mem_gib": gib, "notes": "alloc"} for gib in measured))
+        ]
+    )
+    assert errors is not None
+    assert errors.too_small == pytest.approx(1 / 3) and errors.worst == pytest.approx(0.2)
+    assert errors.bias == pytest.approx((1 / 0.95 + 1 / 1.05 + 1 / 1.25) / 3 - 1)
+    ends = [f"{end * 1.001 / 2**30}" for end in (low, high)]
+    judged_ends = used(*({"peak_mem_gib": gib, "notes": "alloc"} for gib in ends))
+    assert [row.is_in_memory_band for row in judged_ends] == [True, False]
+
+
 def test_memory_alone_has_no_time_to_compare() -> None:
     (one,) = used({"step_time_s": "", "peak_mem_gib": "10"})
     assert (one.error, one.is_in_band) == (None, None) and one.memory_error is not None
@@ -61,14 +81,17 @@ def test_the_same_plan_is_predicted_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "column", ["id", "source", "model_name", "gpu", "seq_len", "global_batch", "dtype", "framework"]
+    "column", ["id", "source", "hidden", "gpu", "seq_len", "global_batch", "dtype", "framework"]
 )
 def test_another_source_model_device_or_job_is_another_workload(column: str) -> None:
-    other = {"id": "yours-001", "source": "yours", "model_name": "GPT-B", "gpu": "A100-SXM4-80GB",
+    other = {"id": "yours-001", "source": "yours", "hidden": "2400", "gpu": "A100-SXM4-80GB",
              "seq_len": "1024", "global_batch": "128", "dtype": "bf16",
              "framework": "Megatron-LM 2"}  # fmt: skip
     assert workloads_of(used(*FIVE[:4], {**FIVE[4], column: other[column]})) == ()
     assert len(workloads_of(used(*FIVE))) == 1
+    # Other names of the same sizes and format are the same workload.
+    same = {"model_name": "GPT 1.7 B", "dtype": "float16"}
+    assert len(workloads_of(used(*FIVE[:4], {**FIVE[4], **same}))) == 1
 
 
 def test_four_plans_are_too_few() -> None:
@@ -108,8 +131,8 @@ def test_a_level_selects_its_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"by": "colour"}, {"level": "some"}])
 def test_unknown_words_are_refused(wrong: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="unknown"):
-        validate(str(SHIPPED), **wrong)
+    with pytest.raises(ConfigError, match="is not one of the choices; found"):
+        validate(str(SHIPPED), by=wrong.get("by", "row"), level=wrong.get("level", "all"))
 
 
 def test_a_file_without_a_usable_row_is_still_an_answer(tmp_path: Path) -> None:

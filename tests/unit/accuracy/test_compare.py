@@ -13,12 +13,13 @@ from tests.runtime.uneven_plans import make_uneven
 
 from shardwise import search
 from shardwise.accuracy import StageBreakdown, compare
+from shardwise.accuracy import stage_breakdown as stage_breakdown_module
 from shardwise.accuracy.stage_breakdown import stage_breakdown
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan, plan_hash
 from shardwise.schedule import generate
 from shardwise.search.hetero import predict_record
-from shardwise.sim import COMMUNICATION, COMPUTE, Span, Trace, simulate, task_graph, trace_of
+from shardwise.sim import COMMUNICATION, COMPUTE, DATA_PARALLEL, Span, Trace, simulate, task_graph, trace_of
 
 PIPELINE = "tp=2,pp=2,micro_batch_size=4"
 
@@ -64,6 +65,10 @@ def test_the_parts_of_a_step_by_hand() -> None:
     assert times.copies_s == pytest.approx(0.9)  # 4.0 to 4.7, 7.0 to 7.2; those of the optimizer are its own
     assert times.optimizer_s == pytest.approx(0.25)
     assert times.step_s == pytest.approx(13.5)
+    # Collectives 5.5 to 7.0; copies 4.0 to 4.7, 7.0 to 7.2 and 13.0 to 13.1.
+    assert times.communication_s == pytest.approx(2.5)
+    # 0.5 to 3.0, 5.0 to 5.2, 9.0 to 9.5, 12.5 to 13.0, 13.25 to 14.0.
+    assert times.idle_s == pytest.approx(4.45)
 
 
 def test_a_transfer_during_an_independent_action_does_not_count_as_waiting() -> None:
@@ -139,6 +144,67 @@ def test_an_uneven_step_as_planned_has_no_difference() -> None:
     assert compare(plan, swapped).order_violation == "rank 2 ran 1F1 as action 2, where the plan has 1B0"
     with pytest.raises(ConfigError, match="its ranks differ"):
         compare(plan, Trace(spans=tuple(s for s in measured_unevenly(plan).spans if s.rank < 3)))
+
+
+def measured_in_full(plan: Plan) -> Trace:
+    """The trace that the critical stage leaves if the plan runs as simulated, with its gathers and reductions
+    and the end of the step; the other ranks leave their actions."""
+    (only,) = search.plan_timelines(plan)
+    parts, spans = plan.step_parts, list[Span]()
+    last_s, step_s = only.timeline.makespan_s, plan.step_time_s
+    once_s = sum(parts.communication[name].exposed_s for name in ("tied_weights", "gradient_norm"))
+    for stage, ranks in enumerate(only.ranks):
+        own = [span for span in trace_of(only.timeline).spans if span.rank == stage]
+        for rank in ranks:
+            spans += [Span(rank, COMPUTE, s.name, s.start_s, s.finish_s) for s in own if s.track == COMPUTE]
+            if stage == parts.stage:
+                spans += [
+                    Span(rank, COMMUNICATION, "all_gather", s.start_s, s.finish_s)
+                    for s in own
+                    if s.track == DATA_PARALLEL
+                ]
+                spans.append(Span(rank, COMMUNICATION, "all_reduce", last_s, last_s + once_s))
+                ended_s = step_s - plan.job.profile.host_step_s
+                spans.append(Span(rank, COMPUTE, "optimizer", last_s + once_s, ended_s))
+            spans.append(Span(rank, COMMUNICATION, "recv", 0.0, step_s))
+    return Trace(spans=tuple(spans), plan_hash=plan_hash(plan))
+
+
+def overlapping(text: str) -> Plan:
+    """The plan of a strategy on software that overlaps all messages between stages."""
+    base = make_plan(text)
+    profile = replace(base.job.profile, pipeline_overlap=1.0, dispatch_s=0.0, host_action_s=0.0)
+    return search.plan_of_strategy(
+        base.model, base.cluster, replace(base.job, profile=profile), base.strategy
+    )
+
+
+def check_idle(plan: Plan) -> None:
+    found = compare(plan, measured_in_full(plan))
+    predicted, measured = found.predicted[found.critical], found.measured[found.critical]
+    assert measured.idle_s == pytest.approx(predicted.idle_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text", ["tp=2,pp=2,micro_batch_size=1", "dp=2,pp=2,zero_stage=1,micro_batch_size=1"]
+)
+def test_parts_of_the_critical_rank_are_measured_as_planned(text: str) -> None:
+    plan = overlapping(text)
+    check_idle(plan)
+    found = compare(plan, measured_in_full(plan))
+    predicted, parts = found.predicted[found.critical], plan.step_parts
+    assert found.places[found.critical] == (parts.pipeline, parts.stage)
+    # Messages between stages are not measured.
+    all_s = parts.communication_s - parts.communication["pipeline"].total_s
+    assert predicted.communication_s == pytest.approx(all_s)
+    others = [one for place, one in enumerate(found.predicted) if place != found.critical]
+    assert others and all(one.communication_s is None and one.idle_s is None for one in others)
+
+
+def test_a_mutant_that_measures_messages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_breakdown_module, "_TRANSFERS", frozenset())
+    with pytest.raises(AssertionError):
+        check_idle(overlapping("tp=2,pp=2,micro_batch_size=1"))
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.5])

@@ -30,11 +30,10 @@ from benchmarks.emulated_rounds import measurements_after
 from tests.unit.app.test_cli_calibrate import written
 
 from shardwise import search
-from shardwise.accuracy import with_speed
 from shardwise.cluster import link_graph, load_cluster, load_events
 from shardwise.emulate.run import changes_of
 from shardwise.model import model_from_config
-from shardwise.strategy import Calibration, Job, complete, parse_fields, read_calibration
+from shardwise.strategy import Calibration, Job, TimeFactors, complete, parse_fields, read_calibration
 
 CORES = 2
 """Cores of the machine that the settings are made for."""
@@ -61,7 +60,10 @@ def test_a_slower_machine_trains_on_shorter_sequences(tmp_path: Path) -> None:
     calibration = read_calibration(written(tmp_path))
 
     def at(speed: float) -> Calibration:
-        devices = {name: with_speed(device, speed) for name, device in calibration.devices.items()}
+        devices = {
+            name: TimeFactors(kernels=1.0 / speed).of_device(device)
+            for name, device in calibration.devices.items()
+        }
         return replace(calibration, devices=devices)
 
     def computed_s(seq_len: int, speed: float) -> float:

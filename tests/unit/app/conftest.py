@@ -37,6 +37,7 @@ Run = Callable[..., Ran]
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """`run("plan", ...)` calls the command in this process."""
     monkeypatch.delenv("SHARDWISE_DEBUG", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
 
     def call(*argv: str) -> Ran:
         capsys.readouterr()
@@ -60,7 +61,7 @@ class Planner:
     def default_job(self, model: Model, cluster: Cluster, *, dtype: str | None = None, **options: Any) -> Job:
         return Job(dtype=dtype or "bf16", **options)
 
-    def plan(self, question: Any, *, progress: object = None) -> Answer:
+    def plan(self, question: Any, *, progress: object = None, clock: object = None) -> Answer:
         self.questions.append(question)
         if self.error is not None:
             raise self.error
@@ -87,6 +88,10 @@ class Planner:
             stages=schedule.stages, forward_s=1e-3, backward_s=2e-3, hop_forward_s=5e-4, hop_backward_s=5e-4
         )
         return schedule, durations
+
+    def host_memory(self, *_: object) -> tuple[float, float]:
+        """Nothing is offloaded to 256 GiB."""
+        return 0.0, 256 * GIB
 
     def evaluate(self, model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> Result:
         if self.error is not None:
@@ -149,6 +154,8 @@ def result_of(strategy: Strategy, model: Model, cluster: Cluster, job: Job) -> R
         mfu=0.456,
         mfu_full_attention=0.5,
         peak_memory=PeakMemory(allocated=50 * GIB, reserved=55 * GIB, device=60 * GIB, capacity=80 * GIB),
+        memory_band_bytes=(57.4 * GIB, 66.6 * GIB),
+        fits_probability=0.934,
         breakdown={"forward": time_s * 0.25, "backward": time_s * 0.5, "pipeline_bubble": time_s * 0.25},
         memory=memory,
         tightest_rank=3,
@@ -170,7 +177,7 @@ def _strategy(fields: Mapping[str, Any], model: Model, cluster: Cluster, job: Jo
 def planner(monkeypatch: pytest.MonkeyPatch) -> Planner:
     """Replaces the search by a `Planner`."""
     planner = Planner()
-    for name in ("plan", "evaluate", "default_job", "step_durations"):
+    for name in ("plan", "evaluate", "default_job", "step_durations", "host_memory"):
         where = "plan_timeline." if name == "step_durations" else ""
         monkeypatch.setattr(f"shardwise.search.{where}{name}", getattr(planner, name))
     return planner

@@ -77,7 +77,7 @@ def put(folder: Path, name: str, content: object) -> str:
         ((*PLAN, "--budget", "10"), ("--budget", "has no unit")),
         ((*PLAN, "--budget", "soon"), ("--budget", "is not a number with a unit")),
         (("explain", "missing.yaml"), ("missing.yaml", "cannot be read")),
-        (("explain", "plan.yaml", "--why-not", "tpp=8"), ("--why-not", "tpp", "did you mean 'tp'?")),
+        (("explain", "plan.yaml", "--why-not", "tpp=8"), ("--why-not", "tpp", "did you mean tp?")),
         (("explain", "plan.yaml", "--why-not", ""), ("--why-not", "names no field")),
         (
             ("explain", "plan.yaml", "--why-not", "tp=8", "--what-if", "nodes=2x"),
@@ -211,7 +211,7 @@ BAD_MODELS: list[tuple[object, tuple[str, ...]]] = [
     ('{"model_type": "gpt2", "model_type": "gpt2"}', ("model_type",)),
     ('{"model_type": "gpt2", "n_layer": 12', ("JSON",)),
     ("layers: " + "9" * 5000, ()),
-    ("x" * 2_000_000, ("too large",)),
+    ("x" * (33 << 20), ("too large",)),
 ]
 
 BAD_CLUSTERS: list[tuple[object, tuple[str, ...]]] = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
+from math import log as log_of
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,21 @@ from shardwise.accuracy import (
     calibration_document,
     calibration_plans,
     eager_profile,
-    predicted_step_s,
     queued_costs,
     software_costs,
     with_dispatch,
     with_kernels,
     with_links,
-    with_speed,
 )
 from shardwise.accuracy.calibration import KernelCurves, LinkCurve
+from shardwise.accuracy.calibration.steps import predicted_step_s
 from shardwise.app.cli.measuring import groups_of
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import dumps_yaml
 from shardwise.plans import Plan, read_plan
-from shardwise.strategy import Profile, read_calibration
+from shardwise.questions.request import with_measured
+from shardwise.strategy import PROFILES, Profile, TimeFactors, read_calibration
 
 CURVES = KernelCurves(launch_s=9e-6, flop_per_s=7.5e10, k_half=11.0, memory_bytes_per_s=1.25e10)
 ATTENTION = AttentionCurve(forward_fraction=0.4, backward_fraction=0.45, seq_half=20.0)
@@ -359,8 +359,9 @@ def test_an_impossible_calibration_is_refused_in_one_line(
 def test_figures_of_links_are_read_from_nccl_tests(run: Run, tmp_path: Path) -> None:
     """Two nodes from their output alone, and one node in addition; nothing else of the device changes."""
     path, out = tmp_path / "between.txt", str(tmp_path / "c.yaml")
-    times = [(nbytes, 1e-4 + 15 / 8 * nbytes / (8 * 20e9)) for nbytes in SIZES]
-    path.write_text(run_head((8, 8), "NVIDIA A100-SXM4-40GB") + table("all_reduce", 16, times))
+    # A ring sends 15/16 of the tensor through the cards of a node; an all-reduce would be two trees.
+    times = [(nbytes, 1e-4 + 15 / 16 * nbytes / (8 * 20e9)) for nbytes in SIZES]
+    path.write_text(run_head((8, 8), "NVIDIA A100-SXM4-40GB") + table("all_gather", 16, times))
     inside = tmp_path / "all_gather.txt"
     inside.write_text(run_head((8,)) + table("all_gather", 8, [(n, 2e-5 + 7 / 8 * n / 180e9) for n in SIZES]))
     ran = run("calibrate", "--out", out, "--from", str(path))
@@ -370,7 +371,7 @@ def test_figures_of_links_are_read_from_nccl_tests(run: Run, tmp_path: Path) -> 
     achieved = found.efficiency.scale_out
     # 20 GB/s of the device's 25 GB/s card are 0.8, and two nodes lose 2^-crowding of it
     assert achieved.fraction == pytest.approx(0.8 * 2**achieved.crowding, rel=1e-3)
-    assert found.scale_out_latency_s * 30 + achieved.startup_s == pytest.approx(1e-4, rel=0.01)
+    assert found.scale_out_latency_s * 15 + achieved.startup_s == pytest.approx(1e-4, rel=0.01)
     assert replace(found, efficiency=known.efficiency, scale_out_latency_s=known.scale_out_latency_s,
                    sources={}) == replace(known, sources={})  # fmt: skip
     assert (
@@ -400,7 +401,7 @@ def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-
     assert ran.code == 0, ran.err
     read = read_plan(str(plan))
     (known,) = read.cluster.classes.values()
-    seconds = predicted_step_s(read, with_speed(known, factor), read.job.profile)
+    seconds = predicted_step_s(read, TimeFactors(kernels=1.0 / factor).of_device(known), read.job.profile)
     lines = [
         json.dumps(
             {
@@ -420,17 +421,72 @@ def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.6, 1.2])
-def test_the_speed_of_a_device_comes_from_a_log_and_its_plan(run: Run, tmp_path: Path, factor: float) -> None:
-    """Without the first quarter of six steps, the median is the fourth smallest of five: `seconds`."""
+def test_a_log_and_its_plan_move_predictions_most_of_the_way(run: Run, tmp_path: Path, factor: float) -> None:
+    """Without the first quarter of six steps, the median is the fourth smallest of five: `seconds`. One step
+    is explained to 85 to 90 %: 0.0225 of its variance is its workload's, 0.01 to 0.0325 the machine's, and
+    0.0064 its own (test_few_steps)."""
     plan, log = logged(tmp_path, run, factor)
     out = str(tmp_path / "c.yaml")
     ran = run("calibrate", "--out", out, "--from", plan, "--from", log)
     assert ran.code == 0, ran.err
     assert "steps: times 1" in ran.out
-    known, found = find_device("A100-80G").efficiency, read_calibration(out).devices["A100-80G"].efficiency
-    assert found.matmul.peak_fraction == pytest.approx(factor * known.matmul.peak_fraction, rel=1e-6)
-    assert found.memory.fraction == pytest.approx(factor * known.memory.fraction, rel=1e-6)
-    assert found.is_calibrated and found.scale_out == known.scale_out
+    read, found = read_plan(plan), read_calibration(out)
+    device = found.devices["A100-80G"]
+    assert device.efficiency.is_calibrated and found.profile is not None
+    # The software is the one of the plan, not our own runtime's.
+    assert found.profile.name == read.job.profile.name == "megatron-lm-0.19"
+    known = PROFILES[found.profile.name]
+    assert replace(found.profile.with_costs(known), provenance={}) == replace(known, provenance={})
+    measured_s = sorted(json.loads(line)["step_time_s"] for line in Path(log).read_text().split("\n")[1:6])[2]
+    (workload,) = found.workloads
+    ran_by = read.job.profile.with_costs(found.profile)
+    again_s = predicted_step_s(read, device, ran_by) * workload.time_factor
+    explained = log_of(again_s / read.best.step_time_s) / log_of(measured_s / read.best.step_time_s)
+    assert 0.82 < explained < 0.92
+
+
+@pytest.mark.slow
+def test_a_plan_with_its_measured_time_calibrates_as_its_log_does(run: Run, tmp_path: Path) -> None:
+    plan, log = logged(tmp_path, run, 0.8)
+    measured_s = sorted(json.loads(line)["step_time_s"] for line in Path(log).read_text().split("\n")[1:6])[2]
+    outs = [str(tmp_path / name) for name in ("log.yaml", "time.yaml")]
+    for out, extra in zip(outs, (("--from", log), ("--measured", f"{measured_s!r}s")), strict=True):
+        ran = run("calibrate", "--out", out, "--from", plan, *extra)
+        assert ran.code == 0, ran.err
+    assert Path(outs[0]).read_text() == Path(outs[1]).read_text()
+    ran = run("calibrate", "--out", outs[0], "--from", plan, "--measured", "1s", "--measured", "2s")
+    assert ran.code == 2 and "--measured: is not given once for each plan" in ran.err
+
+
+def test_a_measured_run_keeps_its_software_and_its_memory(run: Run, tmp_path: Path) -> None:
+    """A row of Megatron-LM that takes 1.2 times its prediction. Software of another kind would change memory,
+    as the calibration of our own runtime's numbers once did for all (by 24 %)."""
+    question = ("--cluster", "2x8xH100-SXM", "--seq-len", "8192", "--global-batch-size", "128", "--target",
+                "megatron-lm", "--strategy", "tp=2,dp=8,zero_stage=1,recompute=none", "--json")  # fmt: skip
+
+    def evaluated(*extra: str, model: str = "llama-3.1-8b") -> Any:
+        ran = run("evaluate", model, *question, *extra)
+        assert ran.code == 0, ran.err
+        return json.loads(ran.out)["result"]
+
+    plain = evaluated()
+    rows, out = tmp_path / "runs.csv", str(tmp_path / "c.yaml")
+    rows.write_text(
+        "id,model_name,framework,gpu,gpus,seq_len,global_batch,micro_batch,tp,pp,recompute,dtype,step_time_s\n"
+        "run-1,Llama-3.1-8B,Megatron-LM,H100-SXM,16,8192,128,1,2,1,none,bf16,"
+        f"{1.2 * plain['step_time_s']}\n"
+    )
+    ran = run("calibrate", "--out", out, "--from", str(rows))
+    assert ran.code == 0, ran.err
+    assert read_calibration(out).profile is not None
+    calibrated = evaluated("--calibration", out)
+    assert calibrated["memory"] == plain["memory"]
+    assert 1.1 < calibrated["step_time_s"] / plain["step_time_s"] < 1.2
+    # Another model on the machine: the factor of the workload does not count.
+    other = [evaluated(*extra, model="qwen2.5-7b")["step_time_s"] for extra in ((), ("--calibration", out))]
+    assert 1.03 < other[1] / other[0] < 1.12
+    validated = run("validate", str(rows), "--calibration", out, "--json")
+    assert abs(json.loads(validated.out)["overall"]["bias"]) < 0.05
 
 
 @pytest.mark.slow
@@ -449,8 +505,6 @@ def test_files_that_do_not_go_together_are_refused_in_one_line(run: Run, tmp_pat
     bent = tmp_path / "bent.jsonl"
     text = Path(log).read_text().splitlines()
     bent.write_text("\n".join([text[0], text[1].replace("5.0", "-5.0")]) + "\n")
-    impossible = tmp_path / "fast.jsonl"
-    impossible.write_text(re.sub(r'"step_time_s": [0-9.e-]+', '"step_time_s": 1e-6', Path(log).read_text()))
     for sources, words in (
         ((log,), "steps.jsonl: predicted_s: has no plan in --from that predicts"),
         ((plan,), "p.yaml: --from: has no log"),
@@ -464,7 +518,6 @@ def test_files_that_do_not_go_together_are_refused_in_one_line(run: Run, tmp_pat
         ((str(bare),), "bare.txt: line 5: does not name its devices"),
         ((str(letter),), "letter.txt: --from: is not a file to calibrate from"),
         ((plan, "--from", str(bent)), "bent.jsonl: line 2.step_time_s: is not a number in range"),
-        ((plan, "--from", str(impossible)), "measured steps: are shorter than at the peak of the device"),
         ((str(other), "--links"), "--links: measures this machine"),
         ((written(tmp_path), "--from", written(tmp_path)), "is a second calibration"),
     ):
@@ -472,3 +525,80 @@ def test_files_that_do_not_go_together_are_refused_in_one_line(run: Run, tmp_pat
         assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1), ran.err
         assert words in ran.err
         assert not (tmp_path / "out.yaml").exists()
+
+
+# --- from configurations of training software and their logs ----------------------------------------------
+
+
+FLAGS = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 \\
+ --num-attention-heads 16 --ffn-hidden-size 8192 --seq-length 2048 --max-position-embeddings 2048 \\
+ --micro-batch-size 4 \\
+ --global-batch-size 256 --bf16 --use-distributed-optimizer --tensor-model-parallel-size 2 \\
+ --vocab-size 51200 --make-vocab-size-divisible-by 128
+"""
+
+
+def block_of(flags: str) -> str:
+    """The flags as Megatron-LM prints its arguments: the name, dots up to column 48, the value."""
+    lines = []
+    for flag in flags.replace("\\\n", " ").split("--")[2:]:
+        name, *values = flag.replace("-", "_", flag.split()[0].count("-")).split()
+        lines.append(f"  {name} {'.' * (48 - len(name))} {values[0] if values else True}")
+    return "\n".join(["---- arguments ----", *lines, "---- end of arguments ----"])
+
+
+def lines_of(*milliseconds: float) -> str:
+    return "\n".join(
+        f" [2026-11-01 10:00:0{place}] iteration {place}/ 100 | consumed samples: 256 | elapsed time per"
+        f" iteration (ms): {taken:.1f} | learning rate: 1.0E-04 | global batch size: 256 |"
+        for place, taken in enumerate(milliseconds)
+    )
+
+
+def test_a_log_of_megatron_lm_with_its_flags_is_a_measured_step(run: Run, tmp_path: Path) -> None:
+    """Without the first of four steps, the median of 4.7, 4.8 and 4.9 s is 4.8. A log next to its flags
+    and a measured time say the same; one without a cluster, or without a step, is refused."""
+    whole, flags, log = tmp_path / "whole.log", tmp_path / "flags.sh", tmp_path / "run.log"
+    steps = lines_of(9000.0, 4700.0, 4900.0, 4800.0)
+    whole.write_text(f"{block_of(FLAGS)}\n{steps}\n")
+    flags.write_text(FLAGS)
+    log.write_text(steps)
+    out, cluster = str(tmp_path / "c.yaml"), ("--cluster", "1x8xA100-80G")
+    found = []
+    for sources in ((str(whole),), (str(flags), "--from", str(log)), (str(flags), "--measured", "4800ms")):
+        ran = run("calibrate", "--out", out, "--from", *sources, *cluster)
+        assert ran.code == 0, ran.err
+        found.append(read_calibration(out))
+    assert found[0].devices == found[1].devices == found[2].devices
+    assert found[0].profile is not None and found[0].profile.name == "megatron-lm-0.19"
+    reviewed = json.loads(run("review", str(flags), *cluster, "--json").out)
+    slower = 4.8 / reviewed["predicted_s"]
+    again = json.loads(run("review", str(flags), *cluster, "--calibration", out, "--json").out)
+    explained = log_of(again["predicted_s"] / reviewed["predicted_s"]) / log_of(slower)
+    assert 0.82 < explained < 0.92
+    assert again["memory"] == reviewed["memory"]
+    refused: list[tuple[tuple[str, ...], str]] = [
+        ((str(whole),), "--cluster: does not say on which devices"),
+        ((str(flags), *cluster), "flags.sh: --from: has no measured steps"),
+        ((str(whole), *cluster, "--measured", "1s"), "--measured: is not given once"),
+        ((str(log), *cluster), "run.log: --from: is not a file to calibrate from"),
+    ]
+    for given, words in refused:
+        ran = run("calibrate", "--out", out, "--from", *given)
+        assert ran.code == 2 and words in ran.err, ran.err
+
+
+def test_measured_software_counts_for_targets_of_its_kind() -> None:
+    """Host times of Megatron-LM of 2025 are those of Megatron-LM 0.19, whose overlaps stay; DeepSpeed has its
+    own. Of the same software every measured number counts, and what was not measured stays as an option set
+    it."""
+    of_2025 = replace(PROFILES["megatron-2025"], dispatch_s=1e-3, data_overlap=0.5)
+    own, other = PROFILES["megatron-lm-0.19"], PROFILES["deepspeed-0.19"]
+    assert with_measured(other, of_2025) == other
+    assert with_measured(own, None) == own
+    related = with_measured(own, of_2025)
+    assert (related.dispatch_s, related.data_overlap) == (1e-3, own.data_overlap)
+    assert related.name == own.name and related.tensor_overlap == own.tensor_overlap
+    optioned = replace(own, tensor_overlap=0.2)
+    same = with_measured(optioned, replace(own, dispatch_s=2e-3, data_overlap=0.5))
+    assert (same.dispatch_s, same.data_overlap, same.tensor_overlap) == (2e-3, 0.5, 0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -61,7 +62,8 @@ def test_the_default_space_is_used_at_any_size(run: Run, planner: Planner, clust
         "plan", "--target=any", "gpt2", "--cluster", cluster, "--seq-len", "1024", "--global-batch-size", "64"
     )
     (question,) = planner.questions
-    assert (question.space, question.axes, question.workers, question.budget_s) == ("default", {}, 1, None)
+    assert (question.space, question.workers, question.budget_s) == ("default", 1, None)
+    assert question.axes == {"recompute_modules": ("", "mlp")} and question.has_own_set
 
 
 def test_plan_passes_the_search_options_on(run: Run, planner: Planner) -> None:
@@ -141,7 +143,9 @@ def test_simulate_draws_the_step_and_writes_a_trace(run: Run, planner: Planner, 
     ran = run("simulate", plan, "--trace", trace)
     assert (ran.code, ran.err) == (0, f"wrote {trace}; open it at https://ui.perfetto.dev\n")
     assert max(map(len, ran.out.splitlines())) <= 100
-    assert sum(line.startswith("rank ") for line in ran.out.splitlines()) == 2
+    # 64 micro-batches are too many for one chart: the beginning and the end of the step, 2 ranks each.
+    assert sum(line.startswith("rank ") for line in ran.out.splitlines()) == 2 * 2
+    assert "\nbeginning: 0 s to " in ran.out and "\nend: " in ran.out
     events = json.loads(Path(trace).read_text())["traceEvents"]
     # 2 ranks, 64 micro-batches (dp 1, micro-batch 1), a forward and a backward each.
     assert sum(event["ph"] == "X" and event["cat"] == "compute" for event in events) == 2 * 64 * 2
@@ -191,7 +195,8 @@ def test_an_infeasible_question_exits_3_with_reasons_and_relaxations(run: Run, p
     assert (ran.code, ran.out) == (3, "")
     assert ran.err.splitlines() == [
         "shardwise: infeasible: memory: rank 0 lacks 12.5 GiB",
-        "  rejected: heads_tp 1,200, memory 90",
+        "  rejected: 1,200 not met: tp divides the attention heads; "
+        "90 too large for the memory of the device",
         "  would fit: --cluster 4x8xA100-80G",
         "  would fit: --seq-len 2048",
     ]
@@ -339,33 +344,40 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
 
 
 QUESTION_OPTIONS = (
-    "--inter-node --calibration --software --dtype --optimizer --memory-margin --expert-imbalance"
+    "--inter-node --calibration --software --attention --set --price --dtype --optimizer "
+    "--memory-margin --expert-imbalance"
+)
+RUN_OPTIONS = (
+    "--tokens --steps --days --power --mtbf --checkpoint-interval --checkpoint-stall --restart --jitter"
 )
 OPTIONS = {
     "plan": "--cluster --seq-len --global-batch-size --objective --frontier --use-all --inter-node "
-    "--calibration --dtype --optimizer --space --fix --target --tolerance --software --memory-margin "
-    "--expert-imbalance --top "
-    "--exhaustive --workers --stage-dp --mixed-pool-stages --budget --save --mtbf --checkpoint-interval "
-    "--checkpoint-stall --restart --jitter --events --policy --json",
+    "--calibration --dtype --optimizer --space --fix --target --tolerance --software "
+    "--attention --set --price --memory-margin --expert-imbalance --top --exhaustive "
+    f"--workers --stage-dp --mixed-pool-stages --budget --save {RUN_OPTIONS} --events --policy --json "
+    "--brief --verbose",
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy --target {QUESTION_OPTIONS} "
-    "--save --json",
+    f"--save {RUN_OPTIONS} --json --brief --verbose",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --stages "
-    "--microbatches --meshes --objectives --epsilon --inter-node --calibration --software --dtype "
-    "--optimizer --space --fix --memory-margin --expert-imbalance --workers --save --plot --use-all --json",
+    "--microbatches --meshes --objectives --epsilon --inter-node --calibration --target "
+    "--software --attention --set --price --dtype --optimizer --space --fix --memory-margin "
+    "--expert-imbalance --workers --save --plot "
+    f"--use-all {RUN_OPTIONS} --json",
     "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --stage-dp "
     "--mixed-pool-stages --json",
-    "simulate": "--trace --json",
+    "simulate": "--trace --plot --target --json",
     "check": "--proof-budget --json",
-    "explain": "--why-not --what-if --workers --budget --json",
-    "review": "--cluster --model --measured --seq-len --global-batch-size --fix --inter-node --calibration "
-    "--software --memory-margin --expert-imbalance --workers --budget --json",
+    "explain": "--why-not --what-if --workers --budget --json --verbose",
+    "review": "--cluster --model --trainer --measured --seq-len --global-batch-size --fix --inter-node "
+    "--calibration --software --memory-margin --expert-imbalance --workers --budget --json",
     "models": "--json",
     "devices": "--json",
     "graphs": "--json",
     "capture": "--out --batch",
     "launch": "--with --print --head --port --host --image --target --files --script",
-    "calibrate": "--out --devices --cluster --links --from --threads",
-    "compare": "--trace --json",
+    "calibrate": "--out --devices --cluster --links --from --measured --model --seq-len "
+    "--global-batch-size --threads",
+    "compare": "--trace --out --json",
     "emulate": "--cpu-share --events",
 }
 
@@ -379,8 +391,9 @@ def test_every_command_explains_its_options(run: Run, command: str) -> None:
 
 
 def _option(line: str) -> str:
+    """The option that a line of help begins with; texts are indented further and may name others."""
     words = line.replace("-h, ", "").split()
-    return words[0] if words and words[0].startswith("--") else ""
+    return words[0] if words and line.startswith("  -") else ""
 
 
 def test_version_is_the_package_version(run: Run) -> None:
@@ -402,8 +415,10 @@ def test_the_next_commands_can_be_copied(run: Run, planner: Planner, tmp_path: P
         "--save",
         str(path),
     )
-    commands = [line[15:] for line in ran.out.split(" next ")[1].splitlines() if line.strip()]
-    commands[0] = ran.out.split(" next ")[1].splitlines()[0].strip()
+    shown = ran.out.split(" next ")[1]
+    assert max(map(len, shown.splitlines())) <= 80 + len(str(path))
+    # A shell continues a line that ends with a backslash.
+    commands = [line.strip() for line in re.sub(r" \\\n +", " ", shown).splitlines() if line.strip()]
     explain, simulate, launch, evaluate = (shlex.split(command) for command in commands)
     assert explain == ["shardwise", "explain", str(path)]
     assert launch == ["shardwise", "launch", str(path), "--with", "slurm", "--print"]
@@ -426,6 +441,7 @@ def test_the_next_commands_can_be_copied(run: Run, planner: Planner, tmp_path: P
 def test_the_card_uses_characters_that_the_terminal_has(
     planner: Planner, monkeypatch: pytest.MonkeyPatch, encoding: str, glyphs: tuple[str, ...]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # room for bars
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", stream)
     assert main(("plan", "--target=any", *QUESTION)) == 0
@@ -578,4 +594,7 @@ def test_plans_for_accelerators_are_our_runtime_s_on_request(run: Run) -> None:
         for more in (("--target", "any"), ("--target", "shardwise"))
     )
     assert "offload" not in free["certificate"]["axes"]
-    assert own["certificate"]["axes"] == free["certificate"]["axes"]
+    assert (
+        free["certificate"]["axes"] == {"recompute_modules": ["", "mlp"]} and free["certificate"]["own_set"]
+    )
+    assert own["certificate"]["axes"] == {} and "own_set" not in own["certificate"]

@@ -53,7 +53,7 @@ def test_explain_says_where_time_and_memory_go(run: Run, files: dict[str, str], 
     ran = run("explain", files[kind])
     assert ran.code == 0, ran.err
     assert "where the time goes" in ran.out and "where the memory goes" in ran.out
-    assert "bottleneck" in ran.out and max(map(len, ran.out.splitlines())) <= 100
+    assert "what binds" in ran.out and max(map(len, ran.out.splitlines())) <= 80
     found = validated(run("explain", files[kind], "--json").out, "explanation")
     assert found["kind"] == ("tree" if plan.kind == "uniform" else "layout")
     assert len(found["stages"]) == len(plan.best.layout.stages)

@@ -21,7 +21,7 @@ from shardwise.targets import megatron_lm_read_back
 from shardwise.targets.megatron_lm_read_back import Reading
 
 TO = ("--to", "megatron-lm-0.19", "--out", "out")
-FILES = ["megatron-lm.args", "megatron-lm.sh"]
+FILES = ["megatron-bridge.txt", "megatron-lm.args", "megatron-lm.sh", "megatron-lm.yaml"]
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_equal_values_are_counted(run: Run, plan: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(megatron_lm_read_back, "read_by_megatron_lm", read_as(READING))
     ran = run("export", plan, *TO, "--validate")
     assert (ran.code, ran.err) == (0, "")
-    assert "62 values read back equal" in ran.out
+    assert "67 values read back equal" in ran.out
     assert sorted(os.listdir("out")) == FILES
 
 

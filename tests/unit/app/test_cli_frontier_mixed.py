@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 FAST, SLOW = "1x2xA100-80G", "1x2xV100-32G"
 POOLS = {"A100-80G": FAST, "V100-32G": SLOW}
 GRAPH = ("frontier", "graph:lstm-2x2048", "--global-batch-size", "256", "--epsilon", "0.001")
-MODEL = ("frontier", "gpt2", "--seq-len", "1024", "--global-batch-size", "8", "--space", "core")
+MODEL = ("frontier", "gpt2", "--seq-len", "1024", "--global-batch-size", "8", "--space", "core",
+         "--target", "any")  # fmt: skip
 BY_SUBJECT = pytest.mark.parametrize("question", [GRAPH, MODEL], ids=["graph", "model"])
 ALL_USED = {"devices": 0, "nodes": 0, "ranks": ""}
 

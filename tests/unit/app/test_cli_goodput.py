@@ -39,14 +39,14 @@ def test_the_card_shows_goodput_and_its_losses(run: Run, planner: Planner) -> No
     options = ("--mtbf", "16000h", "--checkpoint-interval", "30min", "--checkpoint-stall", "18s")
     lines = run(*SMALL, *options, "--restart", "600", "--jitter", "0.01").out.splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith(" goodput "))
-    shown = [line[15:] for line in lines[start : start + 4]]
-    assert lines[start + 4] == ""
+    shown = [line[15:] for line in lines[start : lines.index("", start)]]
     # 16 devices: a failure every 1,000 h = 41.7 d, (1,800 + 18) / 2 + 600 = 1,509 s = 25.15 min each: 0.04 %.
     # 18 of each 1,818 s are 0.99 %. Two nodes: 1 % * sqrt(2 ln 2) = 1.18 % slower, of 98.97 %.
     # 0.99958 * 0.99010 / 1.01177 = 0.97817; 262,144 tokens / 12.5 s * 0.97817 = 20,513.7 a second.
     assert shown == [
         "97.8 %   of a long run is progress: 20,514 tokens/s in all",
-        "failures take 0.0 %: 25.1 min every 41.7 d, a device fails every 16,000 h",
+        "failures take 0.0 %: 25.1 min every 41.7 d, a device fails every",
+        "16,000 h",
         "checkpoints take 1.0 %: 18 s every 30 min",
         "jitter takes 1.2 %: 1.00 % a node, the slowest of 2 nodes",
     ]
@@ -55,11 +55,12 @@ def test_the_card_shows_goodput_and_its_losses(run: Run, planner: Planner) -> No
 def test_the_card_stays_within_its_columns(run: Run, planner: Planner) -> None:
     lines = run(*LARGE, "--mtbf", "99999999h", "--restart", "2591999.5s").out.splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith(" goodput "))
-    assert max(map(len, lines[start : start + 4])) <= 100
-    assert lines[start + 1].endswith(" a device fails every 99,999,999 h")
+    shown = lines[start : lines.index("", start)]
+    assert max(map(len, shown)) <= 80
+    assert " a device fails every 99,999,999 h " in " ".join(" ".join(shown).split())
     often = run(*LARGE, "--mtbf", "10.5h").out
     assert "0.0 %   of a long run is progress: 0 tokens/s in all" in often
-    assert "a device fails every 10.5 h\n" in often
+    assert "a device fails every 10.5 h " in " ".join(often.split())
 
 
 def test_the_document_has_the_inputs_and_the_parts(run: Run, planner: Planner) -> None:

@@ -164,5 +164,7 @@ def test_an_uneven_plan_starts_as_many_processes_as_each_host_has(
         f"torchrun --nnodes 3 --nproc-per-node {processes} {tail.format(host)}"
         for host, processes in enumerate((2, 1, 1))
     ]
-    refused = run("launch", "u.yaml", "--with", "slurm", "--print")
-    assert (refused.code, refused.out) == (2, "") and "hosts of 1, 2 devices" in refused.err
+    script = run("launch", "u.yaml", "--with", "slurm", "--print")
+    assert (script.code, script.err) == (0, "")
+    assert "#SBATCH hetjob" in script.out
+    assert "--nproc-per-node 2" in script.out and "--nproc-per-node 1" in script.out

@@ -213,17 +213,24 @@ def test_the_manifest_of_the_own_runtime_has_the_fields_of_a_job(run: Run, folde
 
 @pytest.mark.parametrize("target", UNLIKE_NODES)
 def test_nodes_of_unlike_sizes_get_a_command_each(run: Run, folder: Path, target: str) -> None:
-    """12 + 4 devices; no other launcher knows which node is which."""
+    """12 + 4 devices: Slurm has a component of a job, and a JobSet a job, for each kind of node."""
     plan = replace(case_plan(target), cluster=load_cluster("1x12xH100-SXM+1x4xH100-SXM"))
     path = written(plan)
     ran = run("launch", path, "--target", target, "--with", "torchrun", "--head", "h0")
     assert (ran.code, ran.err) == (0, "")
     found = re.findall(r"--nnodes (\d+) --nproc-per-node (\d+) .*--node-rank (\d+)", ran.out)
     assert found == [("2", "12", "0"), ("2", "4", "1")]
-    for launcher in ("slurm", "k8s"):
-        ran = run("launch", path, "--target", target, "--with", launcher, "--image", "me/it")
-        assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
-        assert "hosts of 4, 12 devices" in ran.err
+    ran = run("launch", path, "--target", target, "--with", "slurm")
+    assert (ran.code, ran.err) == (0, "")
+    assert re.findall(r"--gpus-per-node=(\d+)", ran.out) == ["12", "4"] and "#SBATCH hetjob" in ran.out
+    subprocess.run(["bash", "-n"], input=ran.out, text=True, check=True)
+    ran = run("launch", path, "--target", target, "--with", "k8s", "--image", "me/it")
+    assert (ran.code, ran.err) == (0, "")
+    *_, jobset = yaml.safe_load_all(ran.out)
+    jsonschema.Draft202012Validator(JOB_SET).validate(jobset)
+    assert [job["name"] for job in jobset["spec"]["replicatedJobs"]] == ["node0", "node1"]
+    # Kubernetes reads $$( as $(.
+    assert '--node-rank "$$((JOB_COMPLETION_INDEX + 1))"' in " ".join(ran.out.split())
 
 
 @pytest.mark.parametrize("target", sorted(set(TARGETS) - set(UNLIKE_NODES)))

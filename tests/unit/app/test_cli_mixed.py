@@ -38,7 +38,7 @@ PIPED = (
 
 
 SHARED = (
-    "plan", "llama-2-7b", "--cluster", "1x2xA100-80G+1x4xA10G", "--seq-len", "1024",
+    "plan", "llama-2-7b", "--cluster", "1x2xA100-40G+1x4xA10G", "--seq-len", "1024",
     "--global-batch-size", "16", "--stage-dp", "2",
 )  # fmt: skip
 
@@ -222,7 +222,7 @@ def test_a_saved_file_matches_its_schema(run: Any, tmp_path: Path, question: tup
     assert run(*question, "--save", str(path)).code == 0
     document: Any = read_mapping(str(path))
     SCHEMA_OF_FILE.validate(document)
-    for key in set(document["best"]) - {"pools", "is_alike"}:
+    for key in set(document["best"]) - {"pools", "is_alike", "memory_band_bytes", "fits_probability"}:
         less = {name: value for name, value in document["best"].items() if name != key}
         assert not SCHEMA_OF_FILE.is_valid(document | {"best": less}), key
     assert not SCHEMA_OF_FILE.is_valid(document | {"compared": {}})

@@ -118,7 +118,7 @@ def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
         "--seq-len",
         "512",
         "--global-batch-size",
-        "32",
+        "64",
     )
     assert run(*argv, "--top", "0", "--fix", fix, "--save", path).code == 0
     command_line = ("replan", path, "--cluster", CLUSTER, "--events", "lost n1")

@@ -109,7 +109,7 @@ def test_on_devices_of_our_runtime_the_saved_plan_is_one_that_it_runs(
     fix = "dp=2,pp=2,micro_batch_size=2"
     assert run("plan", *job, "--fix", fix, "--top", "0", "--save", first).code == 0
     saved_plan = read_plan(first)
-    write_plan(first, replace(saved_plan, question=replace(saved_plan.question, fixed={})))
+    write_plan(first, replace(saved_plan, question=replace(saved_plan.question, fixed={"tp": 1})))
     decided(run, first, cluster, "lost n3", "--save", path)
     own = target_of("shardwise")
     strategy = read_plan(path).best.strategy

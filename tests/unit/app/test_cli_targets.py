@@ -57,7 +57,10 @@ def test_a_plan_is_one_that_the_target_runs_and_its_file_names_it(
     assert "shardwise train" not in ran.err  # not the requested profile
     plan = read_plan(str(path))
     assert plan.target == MEGATRON
-    assert plan.job.profile == NEWEST_MEGATRON_LM  # not the profile of our own runtime
+    own = target_of(MEGATRON).profile_for(plan.job, ("NVIDIA",))
+    found = {name: plan.job.profile.options.get(name, "off") for name in target_of(MEGATRON).searched_options}
+    assert plan.job.profile == target_of(MEGATRON).with_options(own, found)
+    assert plan.job.profile.name == NEWEST_MEGATRON_LM.name  # not our own runtime
     target = target_of(MEGATRON).for_job(plan.model, plan.job)
     assert list(target.refusals(plan.best.strategy)) == []
     assert plan.proof.rejected["target"] > 0
@@ -91,8 +94,52 @@ def test_a_target_that_is_not_known_is_refused(run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_named_modules_are_recomputed_by_targets_that_have_them(run: Run, tmp_path: Path) -> None:
+    """They imply selective recomputation, which Megatron-LM has of named modules; the answer is proven."""
+    path = tmp_path / "plan.yaml"
+    ran = run(
+        "plan", *DENSE, "--target", MEGATRON, "--fix", "recompute_modules=mlp+core_attn", "--save", str(path)
+    )
+    assert ran.code == 0 and "recompute core_attn + mlp" in ran.out
+    assert read_plan(str(path)).best.strategy.recompute == "selective"
+    assert run("check", str(path)).code == 0
+    selective = run("plan", *DENSE, "--target", MEGATRON, "--fix", "recompute=selective")
+    assert selective.code == 0 and "recompute mlp" in selective.out
+    evaluated = run("evaluate", *DENSE, "--target", MEGATRON, "--strategy", "dp=8,recompute=selective")
+    assert evaluated.code == 3 and "recompute=selective without recompute_modules" in evaluated.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "modules", "named"),
+    [
+        (MEGATRON, "attention", "'attention'"),
+        (MEGATRON, "mla_up_proj", "mla_up_proj"),
+        (MEGATRON, "mlp+moe", "moe"),
+        ("torchtitan-0.3", "mlp", "mlp"),
+        ("any", "moe_act", "moe_act"),
+    ],
+)
+def test_other_modules_are_refused_by_name(run: Run, target: str, modules: str, named: str) -> None:
+    """Unknown ones, those that no layer of the model has, and all where the target has none."""
+    ran = run("plan", *DENSE, "--target", target, "--fix", f"recompute_modules={modules}")
+    assert ran.code == 2 and "recompute_modules" in ran.err and named in ran.err
+
+
+@pytest.mark.slow
+def test_a_plan_with_other_modules_is_not_the_proven_one(run: Run, tmp_path: Path) -> None:
+    """A file whose modules were changed, with a hash of the changed file."""
+    path = tmp_path / "plan.yaml"
+    run("plan", *DENSE, "--target", MEGATRON, "--fix", "recompute_modules=mlp", "--save", str(path))
+    plan = read_plan(str(path))
+    changed = replace(plan.best.strategy, recompute_modules="core_attn")
+    write_plan(str(path), replace(plan, best=replace(plan.best, fields=changed)))
+    assert run("check", str(path)).code == 4
+
+
+@pytest.mark.slow
 def test_plans_for_a_target_are_ones_that_it_runs(run: Run) -> None:
-    for fixed in ("schedule=zb_v", "recompute=selective", "param_shard=2", "offload=activations"):
+    for fixed in ("schedule=zb_v", "param_shard=2", "offload=activations"):
         ran = run("plan", *DENSE, "--target", MEGATRON, "--fix", fixed)
         assert ran.code == 2 and "is not run by Megatron-LM 0.19" in ran.err
     ran = run("plan", *EXPERTS, "--target", MEGATRON, "--fix", "tp=2,sequence_parallel=false")

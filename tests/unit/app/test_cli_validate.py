@@ -45,6 +45,7 @@ def test_without_a_file_the_published_rows_are_used(run: Run) -> None:
     assert "               lines 498-502, 680-682, 699-701" in ran.out
     assert " skipped 11    model_name: LoRA is not modelled" in ran.out
     assert max(map(len, lines)) <= WIDTH
+    assert " left out" in ran.out and " measured steps of" in ran.out
 
 
 @pytest.mark.slow
@@ -70,6 +71,11 @@ def test_the_answer_as_json(run: Run) -> None:
         sum(workload["kendall_tau"] for workload in workloads) / len(workloads)
     )
     assert overall["regret"] == max(workload["regret"] for workload in workloads)
+    left_out = document["left_out"]
+    sources = [group for group in left_out["groups"] if group["kind"] == "source"]
+    # Every published source but the one on unequal devices, to which nothing is fitted.
+    assert {group["name"] for group in sources} == {g["name"] for g in document["groups"]} - {"amp-het"}
+    assert all(point["after"] < point["before"] for point in left_out["curve"])
 
 
 @pytest.mark.slow
@@ -80,7 +86,7 @@ def test_the_same_question_has_the_same_answer(run: Run) -> None:
     )
 
 
-@pytest.mark.parametrize("by", ["source", "gpu", "family", "row"])
+@pytest.mark.parametrize("by", ["source", "software", "gpu", "family", "row"])
 def test_every_grouping_and_level_has_its_schema(run: Run, tmp_path: Path, by: str) -> None:
     path = file_of(tmp_path, text_of(*MIXED))
     for level in ("complete", "near", "all"):
@@ -143,7 +149,7 @@ def test_a_file_of_unknown_devices_is_answered(run: Run, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--by", "colour"), ("--by", "source, gpu, family, row")),
+        (("--by", "colour"), ("--by", "source, software, gpu, family, row")),
         (("--by", "sorce"), ("did you mean source?",)),
         (("--level", "most"), ("--level", "complete, near, all")),
         (("missing.csv",), ("missing.csv", "cannot be read")),

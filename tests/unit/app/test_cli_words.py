@@ -1,8 +1,11 @@
 """How step times and memory are written."""
 
+from typing import Any
+
 import pytest
 
-from shardwise.app.cli.words import memory, seconds
+from shardwise.app.cli.words import difference_texts, memory, seconds
+from shardwise.strategy import complete
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,12 @@ def test_seconds_are_shown_with_four_digits(value: float, text: str) -> None:
 )
 def test_memory_is_shown_in_the_unit_of_the_largest(mib: float, largest_mib: float, text: str) -> None:
     assert memory(mib * 2.0**20, largest_mib * 2.0**20) == text
+
+
+def test_each_choice_is_a_difference_once() -> None:
+    """Recomputation is three fields and one choice, so its words stand once."""
+    sizes: dict[str, Any] = {"devices": 8, "layers": 32, "experts": None, "global_batch_size": 64}
+    plain = complete({"tp": 8}, **sizes)
+    named = complete({"tp": 8, "recompute": "selective", "recompute_modules": "core_attn+mlp"}, **sizes)
+    assert list(difference_texts(named, plain, 32)) == ["recompute core_attn + mlp"]
+    assert list(difference_texts(plain, named, 32)) == ["no recompute"]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardwise.app.cli.frontier.command import FrontierOptions
 from shardwise.app.cli.frontier.command import answered as shown
 from shardwise.app.cli.output import Line, Output, plain_text
+from shardwise.app.cli.request import LongRun
 from shardwise.cluster import Cluster, load_cluster, part_of
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.plans import Idle, Plan
+from shardwise.plans import Idle, Plan, Reliability, RunLength
+from shardwise.questions import runs_of_length
 from shardwise.questions.frontiers import FrontierQuery, found_frontier
 from shardwise.search import Curve, Point, Reference
 from shardwise.search.bnb.solver import Progress
@@ -27,11 +31,16 @@ Layout = tuple[str, ...]
 
 GIB = 2.0**30
 
+PART_OF_32_GIB = replace(
+    CLUSTER,
+    classes={name: replace(device, memory_bytes=int(32 * GIB)) for name, device in CLUSTER.classes.items()},
+)
+
 POINTS = {
-    # By hand: seconds and GiB. On two devices 3 s and 2 GiB are farthest below the chord, on four no point
-    # is.
+    # By hand: seconds and GiB, of 32 GiB. On two devices 2.1 s and 2 GiB are the knee: 5 % of the time free
+    # 44 % of the memory. On four devices twice the time would free 6 %: no knee.
     1: [(8.0, 9.0)],
-    2: [(2.0, 16.0), (3.0, 2.0), (16.0, 1.0)],
+    2: [(2.0, 16.0), (2.1, 2.0), (16.0, 1.0)],
     4: [(1.0, 4.0), (2.0, 2.0)],
 }
 
@@ -159,7 +168,7 @@ def options(**given: str) -> FrontierOptions:
         ("time", 3.0, [4], (2.0, 4)),
         ("time", 2.0, [4], (2.0, 4)),  # just enough
         ("devices", inf, [1], (8.0, 1)),
-        ("devices", 4.0, [1, 2], (3.0, 2)),
+        ("devices", 4.0, [1, 2], (2.1, 2)),
         ("profile", inf, [1, 2, 4], None),
     ],
 )
@@ -192,12 +201,103 @@ def test_the_card_shows_the_same_as_the_document() -> None:
     assert rows == [
         ["1", "fastest", "8.000", "s", "9.0", "GiB"],
         ["2", "fastest", "2.000", "s", "16.0", "GiB"],
-        ["knee", "3.000", "s", "2.0", "GiB", "6.000"],
+        ["knee", "2.100", "s", "2.0", "GiB", "4.200"],
         ["smallest", "16.000", "s", "1.0", "GiB", "32.00"],
         ["4", "fastest", "1.000", "s", "4.0", "GiB"],
         ["smallest", "2.000", "s", "2.0", "GiB", "8.000"],
         ["data", "parallel", "2.500", "s", "20.0", "GiB"],
     ]
+
+
+LONG = LongRun(
+    length=RunLength(steps=1_000_000),
+    reliability=Reliability(
+        device_mtbf_s=1e12, checkpoint_interval_s=1e6, checkpoint_stall_s=1e-3, jitter=0.0, restart_s=0.0
+    ),
+)
+
+
+def test_the_whole_run_is_a_frontier_of_days_and_money() -> None:
+    """1e6 steps of 8, 2 and 1 s on 1, 2 and 4 devices of one node, which costs the same in part: 92.6, 23.1
+    and 11.6 days, and all devices are the cheapest too. Without a price device hours count: 2 devices take
+    1,111, as 4 do, but for failures; the single device is beaten in both.
+    """
+    run_options = replace(options(is_json="yes"), run=LONG)
+    document = answered(Graph(), query("profile"), run_options, inputs=()).document
+    assert document is not None
+    runs: Any = document["whole_run"]
+    assert [run["run"]["days"] for run in runs] == pytest.approx([92.593, 23.148, 11.574], rel=1e-4)
+    assert [run["run"]["devices"] for run in runs] == [1, 2, 4]
+    assert [run["run"]["tokens"] for run in runs] == [None] * 3
+    assert [run["is_on_frontier"] for run in runs] == [False, False, True]
+    without = answered(Graph(), query("time"), options(is_json="yes"), inputs=()).document
+    assert without is not None and "whole_run" not in without
+    text = plain_text(answered(Graph(), query("profile"), replace(options(), run=LONG), inputs=()).lines)
+    rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
+    assert [(row[0], row[1]) for row in rows[:3]] == [("1", "92.6"), ("2", "23.1"), ("4", "11.6")]
+    assert [row[-1] for row in rows[:2]] == ["beaten"] * 2 and rows[2][-3:] == ["best", "in", "both"]
+
+
+def test_device_hours_stand_for_money_without_a_price() -> None:
+    nodes = tuple(replace(node, price_usd_per_hour=None) for node in CLUSTER.nodes)
+    found = found_frontier(Graph(), query("profile"))
+    unpriced = replace(CLUSTER, nodes=nodes)
+    curves = [
+        replace(
+            curve,
+            points=tuple(replace(one, part=part_of(unpriced, curve.devices)) for one in curve.points),
+        )
+        for curve in found.curves
+    ]
+    runs = runs_of_length(
+        curves, RunLength(steps=1000), Reliability(jitter=0.0), limit_bytes=inf, tokens_per_step=None
+    )
+    assert [run.is_on_frontier for run in runs] == [False, True, True]
+    assert [run.run.usd for run in runs] == [None] * 3
+    # Within a memory limit that only four devices meet with 2 s, and two with 2.1 s.
+    limited = runs_of_length(
+        curves, RunLength(steps=1000), Reliability(), limit_bytes=2 * GIB, tokens_per_step=None
+    )
+    assert [(run.run.devices, run.run.step_time_s) for run in limited] == [(2, 2.1), (4, 2.0)]
+
+
+def test_runs_of_the_same_days_are_compared_by_their_steps() -> None:
+    """10 days of 8, 2 and 1 s: 108,000, 432,000 and 864,000 steps for the same money."""
+    found = found_frontier(Graph(), query("profile"))
+    runs = runs_of_length(
+        found.curves, RunLength(wall_s=864_002.0), LONG.reliability or Reliability(), limit_bytes=inf,
+        tokens_per_step=1000.0,
+    )  # fmt: skip
+    assert [run.run.steps for run in runs] == [108_000, 432_000, 864_000]
+    assert [run.is_on_frontier for run in runs] == [False, False, True]
+    assert found.whole_runs(steps=5)[2].run.steps == 5
+    with pytest.raises(ConfigError, match="is not known of samples"):
+        found.whole_runs(tokens="1T")
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        # 32 GiB: 3/4 are 24, 1/2 are 16, 1/4 are 8, 1/8 are 4; 5 % are 1.6.
+        ([(1.0, 30.0)], [("fastest", 1.0)]),
+        ([(1.0, 30.0), (1.02, 29.0)], [("fastest", 1.0), ("smallest", 1.02)]),
+        (
+            [(1.0, 30.0), (1.5, 20.0), (1.6, 15.0), (1.7, 14.0), (9.0, 5.0), (10.0, 3.9), (11.0, 3.0)],
+            # 3.9 is within 1.6 of the smallest, 14 is not the fastest within a half.
+            [("fastest", 1.0), ("in 3/4", 1.5), ("in 1/2", 1.6), ("in 1/4", 9.0), ("smallest", 11.0)],
+        ),
+        ([(1.0, 30.0), (1.01, 15.0), (2.0, 14.0)], [("fastest", 1.0), ("knee", 1.01), ("smallest", 2.0)]),
+    ],
+)
+def test_highlights_really_differ(
+    figures: list[tuple[float, float]], expected: list[tuple[str, float]]
+) -> None:
+    points = tuple(
+        Point(time_s=time_s, memory_bytes=gib * GIB, cost_usd=None, part=PART_OF_32_GIB, layout=())
+        for time_s, gib in figures
+    )
+    curve = Curve(part=PART_OF_32_GIB, points=points, epsilon=0.0, search_s=0.0, search_cpu_s=0.0)
+    assert [(name, point.time_s) for name, point in curve.highlights().items()] == expected
 
 
 def test_a_device_count_on_which_nothing_fits_is_named() -> None:
@@ -226,12 +326,24 @@ def test_the_reported_epsilon_is_proven(proven: float, allowed: float, text_expe
     assert text_expected in text
 
 
+def page(path: Path) -> Any:
+    """The document of an HTML page."""
+    (found,) = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.S
+    )
+    return json.loads(found)
+
+
 def test_its_plot_has_a_line_per_count_and_its_layouts(tmp_path: Path) -> None:
     path = tmp_path / "plot.html"
     answered(Graph(), query("profile"), options(plot=str(path)), inputs=())
-    text = path.read_text("utf-8")
+    document = page(path)
+    assert document["title"] == "graph:two on 4 devices"
+    dots = [dot for line in document["lines"] for dot in line["dots"]]
+    marks = [mark["dot"] for mark in document["marks"]]
     # Six points, both extremes of the last curve, and the references on as many devices.
-    assert "graph:two on 4 devices" in text and text.count("op0: S(0) · op1: R") == 6 + 2
+    shown = [dot for dot in (*dots, *marks) if {"op0: S(0)", "op1: R"} <= set(dot["lines"])]
+    assert len(dots) == 6 and len(shown) == 6 + 2
 
 
 @pytest.mark.parametrize(
@@ -250,11 +362,12 @@ def test_references_are_compared_with_the_pick(
     given = query(mode, limit_gib=limit_gib)
     document = answered(Graph(), given, options(is_json="yes", plot=str(path)), inputs=()).document
     assert document is not None
-    page = path.read_text("utf-8")
+    marks = {mark["name"]: mark["dot"] for mark in page(path)["marks"]}
     lines = plain_text(answered(Graph(), given, options(), inputs=()).lines).splitlines()
     shown_lines = [line for line in lines if line.startswith("  data parallel")]
     if fits is None:  # on one device all layouts are equal
-        assert document["references"] == [] and not shown_lines and "data parallel" not in page
+        assert document["references"] == [] and not shown_lines
+        assert not any(name.startswith("data parallel") for name in marks)
         return
     figures = {"time_s": 2.5, "memory_bytes": 20 * GIB, "cost_usd": None, "devices": devices}
     name = CLUSTER.name if devices == 4 else f"{devices} devices of {CLUSTER.name}"
@@ -264,21 +377,17 @@ def test_references_are_compared_with_the_pick(
         {"name": "data parallel", "fits": fits, **figures, **where, "layout": layout}
     ]
     assert len(shown_lines) == 1 and ("does not fit" in shown_lines[0]) is not fits
-    assert ("<td>data parallel (does not fit)</td>" in page) is not fits
+    assert ("data parallel (does not fit)" in marks) is not fits
     ends = [POINTS[devices][0], POINTS[devices][-1]]
     for name, (time_s, gib) in zip(("time optimum", "memory optimum"), ends, strict=True):
-        assert f"<td>{name}</td><td>{time_s:g}</td><td>{gib:g}</td>" in page
+        assert (marks[name]["step_time_s"], marks[name]["device_bytes"]) == (time_s, gib * GIB)
 
 
 @pytest.mark.slow
 def test_the_full_layout_is_in_the_page_once(tmp_path: Path) -> None:
     path = tmp_path / "plot.html"
     answered(Graph(), query("profile"), options(plot=str(path)), inputs=())
-    (texts,) = [
-        json.loads(line.removeprefix("const wholes = ").removesuffix(";"))
-        for line in path.read_text("utf-8").splitlines()
-        if line.startswith("const wholes")
-    ]
+    texts = page(path)["texts"]
     assert texts == ["the whole of ('S(0)', 'R')", "the whole of ('R', 'R')"]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -49,27 +49,20 @@ PLOT = Plot(
 )
 
 
-def test_dots_are_where_their_values_say() -> None:
-    figure = render(PLOT)
-    (axes,) = figure.figure.axes
-    dots = [dot for _, dot in PLOT.dots()]
-    assert len(figure.places) == len(dots) == 84
-    for found, (x, y) in zip(dots, figure.places, strict=True):
-        pixels = (x * DPI / 72, (HEIGHT_IN * 72 - y) * DPI / 72)
-        time_s, nbytes = axes.transData.inverted().transform(pixels)
-        assert (time_s, nbytes) == pytest.approx((found.time_s, found.memory_bytes), rel=1e-9)
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert "step time" in axes.get_xlabel() and "memory" in axes.get_ylabel()
-    assert {label.get_text().split()[-1] for label in axes.get_xticklabels()} == {"s"}
-    assert {label.get_text().split()[-1] for label in axes.get_yticklabels()} == {"GiB"}
-
-
 def labels_of(plot: Plot) -> tuple[list[Any], Any]:
     figure = render(plot).figure
     canvas: Any = FigureCanvasAgg(figure)
     with matplotlib.rc_context(STYLE):
         canvas.draw()
     return [text for text in figure.axes[0].texts if isinstance(text, Annotation)], canvas.get_renderer()
+
+
+def test_axes_are_logarithmic_and_have_units() -> None:
+    (axes,) = render(PLOT).figure.axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert "step time" in axes.get_xlabel() and "memory" in axes.get_ylabel()
+    assert {label.get_text().split()[-1] for label in axes.get_xticklabels()} == {"s"}
+    assert {label.get_text().split()[-1] for label in axes.get_yticklabels()} == {"GiB"}
 
 
 def test_labels_overlap_neither_each_other_nor_the_edge() -> None:
@@ -170,50 +163,33 @@ def assert_fetches_nothing(text: str) -> None:
     assert not re.search(r"<(?:link|img|iframe|image|script\s+[^>]*src)|@import|fetch\(|XMLHttp", text)
 
 
-class _Page(HTMLParser):
-    """Tags, the texts of table cells, and the scripts of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.scripts: list[str] = []
-        self.cells: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag == "script":
-            self.scripts.append("")
-        if tag == "td":
-            self.cells.append("")
-
-    def handle_data(self, data: str) -> None:
-        if self.tags and self.tags[-1] == "script" and self.scripts:
-            self.scripts[-1] += data
-        if self.tags and self.tags[-1] == "td" and self.cells:
-            self.cells[-1] += data
-
-
-def page_of(path: Path, plot: Plot) -> tuple[_Page, list[Any]]:
+def page_of(path: Path, plot: Plot) -> tuple[str, Any]:
+    """The page of a plot, and the document in it, as a browser reads it."""
     write_plot(str(path), plot)
     text = path.read_text("utf-8")
     assert_fetches_nothing(text)
-    page = _Page()
-    page.feed(text)
-    found = re.search(r"const dots = (\[.*\]);", page.scripts[-1])
-    assert found is not None
-    return page, json.loads(found.group(1))
+    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert len(found) == 1 and text.count("<script") == 2
+    return text, json.loads(found[0])
 
 
-def test_a_page_describes_each_dot(tmp_path: Path) -> None:
-    page, dots = page_of(tmp_path / "plot.html", PLOT)
-    assert [(entry["name"], tuple(entry["lines"])) for entry in dots] == [
-        (name, dot.lines) for name, dot in PLOT.dots()
+def test_a_page_has_each_dot(tmp_path: Path) -> None:
+    _, document = page_of(tmp_path / "plot.html", PLOT)
+    shown = [(line["name"], dot) for line in document["lines"] for dot in line["dots"]]
+    shown += [(mark["name"], mark["dot"]) for mark in document["marks"]]
+    assert [(name, dot["step_time_s"], dot["device_bytes"], tuple(dot["lines"])) for name, dot in shown] == [
+        (name, dot.time_s, dot.memory_bytes, dot.lines) for name, dot in PLOT.dots()
     ]
-    assert {entry["colour"] for entry in dots[:40]} == {render(PLOT).colours[0]}
-    for entry in dots:
-        assert 0 < entry["x"] < WIDTH_IN * 72 and 0 < entry["y"] < HEIGHT_IN * 72
-    assert page.tags.count("tr") == 1 + len(dots)
-    assert len(page.scripts) == 1
+    assert [line["knee"] for line in document["lines"]] == [line.knee for line in PLOT.lines]
+    assert document["limit_bytes"] == 52 * GIB and document["schema"] == "shardwise.frontier-page"
+
+
+def test_further_lines_of_dots_are_there_once(tmp_path: Path) -> None:
+    dots = (replace(dot(1.0, 2.0), more=("a", "b")), replace(dot(2.0, 1.0), more=("b", "c")))
+    plot = Plot(title="t", subtitle="s", lines=(PlotLine(name="one", dots=dots, knee=None),))
+    _, document = page_of(tmp_path / "plot.html", plot)
+    assert document["texts"] == ["a", "b", "c"]
+    assert [one["more"] for one in document["lines"][0]["dots"]] == [[0, 1], [1, 2]]
 
 
 def test_no_name_breaks_out_of_its_element(tmp_path: Path) -> None:
@@ -223,12 +199,19 @@ def test_no_name_breaks_out_of_its_element(tmp_path: Path) -> None:
         lines=(PlotLine(name=HOSTILE, dots=(dot(1.0, 2.0, HOSTILE), dot(2.0, 1.0, "b")), knee=None),),
         marks=(Mark(name="mark", dot=dot(1.0, 2.0, HOSTILE)),),
     )
-    page, dots = page_of(tmp_path / "plot.html", plot)
-    assert len(page.scripts) == 1 and "alert" not in page.tags
-    assert dots[0]["name"] == HOSTILE and dots[0]["lines"] == [HOSTILE]
-    assert page.cells[0] == page.cells[3].strip() == HOSTILE
+    text, document = page_of(tmp_path / "plot.html", plot)
+    assert "alert(1)</script>" not in text and "<!--" not in text
+    assert document["title"] == document["lines"][0]["name"] == HOSTILE
+    assert document["lines"][0]["dots"][0]["lines"] == [HOSTILE]
     write_plot(str(tmp_path / "plot.svg"), plot)
     ElementTree.fromstring((tmp_path / "plot.svg").read_text("utf-8"))
+
+
+def test_a_page_needs_no_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("shardwise.app.plot.file.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # every import of it fails
+    check_plot_file("plot.html", key="--plot")
+    page_of(tmp_path / "plot.html", PLOT)
 
 
 @pytest.mark.parametrize("gib", [0.8245, 12.0, 1234.567])
@@ -261,3 +244,20 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setattr("shardwise.app.plot.file.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"matplotlib.*pip install 'shardwise\[plot\]'"):
         check_plot_file("plot.png", key="--plot")
+
+
+def test_letters_that_the_font_lacks_are_escaped_in_pictures_only(tmp_path: Path) -> None:
+    """Formerly matplotlib warned of each missing glyph and drew boxes; warnings are errors in tests."""
+    name = "\u6a21\u578b \U0001f600 \u202eab \u00e9 \u03b1"
+    plot = replace(
+        PLOT, title=name, subtitle=name, lines=(replace(PLOT.lines[0], name=name), PLOT.lines[1]),
+        marks=(Mark(name=name, dot=PLOT.marks[0].dot),),
+    )  # fmt: skip
+    shown = r"\u6a21\u578b " + "\U0001f600 " + r"\u202eab " + "\u00e9 \u03b1"  # the font has a face
+    (axes,) = render(plot).figure.axes
+    assert {text.get_text() for text in axes.figure.texts} == {shown}
+    legend = axes.get_legend()
+    assert legend is not None and shown in {text.get_text() for text in legend.get_texts()}
+    for suffix in ("png", "svg", "html"):
+        write_plot(str(tmp_path / f"p.{suffix}"), plot)
+    assert "\u6a21\u578b" in (tmp_path / "p.html").read_text("utf-8")

@@ -32,10 +32,15 @@ NAMES = tuple(
         "A10G",
         "A30",
         "A40",
+        "A16",
+        "RTX-A5000",
+        "RTX-A6000",
         "A100-40G",
         "A100-80G",
         "A800-80G",
         "L4",
+        "L20",
+        "L40",
         "L40S",
         "RTX2080Ti",
         "RTX3090",
@@ -47,6 +52,7 @@ NAMES = tuple(
         "H100-PCIe",
         "H100-SXM",
         "H100-NVL",
+        "H100-HBM2e",
         "H800",
         "H200",
         "GH200",
@@ -54,6 +60,7 @@ NAMES = tuple(
         "B300",
         "GB200",
         "GB300",
+        "MI210",
         "MI250X",
         "MI300X",
         "MI325X",
@@ -74,15 +81,17 @@ NAMES = tuple(
 # nominal memory in gigabytes.
 DENSE_16_BIT = {
     "V100-16G": (125, 16), "V100-32G": (125, 32), "T4": (65, 16), "A10G": (70, 24), "A30": (165, 24),
-    "A40": (149.7, 48), "A100-40G": (312, 40), "A100-80G": (312, 80), "A800-80G": (312, 80), "L4": (121, 24),
-    "L40S": (362, 48), "RTX2080Ti": (53.8, 11), "RTX3090": (71, 24), "RTX4090": (165.2, 24),
-    "RTX5090": (209.5, 32), "RTX6000-Ada": (364.2, 48), "RTX-PRO-6000": (503.8, 96), "H20": (148, 96),
-    "H100-PCIe": (756.5, 80), "H100-SXM": (989.4, 80), "H100-NVL": (835.5, 94), "H800": (989.4, 80),
-    "H200": (989.4, 141), "GH200": (989.4, 96), "B200": (2250, 180), "B300": (2250, 288),
-    "GB200": (2500, 186), "GB300": (2500, 288), "MI250X": (191.5, 64), "MI300X": (1307.4, 192),
-    "MI325X": (1307.4, 256), "MI355X": (2516.6, 288), "Gaudi2": (432, 96), "Gaudi3": (1835, 128),
-    "TPU-v4": (275, 32), "TPU-v5e": (197, 16), "TPU-v5p": (459, 95), "TPU-v6e": (918, 32),
-    "Trainium2": (667, 96), "Ascend-910B": (313, 64), "cpu": (0.02, 2),
+    "A40": (149.7, 48), "A16": (17.9, 16), "RTX-A5000": (111.1, 24), "RTX-A6000": (154.8, 48),
+    "A100-40G": (312, 40), "A100-80G": (312, 80), "A800-80G": (312, 80), "L4": (121, 24),
+    "L20": (119.5, 48), "L40": (181, 48), "L40S": (362, 48), "RTX2080Ti": (53.8, 11), "RTX3090": (71, 24),
+    "RTX4090": (165.2, 24), "RTX5090": (209.5, 32), "RTX6000-Ada": (364.2, 48), "RTX-PRO-6000": (503.8, 96),
+    "H20": (148, 96), "H100-PCIe": (756.5, 80), "H100-SXM": (989.4, 80), "H100-NVL": (835.5, 94),
+    "H100-HBM2e": (989.4, 94), "H800": (989.4, 80), "H200": (989.4, 141), "GH200": (989.4, 96),
+    "B200": (2250, 180), "B300": (2250, 288), "GB200": (2500, 186), "GB300": (2500, 288),
+    "MI210": (181, 64), "MI250X": (191.5, 64), "MI300X": (1307.4, 192), "MI325X": (1307.4, 256),
+    "MI355X": (2516.6, 288), "Gaudi2": (432, 96), "Gaudi3": (1835, 128), "TPU-v4": (275, 32),
+    "TPU-v5e": (197, 16), "TPU-v5p": (459, 95), "TPU-v6e": (918, 32), "Trainium2": (667, 96),
+    "Ascend-910B": (313, 64), "cpu": (0.02, 2),
 }  # fmt: skip
 
 
@@ -174,10 +183,14 @@ def test_efficiency_is_calibrated_where_its_speed_was_fitted() -> None:
         assert device.efficiency.is_calibrated == is_fitted
 
 
-def test_devices_without_a_fused_kernel_have_none() -> None:
-    assert dict(devices()["V100-32G"].efficiency.attention) == {}
-    assert set(devices()["A100-80G"].efficiency.attention) == {"flash-2"}
-    assert set(devices()["H100-SXM"].efficiency.attention) == {"flash-2", "flash-3"}
+def test_devices_without_flash_attention_have_the_kernel_of_pytorch() -> None:
+    kernels = {name: set(devices()[name].efficiency.attention) for name in ("V100-32G", "T4", "TPU-v4")}
+    assert kernels == {"V100-32G": {"efficient"}, "T4": {"efficient"}, "TPU-v4": {"flash-2"}}
+    assert set(devices()["A100-80G"].efficiency.attention) == {"flash-1", "flash-2", "efficient"}
+    assert set(devices()["H100-SXM"].efficiency.attention) == {
+        "flash-1", "flash-2", "flash-3", "cudnn", "efficient"
+    }  # fmt: skip
+    assert set(devices()["B200"].efficiency.attention) == {"flash-3", "cudnn", "efficient"}
 
 
 def test_numbers_for_a_device_take_the_place_of_its_own() -> None:
@@ -264,3 +277,47 @@ def test_ambiguous_and_unknown_names() -> None:
         find_device("H10O-SXM")
     with pytest.raises(ConfigError, match=r"did you mean MI300X\?"):
         find_device("MI300")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        # Names as drivers, labels of Kubernetes and resources of Slurm have them.
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("NVIDIA-RTX-A5000", "RTX-A5000"),
+        ("a6000", "RTX-A6000"),
+        ("NVIDIA L40", "L40"),
+        ("nvidia_l20", "L20"),
+        ("NVIDIA-A16", "A16"),
+        ("NVIDIA-H100-80GB-HBM3", "H100-SXM"),
+        ("nvidia_a100-sxm4-80gb", "A100-80G"),
+        ("Tesla-V100-SXM2-32GB", "V100-32G"),
+        ("AMD_Instinct_MI210", "MI210"),
+        ("H100-94GB-HBM2e", "H100-HBM2e"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA-GB300", "GB300"),
+        ("gb300-nvl72", "GB300"),
+        ("gb200_nvl72", "GB200"),
+    ],
+)
+def test_names_of_other_software_are_devices(text: str, name: str) -> None:
+    assert find_device(text).name == name
+
+
+def test_a_variant_with_other_memory_is_as_fast_as_its_memory() -> None:
+    """An H100 with HBM2e moves 2.4 TB/s, with HBM3 3.35 TB/s; their processors are the same."""
+    variant, known = find_device("H100-HBM2e"), find_device("H100-SXM")
+    assert (variant.memory_bytes_per_s, known.memory_bytes_per_s) == (2.4e12, 3.35e12)
+    assert variant.peak_flop_per_s == known.peak_flop_per_s
+
+
+def test_the_vendor_alone_is_no_device() -> None:
+    for text in ("NVIDIA", "AMD Instinct", "Tesla", ""):
+        with pytest.raises(ConfigError):
+            find_device(text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_numbers_are_of_no_calibration(name: str) -> None:
+    """`measured_on` names machines on which a user calibrated; published measurements are others'."""
+    assert find_device(name).efficiency.measured_on == ()

@@ -28,8 +28,8 @@ from shardwise.cluster.event_file import parse_events
 from shardwise.errors import ConfigError, InternalError
 
 LINE = (
-    "links are priced as 2 tiers: 100 GB/s within 2 devices, {outer} between all 8; the order of nodes in "
-    "the file matters; nothing is proven of the links themselves"
+    "links are priced as 3 tiers: 100 GB/s within 2 devices, 6.25 GB/s within 4 devices, 62.5 MB/s between "
+    "all 8; nothing is proven of the links themselves"
 )
 
 
@@ -55,19 +55,22 @@ def racks(tmp_path: object, uplinks: dict[str, tuple[int, ...]]) -> Cluster:
     return load_cluster(path)
 
 
-@pytest.mark.parametrize(
-    ("uplinks", "outer"),
-    [
-        # The ring over d0 to d7 leaves each rack once: the 2 Gb/s, 250 MB/s, carry one hop in each direction.
-        ({"ra": (0, 1), "rb": (2, 3)}, "250 MB/s"),
-        # Every second node is in the other rack: four hops between racks, two in each direction.
-        ({"ra": (0, 2), "rb": (1, 3)}, "125 MB/s"),
-    ],
-)
+@pytest.mark.parametrize("uplinks", [{"ra": (0, 1), "rb": (2, 3)}, {"ra": (0, 2), "rb": (1, 3)}])
 def test_links_state_the_tiers_that_approximate_them(
-    tmp_path: object, uplinks: dict[str, tuple[int, ...]], outer: str
+    tmp_path: object, uplinks: dict[str, tuple[int, ...]]
 ) -> None:
-    assert racks(tmp_path, uplinks).priced_as == (LINE.format(outer=outer),)
+    """Two devices share the 100 Gb/s of their node, 12.5 GB/s; four share the 2 Gb/s of their rack, 250 MB/s.
+    The order of the nodes in the file makes no difference."""
+    cluster = racks(tmp_path, uplinks)
+    assert cluster.priced_as == (LINE,)
+    moved = uplinks["ra"] != (0, 1)
+    assert any("are n0, n2, n1, n3 of the file" in line for line in cluster.assumptions) is moved
+
+
+def test_links_without_groups_state_that_the_order_matters(tmp_path: object) -> None:
+    cluster = racks(tmp_path, {"ra": (0, 1, 2), "rb": (3,)})
+    assert "as 2 tiers" in cluster.priced_as[0]
+    assert "the order of nodes in the file matters" in cluster.priced_as[0]
 
 
 def test_a_part_of_a_cluster_of_links_states_them_too(tmp_path: object) -> None:
@@ -76,7 +79,7 @@ def test_a_part_of_a_cluster_of_links_states_them_too(tmp_path: object) -> None:
     """
     whole = racks(tmp_path, {"ra": (0, 1), "rb": (2, 3)})
     part = part_of(whole, 4)
-    assert not part.links and "250 MB/s between all 4" in part.priced_as[0]
+    assert not part.links and "6.25 GB/s between all 4" in part.priced_as[0]
     for cluster in (whole, part):
         assert cluster_from_record(cluster_record(cluster)) == cluster
     assert part_of(whole, 1).priced_as[0].startswith("links are priced as tiers; ")

@@ -7,8 +7,10 @@ five tokens of ten elements of two bytes: 100 B, one second within a node and fi
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
+
+import numpy as np
 
 from shardwise.cluster import AttentionCurve, Cluster, Device, Efficiency, Node, Tier
 from shardwise.cluster.device import CollectiveCurve, GroupedMatmulCurve, MatmulCurve, MemoryCurve
@@ -261,9 +263,13 @@ def end_of(given: Problem, text: str) -> StepEnd:
 
 
 def bytes_of(given: Problem, text: str) -> RankBytes:
-    """Memory of one strategy, by stage."""
+    """Memory of one strategy by pipeline rank, each at its peak."""
     rows = table(given, text)
-    return rank_bytes(given, rows, costs_of_all_stages(given, rows))
+    costs = costs_of_all_stages(given, rows)
+    memory = rank_bytes(given, rows, costs)
+    ranks, device = costs.partition.moments.rank[:, 0], memory.device[:, 0]
+    peaks = [max(np.flatnonzero(ranks == rank), key=lambda i: device[i]) for rank in np.unique(ranks)]
+    return RankBytes(*(getattr(memory, f.name)[peaks] for f in fields(RankBytes)))
 
 
 def operator_model(operators: tuple[Operator, ...], **changes: Any) -> Model:

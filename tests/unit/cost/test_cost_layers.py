@@ -24,7 +24,7 @@ from tests.unit.cost.hand_made import (
 from shardwise.cost import PhaseTimes, Problem
 from shardwise.cost.collectives import collective_model_of, groups_of
 from shardwise.cost.layers import BlockCost, block_cost, grid_cost, tensor_sync_s
-from shardwise.model import Experts
+from shardwise.model import Experts, model_from_config
 from shardwise.model.model import Layer
 from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Pointwise, Saved, Weight
 
@@ -48,6 +48,61 @@ def test_parts_add_up() -> None:
     assert parts.scaled(3.0).expert_s == 96.0
 
 
+SMOLLM2 = {
+    "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "intermediate_size": 8192, "vocab_size": 49152,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("eager", "norm", "mlp"), [(False, 2 + 2, 3 * 2), (True, 4 + 2 + 2, 4 * 2)])
+def test_eager_modules_save_what_their_operators_save(eager: bool, norm: int, mlp: int) -> None:
+    # Two norms of 2048: input and output in 16 bits; eager: input in fp32, normalised input, output. q, k, v
+    # and output of attention, and 4 B for each of 32 heads. The MLP of 8192: gate, up and their product;
+    # eager: also the output of the function. 82,048 and 114,816 B.
+    p = problem(model_from_config(SMOLLM2), cluster(1), seq_len=1)
+    p = with_software(p, eager_modules=eager)
+    expected = 2 * norm * 2048 + 4 * 2 * 2048 + 4 * 32 + mlp * 8192
+    assert expected == (114_816 if eager else 82_048)
+    (layer,) = grid_cost(p, table(p, "dp=4")).kinds
+    close(layer.saved_bytes, float(expected))
+
+
+def test_a_layer_norm_saves_the_same_in_eager_modules() -> None:
+    gpt2 = {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 4,
+        "n_head": 4,
+        "n_positions": 64,
+        "vocab_size": 100,
+    }
+    p = problem(model_from_config(gpt2), cluster(1), seq_len=1)
+    (fused,), (eager,) = (
+        grid_cost(with_software(p, eager_modules=eager), table(p, "dp=4")).kinds for eager in (False, True)
+    )
+    close(eager.saved_bytes, fused.saved_bytes[0])  # one kernel for a norm, and its MLP has no gate
+
+
+def test_eager_experts_save_their_outputs() -> None:
+    # Rows of 10 through experts of 6 with a gate, on all 5 tokens: the function's output of 6, and the output
+    # of 10, 2 B each.
+    up = GroupedMatmul(name="up", experts=2, k=Extent(10), n=Extent(12, "expert_ffn"))
+    gate = Pointwise(
+        name="gate", rows="routed", forward=(Extent(18, "expert_ffn"),), backward=(Extent(30, "expert_ffn"),),
+        saved=(Saved(name="up", width=Extent(12, "expert_ffn"), rows="routed"),), selective=True,
+    )  # fmt: skip
+    down = GroupedMatmul(name="down", experts=2, k=Extent(6, "expert_ffn"), n=Extent(10))
+    layer = Layer(name="routed", operators=(up, gate, down), experts=Experts(experts=2, top_k=1))
+    model = operator_model(layer.operators, experts=layer.experts, embedding=(), head=())
+    p = problem(model, cluster(1))
+    fused, eager = (
+        layer_cost(with_software(p, eager_modules=eager), "tp=1", layer) for eager in (False, True)
+    )
+    rows = float(fused.saved_bytes[0]) / (2 * 12)
+    close(eager.saved_bytes, 2 * rows * (12 + 6 + 10))
+    close(eager.selective_bytes, 2 * rows * (12 + 10))  # the function is computed again
+
+
 def test_a_layer_on_one_device() -> None:
     cost = layer_cost(problem(), "tp=1", brick())
     close(cost.forward.matmul_s, 1.0)  # 2 * 5 * 10 * 10 flop at 1000 flop/s
@@ -63,7 +118,11 @@ def test_a_layer_on_one_device() -> None:
     close(cost.selective_bytes, 100.0)
     close(cost.input_bytes, 100.0)
     close(cost.largest_bytes, 200.0)
-    close(cost.output_bytes, 100.0)  # for the product: 5 * 10 * 2 B
+    # The product's input and the gradient of its output, 5 * 10 * 2 B each.
+    close(cost.waiting_bytes, 200.0)
+    graph = with_software(problem(), keeps_split_graphs=True)
+    # All that is saved, that gradient, and that of the norm's output: half of 100 B that it moves.
+    close(layer_cost(graph, "tp=1", brick()).waiting_bytes, 300.0 + 100.0 + 50.0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ micro-batch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,53 @@ def test_sharded_states(
     close(memory.gathered, gathered)
 
 
+@pytest.mark.parametrize(
+    ("text", "parameters", "gradients", "gathered"),
+    [
+        # Stages of 420 weights on two ranks each, four micro-batches: 2 B and 4 B each, nothing to gather.
+        ("pp=2,dp=2,zero_stage=3", 840.0, 1680.0, 0.0),
+        ("pp=2,dp=2,zero_stage=2", 840.0, 1680.0, 0.0),
+        ("pp=2,dp=2,zero_stage=3,micro_batch_size=4", 840.0, 1680.0, 0.0),  # one micro-batch
+        # Without a pipeline every backward pass reduces.
+        ("dp=4,zero_stage=3", 420.0, 840.0, 440.0),
+    ],
+)
+def test_stages_of_pytorch_are_whole_until_gradients_are_reduced(
+    text: str, parameters: float, gradients: float, gathered: float
+) -> None:
+    p = with_software(one_node(), whole_in_pipelines=True)
+    memory = bytes_of(p, text)
+    for found, expected in (
+        (memory.parameters, parameters), (memory.gradients, gradients), (memory.gathered, gathered),
+    ):  # fmt: skip
+        assert np.all(np.asarray(found) == expected)
+    sharded = bytes_of(one_node(), "pp=2,dp=2,zero_stage=3")
+    close(sharded.parameters, 420.0, 420.0)
+    close(sharded.gradients, 840.0, 840.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "narrow", "wide"),
+    [
+        # 840 weights / 4 ranks * 4 B of the sum = 840 B in both. The head's 200 weights have 2 B of gradient
+        # and 2 or 4 B of the reduction buffer, of which 620 B are temporaries: 800 - 620 or 1200 - 620.
+        ("dp=4,zero_stage=3", (840.0 + 180.0,), (840.0 + 580.0,)),
+        # Stages of 420 weights are whole until the reduction, 2 or 4 B each; buffers of a layer of 110
+        # weights are 440 - 620 < 0 or 660 - 620 = 40, those of the head as above.
+        ("pp=2,dp=2,zero_stage=3", (840.0, 840.0 + 180.0), (1680.0 + 40.0, 1680.0 + 580.0)),
+    ],
+)
+def test_gradients_that_are_cast_after_their_reduction(
+    text: str, narrow: tuple[float, ...], wide: tuple[float, ...]
+) -> None:
+    """fully_shard with reduce_dtype=bf16: what is sent is narrow, what stays is fp32
+    (tests/targets/test_fsdp_pipeline.py counts it)."""
+    software: dict[str, Any] = {"whole_in_pipelines": True, "reduces_by_block": True}
+    close(bytes_of(with_software(one_node(), **software), text).gradients, *wide)
+    software |= {"reduce_in_fp32": False, "accumulates_in_fp32": True}
+    close(bytes_of(with_software(one_node(), **software), text).gradients, *narrow)
+
+
 def test_tensor_ranks_share_split_states() -> None:
     # Norms of 10 weights are whole on both ranks: 4 * 60 + 200.
     close(bytes_of(one_node(), "tp=2").parameters, 880.0)
@@ -102,6 +150,33 @@ def test_experts_shard_over_their_own_replicas() -> None:
     close(memory.gathered, 2 * 800 * 2.0)  # two layers' experts of one rank
 
 
+@pytest.mark.parametrize(
+    ("text", "by_degree", "by_instance"),
+    [
+        # 1600 elements of experts on a rank with 2 replicas each; dp 4 of dense weights. States over 4 ranks:
+        # one instance, which has both replicas. Over 2: two instances, each with one replica of an expert.
+        ("ep=2,zero_stage=1", 800, 800),
+        ("ep=2,param_shard=1,grad_shard=1,optim_shard=2", 800, 1600),
+        ("ep=2,param_shard=1,grad_shard=1,optim_shard=1", 1600, 1600),
+        # 3200 elements, 4 replicas: two instances with two replicas each.
+        ("ep=1,param_shard=1,grad_shard=1,optim_shard=2", 1600, 1600),
+        # 800 elements without a second replica.
+        ("ep=4,param_shard=1,grad_shard=1,optim_shard=2", 800, 800),
+        # Instances have shards of states alone.
+        ("ep=2,param_shard=1,grad_shard=2,optim_shard=2", 800, 800),
+    ],
+)
+def test_experts_have_states_in_every_instance_of_the_optimizer(
+    text: str, by_degree: int, by_instance: int
+) -> None:
+    weight = Weight(name="w", shape=(Extent(10), Extent(20, "expert_ffn")), experts=8)
+    work = GroupedMatmul(name="g", experts=8, k=Extent(10), n=Extent(20, "expert_ffn"), weights=(weight,))
+    model = operator_model((work,), experts=Experts(experts=8, top_k=1), embedding=(), head=())
+    p = problem(model, cluster(1))
+    close(bytes_of(p, text).optimizer, by_degree * 12.0)
+    close(bytes_of(with_software(p, shards_experts_by_instance=True), text).optimizer, by_instance * 12.0)
+
+
 def test_activations_of_one_stage() -> None:
     # One micro-batch in flight: four layers of 300 B; the logits are temporaries.
     close(bytes_of(one_node(), "dp=4").activations, 1200.0)
@@ -114,15 +189,17 @@ def test_activations_of_one_stage() -> None:
         # Eight micro-batches, one layer per stage.
         ("pp=4,schedule=1f1b", (4 * 300, 3 * 300, 2 * 300, 300)),
         ("pp=4,schedule=gpipe", (8 * 300, 8 * 300, 8 * 300, 8 * 300)),
-        # In addition the output gradients of 100 B, of r + 1 and of 2 r + 1 micro-batches that wait for W.
-        ("pp=4,schedule=zb_h1", (4 * 300 + 100, 4 * 300 + 200, 4 * 300 + 300, 4 * 300 + 400)),
-        ("pp=4,schedule=zb_h2", (7 * 300 + 100, 7 * 300 + 300, 7 * 300 + 500, 7 * 300 + 700)),
+        # Micro-batches that wait for W have 200 B of the product, and 200 B of the head on the last rank: of
+        # four, r + 1 at most; of seven, 2 r + 1 at most.
+        ("pp=4,schedule=zb_h1", (4 * 300, 3 * 300 + 200, 2 * 300 + 2 * 200, 4 * 400)),
+        ("pp=4,schedule=zb_h2", (7 * 300, 5 * 300 + 2 * 200, 3 * 300 + 4 * 200, 7 * 400)),
         # Two stages of two layers and two replicas: four micro-batches.
         ("pp=2,schedule=1f1b", (2 * 600, 600)),
         # Four stages on two ranks: 2 * (2 - 1 - r) + 2 + 1 chunks on rank r.
-        ("pp=2,vpp=2", (5 * 300, 3 * 300, 5 * 300, 3 * 300)),
-        ("pp=2,schedule=zb_v", (4 * 300 + 100, 4 * 300 + 300, 4 * 300 + 300, 4 * 300 + 100)),
-        ("pp=2,schedule=dualpipe_v", (5 * 300 + 100, 5 * 300 + 200, 5 * 300 + 200, 5 * 300 + 100)),
+        ("pp=2,vpp=2", (5 * 300, 3 * 300)),
+        # Three on the first stage while one of the last stage waits.
+        ("pp=2,schedule=zb_v", (3 * 300 + 400, 4 * 300)),
+        ("pp=2,schedule=dualpipe_v", (5 * 300, 5 * 300)),
     ],
 )
 def test_microbatches_in_flight(text: str, activations: tuple[float, ...]) -> None:
@@ -137,12 +214,13 @@ def test_microbatches_in_flight(text: str, activations: tuple[float, ...]) -> No
         ("pp=2,schedule=1f1b", 0),
         ("pp=2,vpp=2", 0),
         ("dp=4", 0),
-        # ... but if all forwards come first, or weight gradients later: logits of all in flight but one.
+        # ... also where weight gradients come later: what waits for them counts among the activations ...
+        ("pp=4,schedule=zb_h1", 0),
+        ("pp=4,schedule=zb_h2", 0),
+        ("pp=2,schedule=zb_v", 0),
+        ("pp=2,schedule=dualpipe_v", 0),
+        # ... but if all forwards come first: logits of all in flight but one.
         ("pp=4,schedule=gpipe", 7),
-        ("pp=4,schedule=zb_h1", 3),
-        ("pp=4,schedule=zb_h2", 6),
-        ("pp=2,schedule=zb_v", 3),
-        ("pp=2,schedule=dualpipe_v", 4),
     ],
 )
 def test_losses_that_are_saved(text: str, saved_losses: int) -> None:
@@ -168,21 +246,34 @@ def test_recomputation_saves_fewer_activations(recompute: str, activations: tupl
 @pytest.mark.parametrize(
     ("text", "activations"),
     [
-        # Inputs of 100 B of four micro-batches; in addition, for r + 1 of them, 200 B recomputed and 100 B of
-        # gradients.
-        ("pp=4,schedule=zb_h1,recompute=full", (700, 1000, 1300, 1600)),
-        ("pp=4,schedule=zb_h1,recompute=selective", (700, 1000, 1300, 1600)),
+        # Of four micro-batches r + 1 wait with 200 B (and 200 B of the head on the last rank), the others
+        # have their inputs of 100 B; and 200 B of one layer are recomputed.
+        (
+            "pp=4,schedule=zb_h1,recompute=full",
+            (300 + 200 + 200, 200 + 400 + 200, 100 + 600 + 200, 1600 + 200),
+        ),
+        # Without names, selective recomputation has no tensors of a whole layer at once.
+        ("pp=4,schedule=zb_h1,recompute=selective", (300 + 200, 200 + 400, 100 + 600, 1600)),
         # The input of one alone, where those of the others are on the host.
-        ("pp=4,schedule=zb_h1,recompute=full,offload=activations", (400, 700, 1000, 1300)),
-        # For seven, and for 2 r + 1.
-        ("pp=4,schedule=zb_h2,recompute=full", (1000, 1600, 2200, 2800)),
-        # One of two layers is recomputed; four micro-batches, two in flight.
-        ("pp=2,schedule=zb_h1,recompute=full,recompute_layers=1", (2 * 400 + 400, 2 * 400 + 800)),
-        ("pp=2,schedule=zb_v,recompute=full", (700, 1300, 1300, 700)),
-        ("pp=2,schedule=dualpipe_v,recompute=full", (800, 1100, 1100, 800)),
+        (
+            "pp=4,schedule=zb_h1,recompute=full,offload=activations",
+            (100 + 200 + 200, 100 + 400 + 200, 100 + 600 + 200, 100 + 1600 + 200),
+        ),
+        # Of seven, 2 r + 1 wait.
+        (
+            "pp=4,schedule=zb_h2,recompute=full",
+            (600 + 200 + 200, 400 + 600 + 200, 200 + 1000 + 200, 2800 + 200),
+        ),
+        # Stages of two layers, of which one is recomputed: 400 B in flight, 400 B that wait (600 with the
+        # head); two micro-batches.
+        ("pp=2,schedule=zb_h1,recompute=full,recompute_layers=1", (2 * 400 + 200, 2 * 600 + 200)),
+        # Rank 0 has three of the first stage and the waiting one of the last; rank 1 three that wait, or five
+        # in flight.
+        ("pp=2,schedule=zb_v,recompute=full", (300 + 400 + 200, 600 + 200)),
+        ("pp=2,schedule=dualpipe_v,recompute=full", (300 + 400 + 200, 500 + 200)),
     ],
 )
-def test_recomputed_activations_are_held_until_the_weight_gradients(
+def test_recomputed_activations_wait_for_the_weight_gradients(
     text: str, activations: tuple[float, ...]
 ) -> None:
     close(bytes_of(one_node(), text).activations, *activations)
@@ -228,7 +319,7 @@ def test_offloaded_bytes_move_to_the_host(offload: str, states: float, on_host: 
     p = one_node()
     rows = table(p, f"pp=4,offload={offload}")
     close(bytes_of(p, f"pp=4,offload={offload}").optimizer[:1], states)
-    close(host_bytes(rows, costs_of_all_stages(p, rows)), on_host)
+    close(host_bytes(p, rows, costs_of_all_stages(p, rows)), on_host)
     close(peaks_of(p, rows).host_bytes, on_host)
 
 
@@ -256,8 +347,44 @@ def test_a_large_head_decides_the_temporaries_of_its_stage() -> None:
     )
     p = problem(brick_model(head=(loss,)), cluster(1))
     close(bytes_of(p, "pp=2").temporaries, 620.0, 4220.0)
-    close(bytes_of(p, "pp=2,schedule=zb_v").temporaries, 620.0, 620.0, 620.0, 4220.0 + 3 * 4000.0)
+    close(bytes_of(p, "pp=2,schedule=zb_v").temporaries, 4220.0, 620.0)
     close(bytes_of(p, "dp=4").temporaries, 4220.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "dtype", "nbytes"),
+    [
+        ("in_place", "bf16", 4000.0),
+        ("megatron", "bf16", 2000.0 + 4000.0),
+        ("megatron", "fp32", 4000.0),  # the cast of logits in fp32 copies nothing
+        ("eager", "bf16", 3 * 4000.0),
+        ("eager", "fp32", 3 * 4000.0),
+        ("compiled", "bf16", 2 * 2000.0),
+        ("compiled", "fp32", 2 * 4000.0),
+        ("fused", "bf16", 2000.0),
+        ("fused", "fp32", 4000.0),
+    ],
+)
+def test_the_loss_has_the_bytes_of_its_software(loss: str, dtype: str, nbytes: float) -> None:
+    # 5 * 200 logits, and 110 gradients of a layer's weights.
+    words = Extent(200, "vocab")
+    logits = Saved(name="logits", width=words, rows="head", dtype="fp32")
+    model = brick_model(head=(Loss(name="loss", classes=words, saved=(logits,)),))
+    p = with_software(problem(model, cluster(1), dtype=dtype), loss=loss)
+    own = 110 * (2.0 if dtype == "bf16" else 4.0)
+    close(bytes_of(p, "dp=4").temporaries, nbytes + own)
+
+
+def test_losses_of_prediction_modules_wait_for_their_backward() -> None:
+    # Three losses of 1000 logits: at the last one, 6 B a logit; of the first two the softmax, 4 B a logit.
+    words = Extent(200, "vocab")
+    logits = Saved(name="logits", width=words, rows="head", dtype="fp32")
+    losses = tuple(Loss(name=f"loss {place}", classes=words, saved=(logits,)) for place in range(3))
+    model = replace(brick_model(head=losses), head_layers=2)
+    p = with_software(problem(model, cluster(1)), loss="megatron")
+    close(bytes_of(p, "dp=4").temporaries, 6000.0 + 2 * 4000.0 + 220.0)
+    eager = with_software(p, loss="eager")
+    close(bytes_of(eager, "dp=4").temporaries, 12000.0 + 2 * 4000.0 + 220.0)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +422,28 @@ def test_gathered_inputs_are_saved_if_the_profile_says_so() -> None:
     )  # inputs of layers are shards; one layer is gathered
     whole = "tp=2,dp=2,sequence_parallel=no"
     close(bytes_of(keeps, whole).activations, float(np.asarray(bytes_of(p, whole).activations)[0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "each"),
+    [
+        ("bf16", 0.0),
+        ("fp8", 2.0),
+        ("fp8-block", 2 * (1 + 4 / 128)),
+        ("mxfp8", 2 * (1 + 1 / 32)),
+        ("nvfp4", 1.125),
+    ],
+)
+def test_low_precision_copies_of_weights_stay_where_the_software_keeps_them(dtype: str, each: float) -> None:
+    peaks = dict.fromkeys(("bf16", "fp8", "fp4", "fp32"), 1000.0)
+    on = cluster(1, of=device(peak_flop_per_s=peaks))
+    p = with_software(problem(on=on, dtype=dtype), keeps_low_precision_weights=True)
+    # Four layers with a product of 10 x 10 weights, twice; norms, embedding and head have no copies.
+    close(bytes_of(p, "dp=4").parameters, 840 * 2.0 + 4 * 100 * each)
+    close(bytes_of(p, "tp=2,dp=2").parameters, 440 * 2.0 + 4 * 50 * each)
+    # Sharded parameters are gathered, and cast, layer by layer.
+    close(bytes_of(p, "dp=4,zero_stage=3").parameters, 420.0)
+    close(bytes_of(with_software(p, keeps_low_precision_weights=False), "dp=4").parameters, 840 * 2.0)
 
 
 def test_unfused_attention_saves_its_scores() -> None:
@@ -460,13 +609,34 @@ def test_the_peak_is_that_of_the_tightest_rank() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tied", "text", "weights"),
+    [
+        (False, "dp=4", (840,)),  # four layers of 110, two tables of 200
+        (False, "pp=2", (420, 420 + 200)),  # the prediction modules' copy of the embedding
+        (False, "pp=4,schedule=gpipe", (310, 110, 110, 310 + 200)),
+        (False, "pp=2,schedule=zb_v", (420 + 200, 220)),  # both ends on one rank
+        (True, "dp=4", (640,)),
+        (True, "pp=2", (420, 220 + 2 * 200)),  # and one for the output projection
+    ],
+)
+def test_prediction_modules_have_a_copy_of_the_embedding(
+    tied: bool, text: str, weights: tuple[int, ...]
+) -> None:
+    model = replace(brick_model(tied=tied), head_layers=1)
+    memory = bytes_of(problem(model, cluster(1)), text)
+    close(memory.parameters, *(2.0 * count for count in weights))
+    close(memory.gradients, *(4.0 * count for count in weights))
+    close(memory.optimizer, *(12.0 * count for count in weights))
+
+
+@pytest.mark.parametrize(
     ("text", "weights"),
     [
         ("dp=4", (640,)),  # four layers of 110, one table of 200
         ("pp=2", (420, 420)),  # the head's stage has a copy of the table
-        ("pp=2,vpp=2", (420, 420, 420, 420)),
+        ("pp=2,vpp=2", (420, 420)),
         ("pp=4", (310, 110, 110, 310)),
-        ("pp=2,schedule=zb_v", (420, 220, 220, 420)),  # both ends on one rank
+        ("pp=2,schedule=zb_v", (420, 220)),  # both ends on one rank
     ],
 )
 def test_a_tied_embedding_is_on_both_ends(text: str, weights: tuple[int, ...]) -> None:

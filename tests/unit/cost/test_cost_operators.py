@@ -338,3 +338,23 @@ def test_the_ideal_device_is_ideal() -> None:
     assert all(getattr(IDEAL, name) == 0.0 for name in fixed)
     of_host = ("dispatch_s", "expert_dispatch_s", "host_action_s", "host_step_s")
     assert all(getattr(SOFTWARE, name) == 0.0 for name in of_host)
+
+
+@pytest.mark.parametrize(
+    ("software", "added_s"),
+    [
+        ({}, 0.0),
+        ({"accumulated_bytes": 6.0}, 1.2),  # 10 * 20 weights of 6 B at 1000 B/s
+        ({"accumulated_bytes": 6.0, "reduces_by_block": True}, 0.0),  # in copies_s, once per step
+    ],
+)
+def test_gradients_that_a_kernel_of_its_own_adds_up(software: dict[str, Any], added_s: float) -> None:
+    matmul = Matmul(name="m", k=Extent(10), n=Extent(20))
+    plain = seconds(given({}), matmul, "")
+    found = seconds(with_software(given({}), **software), matmul, "")
+    assert found == pytest.approx((plain[0], plain[1], plain[2] + added_s))
+    # Eight experts on a rank: as many weights for each.
+    grouped = GroupedMatmul(name="g", experts=8, k=Extent(10), n=Extent(20), weights=())
+    plain = seconds(given({}, experts=EXPERTS), grouped, "", EXPERTS)
+    found = seconds(with_software(given({}, experts=EXPERTS), **software), grouped, "", EXPERTS)
+    assert found == pytest.approx((plain[0], plain[1], plain[2] + 8 * added_s))

@@ -21,7 +21,7 @@ from tests.unit.cost.hand_made import (
 )
 
 from shardwise.cluster import Cluster
-from shardwise.cost import OPTIMIZERS, RECIPES, Problem, bind, find_recipe
+from shardwise.cost import RECIPES, Problem, bind, find_recipe
 from shardwise.cost import recipe as recipe_module
 from shardwise.errors import ConfigError
 from shardwise.model import Experts, model_from_config
@@ -90,8 +90,12 @@ def test_matmuls_of_low_precision_reach_less_of_their_peak() -> None:
 def test_software_decides_the_dtype_of_gradients() -> None:
     p = problem()
     assert p.recipe.gradient_bytes == 4.0
-    assert with_software(p, reduce_in_fp32=False).recipe == replace(p.recipe, gradient_bytes=2.0)
-    assert with_software(problem(dtype="fp32"), reduce_in_fp32=False).recipe.gradient_bytes == 4.0
+    narrow = with_software(p, reduce_in_fp32=False)
+    assert narrow.recipe == replace(p.recipe, gradient_bytes=2.0, reduced_bytes=2.0)
+    cast = with_software(p, reduce_in_fp32=False, accumulates_in_fp32=True)
+    assert cast.recipe == replace(p.recipe, reduced_bytes=2.0)
+    wide = with_software(problem(dtype="fp32"), reduce_in_fp32=False).recipe
+    assert wide.gradient_bytes == wide.reduced_bytes == 4.0
 
 
 def test_software_that_applies_no_dropout_trains_a_model_that_has_none() -> None:
@@ -175,15 +179,15 @@ def test_recipes_of_low_precision_keep_sixteen_bits() -> None:
 
 
 def test_optimizer_states_per_parameter() -> None:
-    assert {name: cost.state_bytes for name, cost in OPTIMIZERS.items()} == {
+    assert {name: cost.state_bytes for name, cost in recipe_module.OPTIMIZERS.items()} == {
         "adamw": 8.0,  # two fp32 moments
         "adafactor": 0.0,
         "sgd": 4.0,  # one
         "muon": 4.0,
     }
     # Five Newton-Schulz steps of three products of 2 * hidden flop per parameter.
-    assert OPTIMIZERS["muon"].work_flop_per_hidden == 5 * 3 * 2
-    assert OPTIMIZERS["adamw"].work_flop_per_hidden == 0.0
+    assert recipe_module.OPTIMIZERS["muon"].work_flop_per_hidden == 5 * 3 * 2
+    assert recipe_module.OPTIMIZERS["adamw"].work_flop_per_hidden == 0.0
 
 
 def test_limits_are_those_common_to_all_device_kinds() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from shardwise.cluster import load_cluster
-from shardwise.cost import StageShape, bind, hop_s, stage_bytes, stage_costs, stage_kinds_of
+from shardwise.cost import StageShape, bind, hop_s, stage_bytes, stage_costs, stage_kinds_of, with_sends
 from shardwise.model import load_model
 from shardwise.search import default_job, evaluate
 from shardwise.sim import Durations, makespan_s
@@ -23,12 +26,21 @@ CASES = [
 ]
 
 
+BLOCKING = {"pipeline_overlap": 0.25, "state_overlap": 0.0, "data_overlap": 0.0}
+"""Software whose sends block: a send takes a part of its sender's action."""
+
+SOFTWARE: list[dict[str, Any]] = [{}, BLOCKING, {"buffers_all_microbatches": True}]
+
+
+@pytest.mark.parametrize("software", SOFTWARE)
 @pytest.mark.parametrize(("name", "on", "tp", "pp", "dp", "pipelines", "size", "recompute"), CASES)
 def test_stages_of_a_uniform_strategy_cost_the_same(
-    name: str, on: str, tp: int, pp: int, dp: int, pipelines: int, size: int, recompute: str
-) -> None:
+    name: str, on: str, tp: int, pp: int, dp: int, pipelines: int, size: int, recompute: str,
+    software: dict[str, Any],
+) -> None:  # fmt: skip
     model, cluster = load_model(name), load_cluster(on)
     job = default_job(model, cluster, seq_len=1024, global_batch_size=64)
+    job = replace(job, profile=replace(job.profile, **software))
     fields = {"tp": tp, "pp": pp, "dp": dp * pipelines, "micro_batch_size": size, "recompute": recompute}
     strategy = complete(
         {**fields, "optim_shard": dp * pipelines}, devices=cluster.devices, layers=model.layers,
@@ -49,15 +61,18 @@ def test_stages_of_a_uniform_strategy_cost_the_same(
     )
     price = stage_costs(kinds, shape)
     way = RECOMPUTES.index(recompute)
-    hop = hop_s(kinds)[0]
+    hops = [hop_s(kinds)[0]] * (pp - 1)
+    forward_s, backward_s, hops = with_sends(
+        price.forward_s[:, 0], price.backward_s[way, 0, :, 0], hops, job.profile.pipeline_overlap
+    )
     durations = Durations.of(
         stages=pp,
-        forward_s=price.forward_s[:, 0],
-        backward_s=price.backward_s[way, 0, :, 0],
+        forward_s=forward_s,
+        backward_s=backward_s,
         gather_s=price.gather_s[0, :, 0],
         reduce_s=price.reduce_s[way, 0, :, 0],
-        hop_forward_s=hop,
-        hop_backward_s=hop,
+        hop_forward_s=hops,
+        hop_backward_s=hops,
     )
     drained = makespan_s("1f1b", pp=pp, microbatches=microbatches, vpp=1, durations=durations)[0]
     assert drained + price.end_s[0].max() == pytest.approx(uniform.step_time_s, rel=1e-12)

@@ -1,4 +1,4 @@
-"""Placement of layers, embedding and head: stages, ranks, kinds, and the stages that decide the peak."""
+"""Placement of layers, embedding and head: stages, ranks and kinds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.cost.hand_made import brick_model, cluster, problem, table
 
 from shardwise.cost import Problem
 from shardwise.cost.problem import Patterns
-from shardwise.cost.stages import Places, all_places, peak_places
+from shardwise.cost.stages import Places, all_places, first_places
 
 PATTERN = (1, 0, 0, 0, 1, 0, 0, 0)
 """Two of eight layers are of another kind."""
@@ -49,9 +49,7 @@ def test_rows_have_layers_of_their_own_decoders() -> None:
 def test_one_stage_holds_everything() -> None:
     places = placed("pp=1")
     assert listed(places.layers) == [[6], [2]]
-    assert listed(places.rank_layers) == [[6], [2]]
-    ends = (places.has_embedding, places.has_head, places.rank_has_embedding, places.rank_has_head)
-    assert [listed(end) for end in ends] == [[1.0], [1.0], [1.0], [1.0]]
+    assert [listed(end) for end in (places.has_embedding, places.has_head)] == [[1.0], [1.0]]
 
 
 def test_a_pipeline_with_uneven_ends() -> None:
@@ -60,10 +58,8 @@ def test_a_pipeline_with_uneven_ends() -> None:
     assert listed(places.stage) == [0, 1, 2, 3]
     assert listed(places.rank) == [0, 1, 2, 3]
     assert listed(places.layers) == [[0, 2, 2, 2], [1, 0, 1, 0]]
-    assert listed(places.rank_layers) == listed(places.layers)
     assert listed(places.has_embedding) == [1.0, 0.0, 0.0, 0.0]
     assert listed(places.has_head) == [0.0, 0.0, 0.0, 1.0]
-    assert listed(places.rank_has_head) == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_interleaved_stages_are_placed_round_robin() -> None:
@@ -71,9 +67,6 @@ def test_interleaved_stages_are_placed_round_robin() -> None:
     places = placed("pp=2,vpp=2")
     assert listed(places.rank) == [0, 1, 0, 1]
     assert listed(places.layers) == [[1, 2, 1, 2], [1, 0, 1, 0]]
-    assert listed(places.rank_layers) == [[2, 4, 2, 4], [2, 0, 2, 0]]
-    assert listed(places.rank_has_embedding) == [1.0, 0.0, 1.0, 0.0]
-    assert listed(places.rank_has_head) == [0.0, 1.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
@@ -81,9 +74,6 @@ def test_a_v_schedule_folds_back(schedule: str) -> None:
     # Layers 10 | 00 | 10 | 00 on ranks 0, 1, 1, 0.
     places = placed(f"pp=2,schedule={schedule}")
     assert listed(places.rank) == [0, 1, 1, 0]
-    assert listed(places.rank_layers) == [[3, 3, 3, 3], [1, 1, 1, 1]]
-    assert listed(places.rank_has_embedding) == [1.0, 0.0, 0.0, 1.0]
-    assert listed(places.rank_has_head) == [1.0, 0.0, 0.0, 1.0]
     assert listed(places.has_head) == [0.0, 0.0, 0.0, 1.0]
 
 
@@ -97,28 +87,8 @@ def test_rows_with_fewer_stages_repeat_their_first() -> None:
     for row, text in enumerate(texts):
         alone = placed(text)
         stages = alone.stage.shape[0]
-        for name in ("layers", "rank_layers", "rank", "has_embedding", "rank_has_head"):
+        for name in ("layers", "rank", "has_embedding", "has_head"):
             assert getattr(together, name)[..., :stages, row].tolist() == listed(getattr(alone, name))
-
-
-def test_no_rank_counts_its_first_stage_again_where_it_is_repeated() -> None:
-    p = given()
-    together = all_places(p, table(p, "pp=2", "pp=4"))
-    assert together.rank_layers[:, :, 0].tolist() == [[3, 3, 3, 3], [1, 1, 1, 1]]
-
-
-def test_only_non_dominated_stages_remain() -> None:
-    # 10 | 00 | 10 | 00: stage 2 equals stage 0 without its embedding, on a later rank; stage 1 is all zeros
-    # of kind 0.
-    p = given()
-    peaks = peak_places(p, table(p, "pp=4"))
-    assert sorted(set(listed(peaks.stage))) == [0, 1, 3]
-
-
-def test_the_first_remaining_stage_is_stage_0() -> None:
-    p = given()
-    rows = table(p, "pp=4", "pp=2,vpp=2", "pp=2,schedule=zb_v", "pp=1", "pp=4,first_stage_layers=0")
-    assert peak_places(p, rows).stage[0].tolist() == [0, 0, 0, 0, 0]
 
 
 def test_rows_of_different_stage_counts_share_a_table() -> None:
@@ -128,53 +98,15 @@ def test_rows_of_different_stage_counts_share_a_table() -> None:
     for row, text in enumerate(texts):
         alone = all_places(p, table(p, text))
         stages = alone.stage.shape[0]
-        for name in ("layers", "rank_layers", "rank", "has_embedding", "has_head", "rank_has_head"):
+        for name in ("layers", "rank", "has_embedding", "has_head"):
             columns = getattr(together, name)[..., row]
             assert columns[..., :stages].tolist() == listed(getattr(alone, name))
             assert (columns[..., stages:] == columns[..., :1]).all()
 
 
-def test_of_equal_split_backward_stages_the_last_remains() -> None:
-    # 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0: of stages 1, 2, 3, 5 and 6 the one with most pending weight gradients.
-    p = problem(brick_model(PATTERN), cluster(2))
-    rows = table(p, "pp=8,schedule=zb_h1", "pp=8")
-    peaks = peak_places(p, rows).stage
-    assert [sorted(set(peaks[:, row].tolist())) for row in (0, 1)] == [[0, 4, 7], [0, 1, 7]]
-
-
-def measures(places: Places, place: int, row: int, by_rank: int) -> Any:
-    """The quantities that decide memory and time of a stage: more of any of them never needs less; nor does a
-    later rank (`by_rank` 1) or an earlier one (-1).
-    """
-    ends = (places.has_head, places.has_embedding, places.rank_has_head, places.rank_has_embedding)
-    counts = (*places.layers[:, place, row], *places.rank_layers[:, place, row])
-    return np.array([*counts, *(end[place, row] for end in ends), by_rank * places.rank[place, row]])
-
-
-def test_every_stage_is_dominated_by_one_that_remains() -> None:
-    p = problem(brick_model((0, 1, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0)), cluster(3), batch=24)
-    texts = [
-        *(f"pp=4,first_stage_layers={a},last_stage_layers={b}" for a in range(4) for b in range(4)),
-        *(f"pp=2,vpp=3,first_stage_layers={first},last_stage_layers=1" for first in range(3)),
-        *(f"pp=4,schedule=zb_h1,first_stage_layers={first},last_stage_layers=2" for first in (0, 3)),
-        *(f"pp=3,schedule=zb_v,first_stage_layers={first},last_stage_layers=2" for first in range(3)),
-        "pp=12", "pp=6", "pp=3", "pp=2", "pp=1",
-    ]  # fmt: skip
-    rows = table(p, *texts)
-    every, remaining = all_places(p, rows), peak_places(p, rows)
-    widths = set()
-    for row, text in enumerate(texts):
-        by_rank = 1 if "zb_" in text else -1
-        stages = range(int(rows.pp[row] * rows.vpp[row]))
-        all_of_row = [measures(every, place, row, by_rank) for place in stages]
-        peaks = {tuple(measures(remaining, place, row, by_rank)) for place in range(remaining.stage.shape[0])}
-        assert peaks <= {tuple(found) for found in all_of_row}, text
-        assert all(any((np.array(peak) >= found).all() for peak in peaks) for found in all_of_row), text
-        needed = {
-            tuple(found)
-            for found in all_of_row
-            if not any((other >= found).all() and (other > found).any() for other in all_of_row)
-        }
-        assert peaks - {tuple(all_of_row[0])} <= needed
-        widths.add(len(needed))
-    assert len(widths) > 2
+def test_the_first_places_are_the_first_stages() -> None:
+    p = given()
+    rows = table(p, "pp=4", "pp=2,vpp=2", "pp=2,schedule=zb_v", "pp=1", "pp=4,first_stage_layers=0")
+    every, first = all_places(p, rows), first_places(p, rows)
+    for name in ("stage", "rank", "layers", "has_embedding", "has_head"):
+        assert getattr(first, name).tolist() == getattr(every, name)[..., :1, :].tolist()

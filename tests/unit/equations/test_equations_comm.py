@@ -40,13 +40,30 @@ def test_the_time_of_a_ring_all_gather(n: int, expected: float) -> None:
 @pytest.mark.parametrize(
     ("n", "expected"),
     [
-        (1, 8.0),  # no latency; 2 * 4
-        (2, 9.0),  # 2 * 1 * 0.5 + 2 * 4
-        (8, 11.0),  # 2 * 3 * 0.5 + 2 * 4
+        (1, 8.0),  # no latency
+        (2, 9.0),  # 2 * 1 * 0.5 + 8
+        (8, 11.0),  # 2 * 3 * 0.5 + 8
     ],
 )
 def test_up_and_down_a_tree(n: int, expected: float) -> None:
-    assert comm.tree_all_reduce_s(n, 0.5, 4.0) == expected
+    assert comm.tree_all_reduce_s(n, 0.5, 8.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "once", "twice"),
+    [
+        ([4, 3], 24.0, 24.0),  # 2 * max(120 / 10, 120 / (4 * 5) = 6): no tier joins two groups
+        ([4, 2], 24.0, 24.0),  # four inside send 2 * 12, the two outside 6, or 2 * 6
+        ([2, 3], 24.0, 24.0),  # outside 2 * 120 / (2 * 5); two inside send 12, or 2 * 12
+        ([2, 2], 12.0, 24.0),  # once each: max(12, 120 / (2 * 5))
+        ([1, 2], 24.0, 48.0),  # 120 / 5
+        ([1, 3], 48.0, 48.0),  # 2 * 120 / 5
+        ([1, 1], 0.0, 0.0),
+    ],
+)
+def test_the_narrowest_hop_of_a_tree(sizes: list[int], once: float, twice: float) -> None:
+    assert float(comm.tree_beta_s(120.0, sizes, RATES, 1.0)) == pytest.approx(once, rel=1e-15)
+    assert float(comm.tree_beta_s(120.0, sizes, RATES, 2.0)) == pytest.approx(twice, rel=1e-15)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1, 4.0), (2, 5.0), (72, 5.0)])  # 2 * 0.5 + 4
@@ -109,6 +126,10 @@ def test_a_pass_is_one_ring(sizes: list[int], alphas_s: list[float], expected: f
         (12.0, [4, 4], [2.0, 2.0], [0, 1], 18.4),
         (12.0, [4, 4], [2.0, 2.0], [1, 1], 5.2),  # 2 * 2 + 1.2
         (12.0, [1, 4], [2.0, 2.0], [0, 1], 6.4),  # the tier that cannot reduce is not crossed: 2 * 2 + 12 / 5
+        # Two nodes of four at 10 and 1 B/s: trees 2 log2(8) * 0.01 + max(2 * 1.2, 12 / (4 * 5)); two passes
+        # 2 * (7 * 0.01 + 7/8 * 1.2) = 2.24.
+        (12.0, [4, 2], [0.01, 0.01], [0, 0], 2.24),
+        (12.0, [2, 2], [0.01, 0.01], [0, 0], 1.24),  # trees 2 * 2 * 0.01 + 1.2; two passes 2 * (0.03 + 0.9)
         (12.0, [1, 1], [2.0, 2.0], [1, 1], 0.0),
         (12.0, [1, 1], [2.0, 2.0], [0, 0], 0.0),
         # A ring of two is as fast as the switch: 2 * (1 * 2 + 1/2 * 12 / 10) = 2 * 2 + 12 / 10.
@@ -118,7 +139,7 @@ def test_a_pass_is_one_ring(sizes: list[int], alphas_s: list[float], expected: f
 def test_an_all_reduce_takes_the_fastest_way(
     nbytes: float, sizes: list[int], alphas_s: list[float], in_switch: list[float], expected: float
 ) -> None:
-    found = comm.all_reduce_s(nbytes, sizes, alphas_s, RATES, in_switch)
+    found = comm.all_reduce_s(nbytes, sizes, alphas_s, RATES, in_switch, 1.0)
     assert float(found) == pytest.approx(expected, rel=1e-14)
 
 
@@ -166,7 +187,7 @@ def test_all_to_all_over_three_tiers_counts_all_ranks_within() -> None:
 def test_zero_bytes_cost_latency_alone(collective: str) -> None:
     found: dict[str, Any] = {
         "pass": comm.all_gather_s(0.0, SIZES, ALPHAS_S, RATES),  # 11 * 2
-        "all_reduce": comm.all_reduce_s(0.0, SIZES, ALPHAS_S, RATES, [0, 0]),  # 2 log2(12) * 2, under 44
+        "all_reduce": comm.all_reduce_s(0.0, SIZES, ALPHAS_S, RATES, [0, 0], 1.0),  # 2 log2(12) * 2, under 44
         "all_to_all": comm.all_to_all_s(0.0, SIZES, ALPHAS_S, RATES, [1.0, 1.0]),
     }
     expected = {"pass": 22.0, "all_reduce": 4 * np.log2(12), "all_to_all": 2.0}
@@ -176,5 +197,5 @@ def test_zero_bytes_cost_latency_alone(collective: str) -> None:
 def test_a_cluster_of_one_tier_is_a_plain_ring() -> None:
     # 3 * 0.5 + 3/4 * 120 / 10 = 10.5, flat or not; all to all 120 * 3/4 / 10 + 0.5.
     assert float(comm.all_gather_s(120.0, [4], [0.5], [10.0])) == 10.5
-    assert float(comm.all_reduce_s(120.0, [4], [0.5], [10.0], [0])) == 21.0
+    assert float(comm.all_reduce_s(120.0, [4], [0.5], [10.0], [0], 1.0)) == 21.0
     assert comm.all_to_all_s(120.0, [4], [0.5], [10.0], [1.0]) == 9.5

@@ -5,7 +5,9 @@ receive.
 from __future__ import annotations
 
 import ast
+import os
 import shlex
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -71,10 +73,80 @@ def test_several_hosts_need_a_rendezvous_address() -> None:
         host_commands(launch(4, 4))
 
 
-@pytest.mark.parametrize("write", [slurm_script, ray_script])
-def test_launch_files_need_identical_hosts(write: Any) -> None:
+def test_the_ray_driver_needs_identical_hosts() -> None:
     with pytest.raises(ConfigError, match="hosts of 2, 4 devices"):
-        write(launch(4, 2))
+        ray_script(launch(4, 2))
+
+
+UNEQUAL_SRUN = """\
+import os, subprocess, sys
+(group,) = (int(word.removeprefix("--het-group=")) for word in sys.argv if word.startswith("--het-group="))
+words = [word for word in sys.argv[1:] if not word.startswith("--")]
+for host in range((2, 1)[group]):
+    subprocess.run(words, env={**os.environ, "SLURM_NODEID": str(host)}, check=True)
+"""
+"""Replaces srun: two hosts in the first component of a job, and one in the second."""
+
+
+def test_slurm_starts_each_kind_of_host_by_itself(tmp_path: Path) -> None:
+    """Hosts 0 and 1 have 4 devices, host 2 has 2; Slurm numbers the hosts of each component from 0."""
+    install(tmp_path, "srun", UNEQUAL_SRUN)
+    install(tmp_path, "scontrol", 'import sys; print(sys.argv[-1].replace("list", "h0"))')
+    script = tmp_path / "job"
+    script.write_text(slurm_script(launch(4, 4, 2, gpu="NVIDIA")))
+    calls = recorded(tmp_path, ["bash", str(script)], SLURM_JOB_NODELIST_HET_GROUP_0="list")
+    expected = [["torchrun", *words_of(host, hosts=3, processes=4)] for host in range(2)]
+    expected.append(["torchrun", *words_of(2, hosts=3, processes=2)])
+    assert sorted(call.words for call in calls) == sorted(expected)
+    directives = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert directives == [
+        "#SBATCH --job-name=shardwise-tiny",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --gpus-per-node=4",
+        "#SBATCH --exclusive",
+        "#SBATCH hetjob",
+        "#SBATCH --nodes=1",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --gpus-per-node=2",
+        "#SBATCH --exclusive",
+    ]
+
+
+def test_a_failed_step_of_slurm_ends_the_others(tmp_path: Path) -> None:
+    """The first component waits for ever, the second fails."""
+    body = 'import sys, time\nif "--het-group=1" in sys.argv: sys.exit(3)\ntime.sleep(600)\n'
+    install(tmp_path, "srun", body)
+    install(tmp_path, "scontrol", 'print("h0")')
+    script = tmp_path / "job"
+    script.write_text(slurm_script(launch(4, 2)))
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    environment["SLURM_JOB_NODELIST_HET_GROUP_0"] = "h0"
+    done = subprocess.run(["bash", str(script)], env=environment, timeout=60, check=False)
+    assert done.returncode == 3
+
+
+def test_kubernetes_has_a_job_for_each_kind_of_host() -> None:
+    _, service, *jobs = manifest(launch(4, 4, 2))
+    found = []
+    for job in jobs:
+        spec = job["spec"]
+        (container,) = spec["template"]["spec"]["containers"]
+        assert container["resources"] == {"limits": {"cpu": 4 if job is jobs[0] else 2}}
+        assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+        bash, option, text = (expanded(word, {}) for word in container["command"])
+        for index in range(spec["completions"]):
+            shown = 'torchrun() { printf "%s\\n" "$@"; }; ' + text.removeprefix("exec ")
+            environment = {**os.environ, "JOB_COMPLETION_INDEX": str(index)}
+            done = subprocess.run(
+                [bash, option, shown], env=environment, capture_output=True, text=True, check=True
+            )
+            found.append(done.stdout.splitlines())
+    head = "shardwise-tiny-0-0.shardwise-tiny"
+    flat = [word for one in ODD for word in one.split("\n")]
+    expected = [words_of(host, hosts=3, processes=4 if host < 2 else 2, head=head) for host in range(3)]
+    assert found == [[*words[: -len(ODD)], *flat] for words in expected]
+    assert [job["metadata"]["name"] for job in jobs] == ["shardwise-tiny-0", "shardwise-tiny-1"]
 
 
 def test_the_slurm_script_starts_torchrun_on_each_host(tmp_path: Path) -> None:

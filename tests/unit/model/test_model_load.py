@@ -11,7 +11,7 @@ import pytest
 
 from shardwise.errors import ConfigError
 from shardwise.model import catalogue, catalogue_names, load_model, model_from_config, parameters
-from shardwise.model.families import FAMILIES
+from shardwise.model.family_files import model_types
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama-3.1-70b"
 LLAMA: dict[str, Any] = dict(catalogue()["llama-3.1-8b"].config)
@@ -215,7 +215,9 @@ def test_misspelt_key_is_suggested() -> None:
 def test_unknown_family_lists_the_families() -> None:
     error = refusal(LLAMA | {"model_type": "lama"})
     assert "did you mean llama?" in error.message
-    assert error.allowed == ", ".join(FAMILIES)
+    allowed = str(error.allowed)
+    assert f"one of {len(model_types())} types, such as llama, qwen3, " in allowed
+    assert "docs/reference/model-families.md" in allowed
 
 
 def test_absurd_products_are_refused() -> None:
@@ -278,3 +280,77 @@ def test_folder_without_config_says_which_file_is_missing(tmp_path: Path) -> Non
     with pytest.raises(ConfigError) as caught:
         load_model(str(tmp_path))
     assert caught.value.file == str(tmp_path / "config.json")
+
+
+def saved(folder: Path, text: str, name: str = "config.json") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_infinity_in_a_config_is_no_obstacle(tmp_path: Path) -> None:
+    text = json.dumps(LLAMA | {"time_step_limit": [0.0, float("inf")], "note": 'Infinity, "NaN"'})
+    assert ", Infinity]" in text
+    assert parameters(load_model(saved(tmp_path, text))) == 8_030_261_248
+    with pytest.raises(ConfigError, match="hidden_size: is not a whole number in range; found 'Infinity'"):
+        load_model(saved(tmp_path, json.dumps(LLAMA | {"hidden_size": float("inf")})))
+
+
+def test_a_config_of_3_mb_is_read_without_its_labels(tmp_path: Path) -> None:
+    labels = {str(index): f"LABEL_{index}" for index in range(110_000)}
+    modules = {f"model.layers.{index}": {"bits": 4, "group_size": 128} for index in range(2000)}
+    config = LLAMA | {"id2label": labels, "quantization_config": {"modules": modules}}
+    text = json.dumps(config | {"architectures": ["LlamaForSequenceClassification"]}, indent=2)
+    assert len(text) > 3_000_000
+    model = load_model(saved(tmp_path, text))
+    assert parameters(model) == 8_030_261_248 - 128256 * 4096 + 110_000 * 4096
+    assert model_from_config(model.config) == model and len(json.dumps(model.config)) < 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("someone/LLAMA-3.1-8b", "llama-3.1-8b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+    ],
+)
+def test_an_id_of_the_hub_is_the_model_of_the_catalogue(
+    text: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert load_model(text) == load_model(name)
+
+
+def test_an_id_that_is_nowhere_says_which_file_to_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"any id after `hf download acme/Tiny-8B config.json`"):
+        load_model("acme/Tiny-8B")
+
+
+def test_the_cache_is_before_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--acme--llama-3.1-8b"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0123456")
+    (folder / "snapshots" / "0123456").mkdir(parents=True)
+    saved(folder / "snapshots" / "0123456", json.dumps(LLAMA | {"num_hidden_layers": 2}))
+    assert load_model("acme/llama-3.1-8b").layers == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "allowed"),
+    [
+        ({"peft_type": "LORA", "base_model_name_or_path": "a/b", "r": 8}, "peft_type", "that it adapts: a/b"),
+        ({"dim": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": -1}, "dim", "config.json of the same"),
+        ({"num_layers": 4, "hidden_size": 64, "seq_length": 32}, "seq_length", "`shardwise review FILE`"),
+        ({"num-layers": 4, "ffn-hidden-size": 64}, "ffn_hidden_size", "layers, hidden, ffn"),
+    ],
+)
+def test_files_of_other_kinds_say_what_to_do(
+    config: dict[str, Any], key: str, allowed: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_model(saved(tmp_path, json.dumps(config)))
+    assert caught.value.key == key and allowed in str(caught.value.allowed)

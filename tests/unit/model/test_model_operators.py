@@ -319,3 +319,50 @@ def test_deepseek_v3_layer_saves() -> None:
     routed = {t.name: (t.width.size, t.dtype) for t in saved_bytes if t.rows == "routed"}
     assert sum(size for size, _ in routed.values()) == 7168 + 4096 + 2048
     assert sum(size for size, dtype in routed.values() if dtype == "operand") == 7168 + 2048
+
+
+def test_a_shared_projection_of_keys_and_values_is_one_matrix() -> None:
+    config: dict[str, object] = {
+        "model_type": "gemma4_text", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
+        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "global_head_dim": 32,
+    }  # fmt: skip
+    model = model_from_config(config)
+    assert model.pattern == (0, 0, 0, 0, 0, 1) and model.kv_heads == 1
+    windowed, full = (
+        sum(weight.parameters for weight in kind.weights if ".k." in weight.name or ".v." in weight.name)
+        for kind in model.kinds
+    )
+    assert windowed == 2 * 64 * 2 * 16  # keys and values of two heads of 16
+    assert full == 64 * 1 * 32  # one projection for both, of one head of 32
+
+
+def test_a_gate_of_attention_has_its_projection_and_saves_the_gate() -> None:
+    config: dict[str, object] = {
+        "model_type": "afmoe", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1,
+    }  # fmt: skip
+    layer = model_from_config(config).kinds[0]
+    gate = next(operator for operator in layer.operators if operator.name == "attention.output_gate")
+    assert sum(weight.parameters for weight in gate.weights) == 64 * 4 * 16
+    gating = next(operator for operator in layer.operators if operator.name == "attention.gating")
+    assert {saved.name: saved.width.size for saved in gating.saved} == {
+        "attention.output_gate.output": 64, "attention.gating.output": 64,
+    }  # fmt: skip
+
+
+def test_norms_on_outputs_save_no_normed_inputs() -> None:
+    config: dict[str, object] = {
+        "model_type": "olmo2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100,
+    }  # fmt: skip
+    layer = model_from_config(config).kinds[0]
+    norms = [operator.name for operator in layer.operators if "norm" in operator.name]
+    assert norms == ["attention.qk_norm", "attention.post_norm", "mlp.post_norm"]
+    saved = [one.name for operator in layer.operators for one in operator.saved]
+    assert "layer.input" in saved and "mlp.input" in saved and "attention.norm.output" not in saved
+    # Norms over all 64 elements of queries and keys, not over a head of 16.
+    qk = next(operator for operator in layer.operators if operator.name == "attention.qk_norm")
+    assert sum(weight.parameters for weight in qk.weights) == 128

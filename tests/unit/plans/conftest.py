@@ -48,6 +48,8 @@ def plan() -> Plan:
         mfu=1e-05,
         mfu_full_attention=0.1,
         peak_memory=PeakMemory(allocated=1e9, reserved=1.1e9, device=3.5e9, capacity=85e9),
+        memory_band_bytes=(3.25e9, 3.8e9),
+        fits_probability=0.1 + 0.2,
         breakdown={"forward": 0.1, "backward": 0.2, "bubble": 4e-17},
         memory={"parameters": 1e9, "context": 2.5e9},
         tightest_rank=0,

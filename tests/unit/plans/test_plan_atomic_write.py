@@ -7,14 +7,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.plans import write_file
-from shardwise.plans.atomic_write import SystemFiles, check_writable
+from shardwise.plans import remove_abandoned, write_file
+from shardwise.plans.atomic_write import ABANDONED_S, SystemFiles, check_writable
 
 OLD = b"old " * 1000
 NEW = b"new " * 3000
@@ -217,3 +218,22 @@ def test_a_name_too_long_for_the_system_is_refused_and_leaves_nothing(tmp_path: 
     with pytest.raises(ConfigError, match="cannot be written"):
         write_file(str(tmp_path / ("x" * 300)), NEW)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_old_temporaries_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    old = ABANDONED_S + 60
+    kept = [
+        ".plan.yaml.0123456789ab.tmp",
+        "plan.yaml.0123456789ab.tmp",
+        ".plan.yaml.tmp",
+        ".a.0123456789ag.tmp",
+    ]
+    for name in (*kept, ".frontier.json.abcdefabcdef.tmp"):
+        path = tmp_path / name
+        path.write_text("")
+        if name != kept[0]:  # a writer may still be at work
+            os.utime(path, (time.time() - old, time.time() - old))
+    (tmp_path / ".link.0123456789ab.tmp").symlink_to(tmp_path / kept[1])
+    remove_abandoned(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, ".link.0123456789ab.tmp"])
+    remove_abandoned(str(tmp_path / "missing"))

@@ -40,7 +40,7 @@ from shardwise_verify import count_space
 FOUR = ("opt-350m", "4x2xV100-32G", 16, 512)
 """A model, four nodes, a batch and a sequence length."""
 
-PAIR = ("llama-2-7b", "2x2xA100-80G+1x4xA10G", 16, 1024)
+PAIR = ("llama-2-7b", "2x2xA100-40G+1x4xA10G", 16, 1024)
 """The best plan of one strategy is on the first two nodes. Without n1, the best plan is uneven."""
 
 MEGATRON = "megatron-lm-0.19"

@@ -187,7 +187,7 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     """
     given = mixed(PAIR, layers=8)
     running = pipeline_over(given, given.cluster, (4, 4))
-    event = Slowdown(time_s=0.0, where="n0", speed=0.3)
+    event = Slowdown(time_s=0.0, where="n0", speed=0.25)
     found = given.replan(running, event, horizon_s=90.0)
     assert found.decision == "patch" and isinstance(found.arrangement, UnevenArrangement)
     chosen = layers_of(found.arrangement)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.property.search_space_reference import SpaceTwin, first_reason
@@ -17,7 +17,8 @@ from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plans import Plan, plan_of
 from shardwise.search import Explanation, Question, explained, plan, what_if, why_not
-from shardwise.search.explanation import changes_of, question_of
+from shardwise.search.best_alternatives import MAIN_FIELDS
+from shardwise.search.explanation import axes_of, changes_of, question_of
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import FIELDS, MEMORY, Job, Strategy, StrategyTable, complete
 
@@ -45,7 +46,8 @@ def planned(space: str = "default", experts: bool = False) -> Plan:
 
 @cache
 def found() -> Explanation:
-    return explained(planned())
+    """With the best plan for every value of every field."""
+    return explained(planned(), every_value=True)
 
 
 def strategy(**fields: object) -> Strategy:
@@ -101,7 +103,7 @@ def test_the_largest_ledger_entry_is_counted_by_hand() -> None:
 def test_every_alternative_is_a_candidate_with_its_cost() -> None:
     problem = QUESTION.problem()
     best = planned().best
-    assert [axis.field for axis in found().axes] == list(FIELDS)
+    assert [axis.field for axis in found().axes] == [name for name in FIELDS if name != "recompute_modules"]
     seen = 0
     for axis in found().axes:
         assert axis.value == getattr(best.strategy, axis.field)
@@ -199,6 +201,80 @@ def test_memory_binds_where_a_faster_change_does_not_fit() -> None:
     assert binding.lacking.slower is not None and binding.lacking.slower < 0.0
     free = replace(planned(), cluster=roomy.question.cluster, best=roomy.after)
     assert explained(free).binding.resource == "time"
+
+
+def test_the_cost_of_a_value_is_that_of_why_not() -> None:
+    """Each row is the best plan with its value, and a value is excluded where there is none. The same change
+    of the plan with all other fields kept costs up to many times as much."""
+    of = planned()
+    alone = {
+        (axis.field, one.value): one
+        for axis in axes_of(question_of(of), QUESTION.problem(), of.best)
+        for one in axis.alternatives
+    }
+    excess = []
+    for axis in found().axes:
+        for one in axis.alternatives:
+            pinned = {axis.field: cast(Any, one.value)}
+            assert one.reason is None
+            after = why_not(of, pinned).after
+            assert one.slower is not None
+            assert of.step_time_s * (1.0 + one.slower) == pytest.approx(after.step_time_s, rel=1e-12)
+            assert (one.device_bytes, one.strategy) == (after.peak_memory.device, after.strategy)
+            assert one.fits_probability == after.fits_probability
+            before = alone[axis.field, one.value]
+            if before.reason is None and before.slower is not None:
+                excess.append(before.slower - one.slower)
+    assert len(excess) >= 7 and min(excess) >= -1e-12 and max(excess) > 0.02
+
+
+def test_a_value_without_a_plan_has_the_reason() -> None:
+    """tp = 4 does not divide 6 heads."""
+    model = model_from_config({**DIMENSIONS, "heads": 6, "kv_heads": 6})
+    found = plan(replace(QUESTION, model=model, fixed={"schedule": "1f1b"}, top=0))
+    of = plan_of(found, model=model, cluster=QUESTION.cluster, job=QUESTION.job)
+    (tp,) = (axis for axis in explained(of, every_value=True).axes if axis.field == "tp")
+    reasons = {one.value: one.reason for one in tp.alternatives}
+    assert reasons.pop(4) == "heads_tp" and set(reasons.values()) <= {None, MEMORY}
+    with pytest.raises(Infeasible):
+        why_not(of, {"tp": 4})
+
+
+def test_only_neighbouring_values_of_the_main_fields_are_searched_by_default() -> None:
+    some = {axis.field: axis for axis in explained(planned()).axes}
+    for axis in found().axes:
+        every = {one.value: one for one in axis.alternatives}
+        few = {one.value: one for one in some[axis.field].alternatives}
+        assert all(every[value] == one for value, one in few.items())
+        if axis.field not in MAIN_FIELDS:
+            assert not few
+        elif axis.field in ("tp", "pp", "cp", "dp", "micro_batch_size"):
+            below = [value for value in every if cast(int, value) < cast(int, axis.value)]
+            above = [value for value in every if cast(int, value) > cast(int, axis.value)]
+            assert set(few) == {*sorted(below)[-1:], *sorted(above)[:1]}
+        else:
+            assert set(few) == set(every)
+
+
+def test_more_of_a_resource_brings_what_what_if_finds() -> None:
+    relaxed = found().relaxed
+    gains = [one.gain for one in relaxed]
+    assert gains == sorted(gains, reverse=True) and min(gains) >= -1e-12
+    # 6 GiB are too little for the fastest strategy, and products take most of the step.
+    helpful = {one.resource for one in relaxed if one.gain > 1e-3}
+    assert {"computation", "device memory"} <= helpful
+    for one in relaxed:
+        compared = what_if(planned(), one.change)
+        assert one.step_time_s == pytest.approx(compared.after.step_time_s, rel=1e-12)
+        per_row = one.step_time_s / compared.question.job.global_batch_size * BATCH
+        assert one.gain == pytest.approx(1.0 - per_row / planned().optimum_s, abs=1e-12)
+
+
+def test_searches_that_the_budget_leaves_out_are_counted() -> None:
+    hurried = explained(planned(), budget_s=1e-3)
+    assert hurried.unsearched > 0 and not hurried.relaxed
+    assert all(one.reason is not None for axis in hurried.axes for one in axis.alternatives)
+    assert found().unsearched == 0
 
 
 def test_why_not_searches_with_the_pinned_values() -> None:

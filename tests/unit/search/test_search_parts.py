@@ -96,6 +96,24 @@ def test_the_quick_bound_is_no_larger_than_the_best_of_a_part(space: str, model:
         assert 0.0 < bounded[part] <= time_s
 
 
+def test_the_listing_of_parts_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 pools of one node with 2 devices: a part for each device count of each pool (2 * 3), and one of each
+    of the 4 sets of two or three pools. Where 3 pools are many, there are single pools and the set of all."""
+    question = _question("1x2xH200+1x2xH100-SXM+1x2xA100-80G", "opt-350m", batch=12)
+    parts, over = Parts(question.cluster), SearchClock(-1.0)
+    assert len(listed_parts(question, parts).parts) == 10
+    assert len(listed_parts(question, parts, over).parts) == 10  # few pools: all are listed
+    monkeypatch.setattr(cluster_parts, "MOST_COMBINED_POOLS", 1)
+    assert len(listed_parts(question, parts).parts) == 7
+    listed = listed_parts(question, parts, over)
+    assert (len(listed.parts), listed.unconsidered) == (2, 8)
+    over.interrupt()
+    assert (listed_parts(question, parts, over).parts, listed_parts(question, parts, over).unconsidered) == (
+        [],
+        10,
+    )
+
+
 @pytest.mark.slow
 def test_a_bound_that_is_too_high_would_lose_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant doubles the bound, which prunes the best part."""
@@ -122,8 +140,8 @@ def test_the_upper_bound_never_rises_and_solutions_are_below_it() -> None:
 
 EXAMPLES = (
     # Arguments of `plan`, and the least step time of a part, known before this answer.
-    ("opt-350m", "3x4xV100-32G", "100Gb/s", 512, 16, 0.12178, 12),
-    ("gpt2-xl", "28x1xV100-16G", "10Gb/s", 1024, 128, 2.12818, 26),
+    ("opt-350m", "3x4xV100-32G", "100Gb/s", 512, 16, 0.102828, 12),
+    ("gpt2-xl", "28x1xV100-16G", "10Gb/s", 1024, 128, 1.837270, 26),
 )
 
 

@@ -5,6 +5,7 @@ whole space.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import load_model, model_from_config
 from shardwise.plans import Answer
 from shardwise.search import Question, plan_for, plan_mixed_cluster
+from shardwise.search.bnb.incumbent import Tradeoff
 from shardwise.strategy import Job, StrategyTable, Target, target_of
 from shardwise.strategy.target import target_from_record
 
@@ -80,6 +82,47 @@ def test_the_best_within_limits_is_the_best_that_is_not_refused(limits: Any) -> 
     assert all(some.broken_limit(other.strategy) is None for other in answer.runners_up)
     assert answer.best.step_time_s > free.best.step_time_s
     assert answer.best.step_time_s == pytest.approx(least_s(requested, some), rel=1e-12)
+
+
+def frontier_by_parts(requested: Question, some: Target) -> list[tuple[float, float]]:
+    """Seconds and bytes of the frontier of all strategies that the target allows: the frontiers of parts in
+    which every field that the limits read has one value, so that a part is allowed or not as a whole."""
+    figures = []
+    for dp, tp, recompute in product((1, 2, 4), (1, 2, 4), ("none", "selective")):
+        part = replace(requested, fixed={**requested.fixed, "dp": dp, "tp": tp, "recompute": recompute})
+        if any(part.candidates().degrees()):
+            outcome = search.answer.search(part, part.problem(), Tradeoff())
+            figures += [
+                (point.step_time_s, point.device_bytes)
+                for point in search.answer.frontier_points(part.problem(), outcome)
+                if some.broken_limit(point.strategy) is None
+            ]
+    return [
+        (time_s, nbytes)
+        for time_s, nbytes in sorted(set(figures))
+        if all(other == (time_s, nbytes) or other[0] > time_s or other[1] > nbytes for other in figures)
+    ]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_the_frontier_within_limits_is_that_of_all_allowed_strategies(limits: Any) -> None:
+    requested = question(axes={"offload": ("none",), "recompute": ("none", "selective")}, use_all=True)
+    some = target(limits=limits)
+    expected = frontier_by_parts(requested, some)
+    free = search.StrategyCurves(requested).curve(requested.cluster)
+    assert any(some.broken_limit(point.layout) is not None for point in free.points)
+    curve = search.StrategyCurves(requested, some).curve(requested.cluster)
+    assert [(point.time_s, point.memory_bytes) for point in curve.points] == [
+        pytest.approx(figures, rel=1e-12) for figures in expected
+    ]
+    answer = plan_for(some, replace(requested, frontier=True), search.plan)
+    assert answer.frontier is not None
+    assert [point.strategy for point in answer.frontier.points] == [point.layout for point in curve.points]
+    assert answer.frontier.points[0].step_time_s == pytest.approx(answer.best.step_time_s, rel=1e-12)
+    for place, point in enumerate(curve.points):  # the plan of a point is of the subspace that has it
+        used, found = search.answer_at(curve, place)
+        assert found.best.strategy == point.layout
+        assert all(getattr(point.layout, name) in values for name, values in used.axes.items())
 
 
 def test_values_that_a_target_lacks_are_axes_of_the_certificate() -> None:

@@ -31,10 +31,10 @@ FIXED = {"offload": "none", "cp": 1, "pp": 1, "param_shard": 1, "grad_shard": 1}
 QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "experts over tp or ep": ("tiny", "2x4xL40S", FIXED),
     "best of equals": ("tiny", "1x8xB200", FIXED),
-    "rounding tells them apart": ("mixtral-8x7b", "2x8xH100-PCIe", {**FIXED, "cp": 2}),
+    "rounding tells them apart": ("mixtral-8x7b", "2x8xH100-SXM", {**FIXED, "cp": 4}),
 }
 """Model, cluster, fixed fields: in all of them several of the best take the same time. In the last one two
-kinds take 0.36322612446622243 and 0.3632261244662225 s, which are equal except for rounding.
+kinds take 0.299612893636638 and 0.29961289363663796 s, which are equal except for rounding.
 """
 
 
@@ -182,16 +182,15 @@ def test_planner_and_checker_name_the_lowest_of_equally_full_ranks(
     assert answer.best.tightest_rank == again.tightest_rank == 0
 
 
-def test_a_stage_is_tightest_by_the_lowest_of_equal_ranks() -> None:
-    """A V of two ranks: its four stages are on ranks 0, 1, 1, 0. In the first row the second stage and the
-    last have equal maxima: rank 0 comes before rank 1, and counts with its last stage. In the second row
-    the third stage has the maximum by more than rounding.
+def test_the_tightest_of_equal_ranks_is_the_lowest() -> None:
+    """In the first row the first rank equals the second but for rounding. In the second row the third rank
+    has the maximum by more than that.
     """
-    most = [np.array([1.0, 1.0]), np.array([4.0, 1.0]), np.array([2.0, 3.0]), np.array([4.0 - 1e-9, 1.0])]
+    most = [np.array([4.0 - 1e-9, 1.0]), np.array([4.0, 1.0]), np.array([2.0, 3.0])]
     parts = [{name: nbytes if name == "parameters" else 0.0 * nbytes for name in PARTS} for nbytes in most]
-    memory = Memory(ranks=(0, 1, 1, 0), parts=tuple(parts), of_stages=tuple(most), host_bytes=most[0])
+    memory = Memory(parts=tuple(parts), of_ranks=tuple(most), host_bytes=most[0])
     assert memory.device_bytes.tolist() == [4.0, 3.0]
-    for row, (rank, nbytes) in enumerate([(0, 4.0 - 1e-9), (1, 3.0)]):
+    for row, (rank, nbytes) in enumerate([(0, 4.0 - 1e-9), (2, 3.0)]):
         found, named = memory.tightest(row)
         assert (found, named["parameters"]) == (rank, nbytes)
 

@@ -92,6 +92,7 @@ def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> Result:
     return Result(
         fields=None, layout=Layout(pipelines=(pipeline,)), step_time_s=1.0, band_s=(1.0, 1.0),
         tokens_per_s_per_device=1.0, mfu=0.1, mfu_full_attention=0.1, peak_memory=nothing, breakdown={},
+        memory_band_bytes=(0.0, 0.0), fits_probability=1.0,
         memory={}, tightest_rank=0, pools=(space.pools[0].name,), is_alike=False, evaluator="by hand",
     )  # fmt: skip
 

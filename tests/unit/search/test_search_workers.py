@@ -21,7 +21,7 @@ from shardwise.cluster import load_cluster
 from shardwise.errors import InternalError
 from shardwise.model import model_from_config
 from shardwise.search import BranchAndBound, Fastest, Question, worker_pool
-from shardwise.search.bnb import roots, solver
+from shardwise.search.bnb import branch, roots, solver
 from shardwise.search.bnb.branch import SubtreeSearch
 from shardwise.search.bnb.incumbent import Goal, Smallest, Tradeoff
 from shardwise.search.bnb.solver import SearchResult
@@ -82,6 +82,35 @@ def without_clock(outcome: SearchResult) -> tuple[Any, ...]:
     return found, outcome.ledger.by_degrees, outcome.unexplored, outcome.lower_bound_s
 
 
+@pytest.mark.parametrize("most", [1, 8])
+def test_the_children_of_a_batch_are_bounded(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At depth 5 they are splits, which divide: of one node a part at a time. Everywhere the answer and the
+    number of candidates are those of the search without a bound."""
+    case = case_of(PLAIN, "1x4xA100-40G", fixed={"offload": "none", "recompute": "none"})
+    free = searched(case, Fastest(3))
+    lengths: list[int] = []
+    descend = SubtreeSearch._descend
+
+    def noted(self: SubtreeSearch, nodes: Any, depth: int) -> None:
+        if depth == 5:
+            lengths.append(len(nodes))
+        descend(self, nodes, depth)
+
+    monkeypatch.setattr(SubtreeSearch, "_descend", noted)
+    searched(case, Fastest(3))
+    assert max(lengths) > 8
+    lengths.clear()
+    monkeypatch.setattr(branch, "MOST_CHILDREN", most)
+    monkeypatch.setattr(branch, "FEW_PAIRS", 1)
+    monkeypatch.setattr(branch, "PAIRS_PER_BATCH", 4)
+    bounded = searched(case, Fastest(3))
+    assert 1 <= max(lengths) <= most
+    assert [(one.time_s, one.table[0]) for one in bounded.found] == [
+        (one.time_s, one.table[0]) for one in free.found
+    ]
+    assert bounded.ledger.total == free.ledger.total and bounded.unexplored == 0
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 @pytest.mark.parametrize("goal", GOALS, ids=("fastest", "smallest", "tradeoff"))
@@ -134,13 +163,13 @@ def test_a_worker_that_dies_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> 
     assert not children() - before
 
 
-ORPHANS = """
-import signal, sys
+ORPHANS = r"""
+import os, signal, sys
 from shardwise.search.worker_pool import SearchWorkers
 
 if int(sys.argv[1]) != signal.SIGKILL:
     signal.signal(int(sys.argv[1]), signal.SIG_DFL)  # nohup ignores SIGHUP in all that it starts
-with SearchWorkers(2, lambda _: (print("at work", flush=True), signal.pause())) as workers:
+with SearchWorkers(2, lambda _: (os.write(1, b"at work\n"), signal.pause())) as workers:
     workers.results([1, 2])
 """
 
@@ -149,12 +178,15 @@ with SearchWorkers(2, lambda _: (print("at work", flush=True), signal.pause())) 
 def test_workers_end_with_their_parent(ending: signal.Signals) -> None:
     """The workers hold the standard output of their parent: it ends when the last of them has ended."""
     words = [sys.executable, "-c", ORPHANS, str(int(ending))]
-    parent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    assert [parent.stdout.readline() for _ in range(2)] == ["at work\n"] * 2
-    parent.send_signal(ending)
-    rest, _ = parent.communicate(timeout=60)
-    assert rest == "" and parent.returncode == -ending
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            assert [parent.stdout.readline() for _ in range(2)] == ["at work\n"] * 2
+            parent.send_signal(ending)
+            rest, _ = parent.communicate(timeout=60)
+            assert rest == "" and parent.returncode == -ending
+        finally:
+            parent.kill()
 
 
 def test_a_worker_that_has_just_started_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,3 +63,26 @@ def test_a_column_shows_what_fills_its_middle() -> None:
     builder.add_task("0B1", 2.9, rank=0, stream=COMPUTE)
     builder.add_task("wait", 10.0)
     assert gantt(simulate(builder.build()), width=10).startswith("rank 0 |F1FFFB1B··|")
+
+
+def test_a_long_step_shows_its_beginning_and_its_end() -> None:
+    """One rank: F 1 s and B 2 s for each of 20 micro-batches, 60 s. 12 columns of 3 per second are 4 s: F0,
+    B0, F1 and B18 (from 56 s in, its end at 57), F19, B19.
+    """
+    builder = TaskGraphBuilder()
+    for place in range(20):
+        builder.add_task(f"0F{place}", 1.0, rank=0, stream=COMPUTE)
+        builder.add_task(f"0B{place}", 2.0, rank=0, stream=COMPUTE)
+    timeline = simulate(builder.build())
+    lines = gantt(timeline, width=12, narrowest=3).split("\n")
+    assert lines == [
+        "beginning: 0 s to 4 s",
+        "rank 0 |F0FB0BBBBF1F| 100.0%",
+        "end: 56 s to 60 s",
+        "rank 0 |BBBF19B19BBB| 100.0%",
+        "F forward  B backward  · idle  digits: microbatch  %: computing  step 60 s",
+        "",
+    ]
+    # Where all actions are wide enough, the whole step is shown: 60 s on 180 columns.
+    assert len(gantt(timeline, width=180, narrowest=3).split("\n")) == 3
+    assert "beginning" not in gantt(timeline, width=12)

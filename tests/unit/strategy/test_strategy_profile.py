@@ -167,8 +167,15 @@ def _set(name: str, value: object) -> Callable[[dict[str, Any]], None]:
     return lambda record: record.update({name: value})
 
 
-OPTIONAL_FIELDS = ("state_overlap", "applies_dropout")
-"""Fields that the first records did not have."""
+OPTIONAL_FIELDS = (
+    "peak_errors", "state_overlap", "applies_dropout", "loss", "keeps_low_precision_weights", "eager_modules",
+    "shards_experts_by_instance", "whole_in_pipelines", "keeps_split_graphs",
+    "needs_sequence_parallel", "linked_devices", "accumulates_in_fp32", "moment_bytes", "master_bytes",
+    "accumulated_bytes", "offload_modules", "options",
+    "has_fp8_parameters", "bucket_elements", "gathered_elements", "update_elements", "keeps_narrow_gradients",
+    "offloads_gradients", "host_weight_bytes", "host_process_bytes",
+)  # fmt: skip
+"""Fields that the first records did not have, and those of options that may be left out."""
 
 
 def test_a_record_from_before_shared_states_had_a_share_of_their_own() -> None:
@@ -182,6 +189,14 @@ def test_all_software_of_a_record_from_before_applied_dropout() -> None:
     assert not profile_from_record(Fields(changed)).applies_dropout
     del changed["applies_dropout"]
     assert profile_from_record(Fields(changed)).applies_dropout
+
+
+def test_the_loss_of_a_record_from_before_it_had_one() -> None:
+    for by_block, loss in ((False, "in_place"), (True, "megatron")):
+        changed = record(replace(MEGATRON_2024, loss="eager", reduces_by_block=by_block))
+        assert profile_from_record(Fields(changed)).loss == "eager"
+        del changed["loss"]
+        assert profile_from_record(Fields(changed)).loss == loss
 
 
 FAULTS: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
@@ -200,8 +215,11 @@ FAULTS: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
     ("dispatch_s", _set("dispatch_s", float("inf"))),
     ("host_step_s", _set("host_step_s", 1e9)),
     ("reduce_in_fp32", _set("reduce_in_fp32", 1)),
+    ("linked_devices", _set("linked_devices", -1)),
+    ("linked_devices", _set("linked_devices", 0.5)),
     ("name", _set("name", 5)),
     ("described", _set("described", "x" * 1001)),
+    ("loss", _set("loss", "quick")),
     ("attention", _set("attention", "flash-2")),
     ("attention[0]", _set("attention", [2])),
     ("zero_stages[0]", _set("zero_stages", [4])),
@@ -209,6 +227,8 @@ FAULTS: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
     ("warm_band", _set("warm_band", [])),
     ("warm_band", _set("warm_band", [0.9])),
     ("cold_band", _set("cold_band", 1.2)),
+    ("peak_errors", _set("peak_errors", [0.0, 0.1])),
+    ("peak_errors.bias", _set("peak_errors", {"kind": "all"})),
     ("provenance", _set("provenance", ["fitted"])),
     ("provenance.dispatch_s", _set("provenance", {"dispatch_s": 1})),
 ]

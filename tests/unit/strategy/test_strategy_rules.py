@@ -63,6 +63,8 @@ def reason(**changes: Any) -> str | None:
         ({"pp": 7}, "layers_pp"),
         ({"pp": 6}, None),
         ({"pp": 4, "vpp": 2, "schedule": "zb_v"}, "layers_vpp"),  # 8 stages of 6 layers
+        ({"pp": 4, "vpp": 2, "schedule": "interleaved_1f1b", "dp": 6}, None),  # 8 stages: 2 without layers
+        ({"pp": 3, "vpp": 3, "schedule": "interleaved_1f1b", "dp": 8}, "layers_vpp"),  # 9 stages
         ({"pp": 3, "vpp": 2, "schedule": "zb_v", "dp": 4}, None),  # 6 micro-batches are 2 * 3
         ({"pp": 3, "vpp": 2, "schedule": "zb_v", "dp": 6}, "v_microbatches"),  # 4 < 6
         ({"pp": 3, "vpp": 2, "schedule": "dualpipe_v", "dp": 6}, "v_microbatches"),
@@ -83,6 +85,26 @@ def test_mlp_width() -> None:
     assert [RULES[code].code if code >= 0 else None for code in broken] == ["ffn_tp", None]
 
 
+@pytest.mark.parametrize(
+    ("tp", "sequence_parallel", "span", "code"),
+    [
+        (4, True, 4, None),
+        (4, True, 8, None),
+        (4, True, 2, "tp_overlap"),  # 2 % 4 = 2: a group is on two nodes
+        (4, True, 6, "tp_overlap"),  # 6 % 4 = 2: so is every second group
+        (4, False, 2, None),  # without sequence parallelism nothing overlaps
+        (4, True, 0, None),  # not requested
+    ],
+)
+def test_requested_overlap_of_tensor_parallelism_stays_in_a_node(
+    tp: int, sequence_parallel: bool, span: int, code: str | None
+) -> None:
+    limits = replace(LIMITS, linked_devices=span)
+    table = StrategyTable.of([strategy(tp=tp, sequence_parallel=sequence_parallel)])
+    broken = int(first_broken(table, limits, RULES)[0])
+    assert (None if broken < 0 else RULES[broken].code) == code
+
+
 def test_dense_models_have_no_expert_reasons() -> None:
     """No experts and no expert width count as 0, which every degree divides."""
     limits = replace(LIMITS, experts=0, expert_ffn=0)
@@ -99,7 +121,7 @@ def test_dense_models_have_no_expert_reasons() -> None:
         ({"etp": 4, "dp": 5}, "expert_ffn_etp"),
         ({"dp": 5, "pp": 7}, "batch_dp"),
         ({"pp": 7, "vpp": 2, "schedule": "interleaved_1f1b"}, "layers_pp"),
-        ({"pp": 4, "vpp": 2, "schedule": "interleaved_1f1b", "dp": 8}, "layers_vpp"),
+        ({"pp": 3, "vpp": 3, "schedule": "interleaved_1f1b", "dp": 6}, "layers_vpp"),  # 4 micro-batches
         ({"pp": 4, "vpp": 2, "schedule": "dualpipe_v", "dp": 8}, "layers_vpp"),
     ],
 )
@@ -110,7 +132,8 @@ def test_the_first_of_several_violations_is_reported(changes: dict[str, Any], co
 def test_the_order_of_reasons_is_fixed() -> None:
     """Users compare ledgers of different runs: the order is part of the format."""
     assert REASONS == (
-        "heads_tp", "kv_heads_tp", "ffn_tp", "seq_cp", "heads_cp", "seq_tp", "experts_ep", "expert_ffn_etp",
+        "heads_tp", "kv_heads_tp", "ffn_tp", "seq_cp", "heads_cp", "seq_tp", "tp_overlap", "experts_ep",
+        "expert_ffn_etp",
         "batch_dp", "layers_pp", "target", "layers_vpp", "interleaved_microbatches", "v_microbatches",
         "memory", "host_memory",
     )  # fmt: skip
@@ -121,7 +144,7 @@ def test_the_order_of_reasons_is_fixed() -> None:
 def test_each_row_is_checked_by_itself() -> None:
     rows = [strategy(), strategy(tp=5), strategy(dp=5), strategy(pp=7)]
     broken = first_broken(StrategyTable.of(rows), LIMITS, RULES)
-    assert [int(code) for code in broken] == [-1, 0, 8, 9]
+    assert [int(code) for code in broken] == [-1, 0, 9, 10]
     late = first_broken(StrategyTable.of(rows), LIMITS, SCHEDULE_RULES)
     assert [int(code) for code in late] == [-1, -1, -1, 0]  # pp * vpp = 7 of 6 layers
 

@@ -57,6 +57,7 @@ def test_a_target_does_some_things_in_its_own_way() -> None:
         MEGATRON_2024,
         reduces_by_block=True,
         keeps_gathered_inputs=True,
+        keeps_split_graphs=True,
         recompute_stops_early=True,
         applies_dropout=False,
     )
@@ -105,7 +106,7 @@ def is_in_subspace(found: Strategy, part: Axes) -> bool:
 
 
 LIMITS = [
-    pytest.param(limit, id=f"{name}: {limit.field}, {limit.allowed[:20]}")
+    pytest.param(limit, id=f"{name}: {limit.field}, {limit.allowed[:6]}")
     for name, limits in (
         ("some", target_from_record(RECORD).limits),
         *(
@@ -122,22 +123,35 @@ LIMITS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
 def test_the_parts_within_a_limit_are_complete_and_disjoint(limit: Limit) -> None:
-    """Every strategy with any schedule, recomputation, offload and chain of shards is in exactly one
-    subspace, or excluded.
+    """Every strategy with any schedule, recomputation, offload and chain of shards, with and without cp and
+    empty stages, is in exactly one subspace, or excluded.
     """
-    parts, seen = list(limit.allowed_subspaces(DEGREES)), set()
-    kinds = product(FIELD_VALUES["schedule"], FIELD_VALUES["recompute"], FIELD_VALUES["offload"], (1, 8))
-    for (schedule, recompute, offload, dp), optim in product(kinds, DEGREES):
+    parts, seen = list(limit.allowed_subspaces(DEGREES, 4)), set()
+    shapes = ((1, 1, 2), (8, 1, 0), (2, 4, 2), (2, 4, 0))
+    kinds = product(FIELD_VALUES["schedule"], FIELD_VALUES["recompute"], FIELD_VALUES["offload"], shapes)
+    for (schedule, recompute, offload, (dp, cp, end)), optim in product(kinds, DEGREES):
         for grad in (g for g in DEGREES if g <= optim):
             for param in (p for p in DEGREES if p <= grad):
                 found = strategy(
-                    schedule=schedule, recompute=recompute, offload=offload, dp=dp, param_shard=param,
-                    grad_shard=grad, optim_shard=optim,
+                    schedule=schedule, recompute=recompute, offload=offload, dp=dp, cp=cp,
+                    param_shard=param, grad_shard=grad, optim_shard=optim,
+                    first_stage_layers=end, last_stage_layers=end,
                 )  # fmt: skip
                 satisfied = [part for part in parts if is_in_subspace(found, part)]
                 assert len(satisfied) == (0 if limit.excludes(found) else 1)
                 seen.add(limit.excludes(found))
     assert seen == {True, False}
+
+
+def test_a_limit_on_virtual_stages_allows_numbers_that_divide_no_devices() -> None:
+    """3 and 5 chunks are no divisors of 8 devices; 4 layers have at most 6 stages."""
+    limit = {"field": "vpp", "where": {"pp": {"above": 1}, "vpp": [1]}, "allowed": "above 1"}
+    target = target_from_record({**RECORD, "limits": [limit]})
+    parts = list(target.limits[0].allowed_subspaces(DEGREES, 4))
+    for pp, vpp in product((1, 2), (1, 2, 3, 5, 6)):
+        found = strategy(pp=pp, vpp=vpp)
+        allowed = sum(is_in_subspace(found, part) for part in parts)
+        assert allowed == (0 if (pp, vpp) == (2, 1) else 1)
 
 
 @pytest.mark.parametrize("name", target_names())

@@ -184,3 +184,15 @@ def test_a_wrong_reading_is_found(section: str | None, changed: dict[str, Any], 
     (answer if section is None else answer[section]).update(changed)
     found = read_back(offloaded(), answer)
     assert field in {each.field for each in found.differences}
+
+
+def test_sizes_of_buckets_are_those_of_the_predicted_memory() -> None:
+    plan = small_plan(LLAMA, "tp=1,dp=8,zero_stage=3")
+    sizes = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 2000, "sub_group_size": 1000}
+    profile = replace(
+        plan.job.profile, bucket_elements=500.0, gathered_elements=2000.0, update_elements=1000.0
+    )
+    changed = replace(plan, job=replace(plan.job, profile=profile))
+    zero = settings(changed)["zero_optimization"]
+    assert {name: zero[name] for name in sizes} == sizes
+    assert not sizes.keys() & settings(plan)["zero_optimization"].keys()

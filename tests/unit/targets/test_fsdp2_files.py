@@ -92,7 +92,7 @@ def test_attention_is_fused_where_the_prediction_assumes_it(model: str, cluster:
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "best.strategy.cp": {"cp": 2, "dp": 4},
+    "best.strategy.cp_kind": {"cp": 2, "dp": 4, "cp_kind": "all_to_all"},
     "best.strategy.pp": {"pp": 2, "dp": 4},
     "best.strategy.sequence_parallel": {"sequence_parallel": True},
     "best.strategy.recompute": {"recompute": "selective"},
@@ -101,6 +101,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "best.strategy.param_shard": {"param_shard": 1},
     "best.strategy.micro_batch_size": {"micro_batch_size": 3},
     "best.strategy.ep": {"etp": 2},
+    "best.strategy.optim_shard": {"cp": 8, "dp": 1, "param_shard": 4, "grad_shard": 4, "optim_shard": 4},
     "cluster": {"dp": 4, "param_shard": 4, "grad_shard": 4, "optim_shard": 4},
 }
 """Changes of a legal plan of 8 data-parallel ranks, by the key that the error has."""
@@ -123,13 +124,16 @@ def test_a_field_that_the_file_cannot_have_is_refused_by_its_name(key: str) -> N
             "best.strategy.tp",
         ),  # no plan in Transformers
         (LLAMA, "tp=8,dp=1,sequence_parallel=false", "best.strategy.tp"),  # 4 key-value heads
+        (GPT2, "cp=2,dp=4,zero_stage=3", "best.strategy.cp"),
+        # Four replicas, whose states only the two context-parallel ranks of each would shard.
+        (LLAMA, "cp=2,dp=4,param_shard=2,grad_shard=2,optim_shard=2", "best.strategy.optim_shard"),
         (LLAMA, "tp=4,dp=2,zero_stage=1,sequence_parallel=false", "best.strategy.param_shard"),
         (MIXTRAL, "dp=8,ep=4,zero_stage=3", "best.strategy.ep"),
         (MIXTRAL, "tp=2,dp=4,ep=1,etp=1,zero_stage=3,sequence_parallel=false", "best.strategy.etp"),
         (EXPERTS_4, "dp=8,zero_stage=3", "best.strategy.param_shard"),  # 4 experts are not 8 shards
         (PLAIN, "dp=8,zero_stage=3", "model.config.model_type"),
     ],
-    ids=["no plan", "key-value heads", "ZeRO-1", "ep", "etp", "experts", "family"],
+    ids=["no plan", "key-value heads", "cp of gpt2", "replicas", "ZeRO-1", "ep", "etp", "experts", "family"],
 )
 def test_a_plan_that_the_software_cannot_run_is_refused(
     config: dict[str, Any], strategy: str, key: str
@@ -137,6 +141,26 @@ def test_a_plan_that_the_software_cannot_run_is_refused(
     with pytest.raises(ConfigError) as refused:
         fsdp2_files(small_plan(config, strategy))
     assert refused.value.key == key
+
+
+def test_context_parallel_ranks_shard_too() -> None:
+    """2 replicas of 2 x 2 ranks: states over 4 ranks are 2 of data parallelism times 2 of the sequence."""
+    plan = small_plan(LLAMA, "tp=1,cp=2,dp=4,param_shard=4,grad_shard=4,optim_shard=4")
+    text = fsdp2_files(plan)[FILE]
+    assert yaml.safe_load(text)["parallelism_config"] == {
+        "parallelism_config_dp_replicate_size": 2,
+        "parallelism_config_dp_shard_size": 2,
+        "parallelism_config_tp_size": 1,
+        "parallelism_config_cp_size": 2,
+        "parallelism_config_cp_comm_strategy": "alltoall",
+    }
+    assert "accelerator.maybe_context_parallel(" in text
+
+
+def test_a_name_with_line_breaks_adds_no_keys() -> None:
+    plan = small_plan(LLAMA, "tp=1,dp=8,zero_stage=3")
+    text = fsdp2_files(replace(plan, network=replace(plan.model, name="a\nnum_processes: 7\n#")))[FILE]
+    assert yaml.safe_load(text)["num_processes"] == 8
 
 
 def test_nodes_of_unlike_sizes_are_refused() -> None:
@@ -157,6 +181,7 @@ ANSWER: dict[str, Any] = {
         "activation_checkpointing_offload": False, "transformer_cls_names_to_wrap": ["LlamaDecoderLayer"],
     },
     "offloads": False,
+    "ring": None,
     "ignored": [],
 }  # fmt: skip
 """What Accelerate 1.15.0 reads in the file of `small_plan(LLAMA, HYBRID)`."""
@@ -164,7 +189,7 @@ ANSWER: dict[str, Any] = {
 
 def test_an_equal_reading_has_no_difference() -> None:
     found = read_back(small_plan(LLAMA, HYBRID), ANSWER)
-    assert found.differences == () and found.values == 17
+    assert found.differences == () and found.values == 18
 
 
 @pytest.mark.parametrize(
@@ -189,6 +214,7 @@ def test_an_equal_reading_has_no_difference() -> None:
         ("fsdp", {"activation_checkpointing_offload": True}, "strategy.offload"),
         ("fsdp", {"transformer_cls_names_to_wrap": None}, "layer class"),
         (None, {"offloads": True}, "strategy.offload"),
+        (None, {"ring": "allgather"}, "context parallelism"),
         (None, {"ignored": ["parallelism_config_pp_size"]}, "keys that Accelerate ignores"),
         (None, {"error": "ValueError: no"}, "files"),
     ],

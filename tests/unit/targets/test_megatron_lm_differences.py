@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from tests.unit.targets.small_plans import MIXTRAL, small_plan
+from tests.unit.targets.small_plans import MIXTRAL, small_plan, with_fields
 
 from shardwise.plans import Plan
 from shardwise.strategy import FIELDS
@@ -16,6 +16,8 @@ from shardwise.targets.megatron_lm_read_back import Reading, differences, read_b
 ARGUMENTS: dict[str, Any] = {
     "accumulate_allreduce_grads_in_fp32": True, "attention_backend": "auto", "context_parallel_size": 1,
     "cpu_offloading_num_layers": 0, "data_parallel_sharding_strategy": "optim_grads_params",
+    "exp_avg_dtype": "torch.float32", "exp_avg_sq_dtype": "torch.float32", "tp_comm_overlap": False,
+    "overlap_moe_expert_parallel_comm": False,
     "data_parallel_size": 4, "outer_dp_sharding_strategy": "no_shard", "expert_model_parallel_size": 4,
     "expert_tensor_parallel_size": 1, "fine_grained_activation_offloading": False, "fp4": None, "fp8": None,
     "global_batch_size": 32, "max_position_embeddings": 2048, "micro_batch_size": 1,
@@ -35,11 +37,12 @@ CONFIG: dict[str, Any] = {
     "activation_func": "silu", "add_bias_linear": False, "add_qkv_bias": False, "attention_dropout": 0.0,
     "bias_activation_fusion": True, "cp_comm_type": "p2p", "ffn_hidden_size": 512, "gated_linear_unit": True,
     "hidden_dropout": 0.0, "hidden_size": 256, "init_method_std": 0.02, "kv_channels": 32,
+    "offload_modules": ["core_attn"],
     "layernorm_epsilon": 1e-05, "moe_ffn_hidden_size": 512, "moe_layer_freq": 1,
     "moe_router_pre_softmax": False, "moe_router_topk": 2, "moe_shared_expert_intermediate_size": None,
     "moe_token_dispatcher_type": "alltoall", "normalization": "RMSNorm", "num_attention_heads": 8,
-    "num_moe_experts": 8, "num_query_groups": 2, "qk_layernorm": False, "window_attn_skip_freq": None,
-    "window_size": None,
+    "num_moe_experts": 8, "num_query_groups": 2, "qk_layernorm": False, "recompute_modules": ["core_attn"],
+    "window_attn_skip_freq": None, "window_size": None,
 }  # fmt: skip
 """Its TransformerConfig."""
 
@@ -52,13 +55,34 @@ def requested_plan() -> Plan:
 
 
 def test_equal_values_are_counted() -> None:
-    """A model's values (its experts' instead of `experts`), 20 fields, and 10 more: sequence, batch, dtype,
-    optimizer, dtype of gradients, attention, two overlaps, devices, and the layers of stages.
+    """A model's values (its experts' instead of `experts`), 21 fields, and 14 more: sequence, batch, dtype,
+    optimizer, dtypes of gradients and of moments, attention, four overlaps, modules on the host,
+    devices, layers of stages.
     """
     found = read_back(requested_plan(), READING)
     assert found.differences == ()
     sizes = len(fields(MegatronModel)) - 1 + len(fields(MegatronExperts))
-    assert found.values == sizes + len(FIELDS) + 10
+    assert found.values == sizes + len(FIELDS) + 14
+
+
+@pytest.mark.parametrize(
+    ("modules", "found"),
+    [(["mlp"], "mlp"), (["core_attn", "mlp", "gdn_norm_out"], "core_attn+mlp+gdn_norm_out")],
+)
+def test_other_modules_are_found(modules: list[str], found: str) -> None:
+    """Megatron-LM lists modules in any order; one that we do not know is shown with its name."""
+    plan = with_fields(
+        requested_plan(), recompute="selective", recompute_layers=0, recompute_modules="layernorm+moe_act"
+    )
+    reading = replace(
+        READING,
+        arguments=ARGUMENTS | {"recompute_granularity": "selective", "recompute_num_layers": None},
+        config=CONFIG | {"recompute_modules": ["moe_act", "layernorm"]},
+    )
+    assert differences(plan, reading) == ()
+    other = replace(reading, config=CONFIG | {"recompute_modules": modules})
+    (difference,) = differences(plan, other)
+    assert (difference.field, difference.read) == ("strategy.recompute_modules", found)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +109,14 @@ def test_equal_values_are_counted() -> None:
         ({"recompute_num_layers": 2}, "strategy.recompute_layers"),
         ({"optimizer_cpu_offload": True}, "strategy.offload"),
         ({"cpu_offloading_num_layers": 1}, "strategy.offload"),
+        (
+            {
+                "fine_grained_activation_offloading": True,
+                "min_offloaded_tensor_size": 1 << 20,
+                "activation_offload_fraction": 1.0,
+            },
+            "modules on the host",
+        ),
         ({"use_tp_pp_dp_mapping": True}, "strategy.axis_order"),
         ({"seq_length": 512}, "job.seq_len"),
         ({"global_batch_size": 64}, "job.global_batch_size"),
@@ -92,6 +124,10 @@ def test_equal_values_are_counted() -> None:
         ({"fp8": "hybrid"}, "job.dtype"),
         ({"optimizer": "sgd"}, "job.optimizer"),
         ({"accumulate_allreduce_grads_in_fp32": False}, "job.profile.reduce_in_fp32"),
+        ({"exp_avg_dtype": "torch.bfloat16"}, "dtypes of moments"),
+        ({"exp_avg_sq_dtype": "torch.bfloat16"}, "dtypes of moments"),
+        ({"tp_comm_overlap": True}, "communication of tensor parallelism overlaps"),
+        ({"overlap_moe_expert_parallel_comm": True}, "communication of expert parallelism overlaps"),
         ({"attention_backend": "unfused"}, "fused attention"),
         ({"overlap_grad_reduce": False}, "gradients reduced during computation"),
         ({"overlap_param_gather": False}, "parameters gathered during computation"),

@@ -66,6 +66,12 @@ def test_a_dense_plan() -> None:
     }
 
 
+def test_a_pipeline_with_empty_ends() -> None:
+    """4 x 3 stages for 10 layers: the first has only the embedding, the last only the loss."""
+    written = flags(small_plan(LLAMA, "tp=1,pp=4,vpp=3,dp=2"))
+    assert written["--pipeline-model-parallel-layout"] == "E|(t|)*10L"
+
+
 def test_a_plan_of_experts() -> None:
     """8 devices: pp 2 leaves dp 4, whose states are sharded over all 4; 8 layers in 2 x 2 chunks of 2, one of
     each recomputed."""
@@ -108,6 +114,20 @@ def test_optimizer_states_in_host_memory() -> None:
     written = flags(small_plan(LLAMA, "optim_shard=8,offload=optimizer"))
     assert {"--optimizer-cpu-offload", "--use-precision-aware-optimizer"} <= set(written)
     assert "--optimizer-cpu-offload" not in flags(small_plan(LLAMA, "optim_shard=8"))
+
+
+@pytest.mark.parametrize(
+    ("config", "modules", "words"),
+    [
+        (LLAMA, "mlp+core_attn", "core_attn mlp"),
+        (LLAMA, "layernorm", "layernorm"),
+        (MIXTRAL, "moe_act+layernorm", "layernorm moe_act"),
+    ],
+)
+def test_named_modules_are_recomputed(config: dict[str, Any], modules: str, words: str) -> None:
+    written = flags(small_plan(config, f"recompute_modules={modules}"))
+    assert (written["--recompute-granularity"], written["--recompute-modules"]) == ("selective", words)
+    assert not {"--recompute-method", "--recompute-num-layers"} & set(written)
 
 
 def test_the_order_of_ranks() -> None:
@@ -182,6 +202,9 @@ def test_models(config: dict[str, Any], expected: dict[str, str], absent: set[st
         ({"vpp": 2}, "vpp"),
         ({"recompute": "selective"}, "recompute"),
         ({"recompute": "full"}, "recompute_layers"),
+        ({"recompute": "selective", "recompute_modules": "moe"}, "recompute_modules"),  # no experts
+        ({"recompute": "selective", "recompute_modules": "core_attn+mla_up_proj"}, "recompute_modules"),
+        ({"recompute_modules": "mlp"}, "recompute_modules"),  # without selective recomputation
         ({"axis_order": "pp-tp-cp-dp"}, "axis_order"),
         ({"param_shard": 2, "grad_shard": 2, "optim_shard": 2}, "param_shard"),
         ({"grad_shard": 2, "optim_shard": 2}, "grad_shard"),

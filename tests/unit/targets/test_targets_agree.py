@@ -17,7 +17,7 @@ from shardwise.plans import Plan
 from shardwise.strategy import Job, Strategy, Target, target_of
 from shardwise.targets import EXPORTERS
 
-PLANS = 240
+PLANS = 320
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,9 @@ SHARED = frozenset(("axis_order", "grad_shard", "recompute", "offload", "optim_s
 
 TARGETS = (
     Exported("megatron-lm-0.19", random_plans, is_within_target, SHARED | {"schedule", "param_shard"}),
-    Exported("torchtitan-0.3", random_titan_plans, is_within_titan, SHARED | {"cp", "tp", "pp", "etp"}),
+    Exported(
+        "torchtitan-0.3", random_titan_plans, is_within_titan, SHARED | {"cp", "cp_kind", "tp", "pp", "etp"}
+    ),
 )
 
 
@@ -116,3 +118,7 @@ def test_a_capability_file_without_a_limit_or_a_field_is_noticed(
             target, axes={field: values for field, values in target.axes.items() if field != name}
         )
         assert _disagreements(exported, plans, broken), name
+    within = [one for one in plans if exported.is_within(one.best.strategy, one.model, one.job)]
+    for module in {name for one in within for name in one.best.strategy.recompute_modules.split("+") if name}:
+        fewer = tuple(name for name in target.modules if name != module)
+        assert _disagreements(exported, plans, replace(target, modules=fewer)), module

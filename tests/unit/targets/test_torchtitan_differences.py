@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from tests.unit.targets.small_plans import LLAMA, MIXTRAL, small_plan
+from tests.unit.targets.small_plans import LLAMA, MIXTRAL, small_plan, with_fields
 
 from shardwise.plans import Plan
 from shardwise.schedule import generate
@@ -62,9 +62,14 @@ def answer() -> dict[str, Any]:
             "training": {
                 "seq_len": 1024, "global_batch_size": 32, "local_batch_size": 8, "disable_cuda_graphs": True,
             },
-            "parallelism": {"pipeline_parallel_microbatch_size": 1, "enable_sequence_parallel": False},
-            "compile": {"enable": False, "components": ["model", "loss"]},
-            "optimizer": {"param_groups": [{"optimizer_name": "AdamW"}]},
+            "parallelism": {
+                "pipeline_parallel_microbatch_size": 1, "enable_sequence_parallel": False,
+                "context_parallel_load_balancer": "headtail",
+            },
+            "compile": {
+                "enable": False, "components": ["model", "loss"], "enable_async_tensor_parallel": False,
+            },
+            "optimizer": {"param_groups": [{"optimizer_name": "AdamW"}], "implementation": "fused"},
             "loss": {"class": "CrossEntropyLoss.Config", "global_vocab_size": 1024},
         },
         "model": {
@@ -75,7 +80,7 @@ def answer() -> dict[str, Any]:
         "degrees": {"pp": 2, "dp_replicate": 1, "fsdp": 4, "cp": 1, "tp": 1, "ep": 4, "batch": 4},
         "groups": {"pp": [0, 4], "batch": [0, 1, 2, 3], "cp": [0], "tp": [0]},
         "parts": [[_part(0), _part(2)], [_part(1), _part(3)]],
-        "schedule": "ScheduleInterleaved1F1B", "microbatches": 8, "orders": orders,
+        "schedule": "ScheduleInterleaved1F1B", "microbatches": 8, "orders": orders, "ring": "ALL_GATHER",
     }  # fmt: skip
 
 
@@ -108,6 +113,8 @@ CHANGED: dict[str, tuple[Any, str]] = {
     "config.training.disable_cuda_graphs": (False, "CUDA graphs"),
     "config.parallelism.pipeline_parallel_microbatch_size": (2, "strategy.micro_batch_size"),
     "config.compile.enable": (True, "compiled layers"),
+    "config.compile.enable_async_tensor_parallel": (True, "async tensor parallelism"),
+    "config.optimizer.implementation": ("fused_opt_states_bf16", "moments in 16 bits"),
     "config.optimizer.param_groups": (
         [{"optimizer_name": "AdamW"}, {"optimizer_name": "DistMuon"}], "job.optimizer",
     ),
@@ -179,3 +186,19 @@ def test_pairs_that_overlap_are_two_actions() -> None:
         *row[:place], f"({row[place]};{row[place + 1]})OVERLAP_F_B", *row[place + 2 :], "0REDUCE_GRAD",
     ]  # fmt: skip
     assert titan_read_back(plan, pairs).differences == ()
+
+
+def test_a_ring_that_gathers_or_is_not_balanced_differs() -> None:
+    """With two context-parallel ranks the answer has their way of sending, and the balance of their work."""
+    for path, value in (
+        ("ring", "ALL_GATHER"),
+        ("config.parallelism.context_parallel_load_balancer", None),
+    ):
+        ring = {**changed("degrees.cp", 2), "ring": "ALL_TO_ALL"}
+        plan = with_fields(requested(), cp=2)
+        assert "context parallelism" not in {one.field for one in titan_read_back(plan, ring).differences}
+        if path == "ring":
+            ring["ring"] = value
+        else:
+            ring["config"]["parallelism"]["context_parallel_load_balancer"] = value
+        assert "context parallelism" in {one.field for one in titan_read_back(plan, ring).differences}

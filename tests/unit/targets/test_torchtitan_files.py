@@ -176,7 +176,14 @@ def test_the_head_of_the_file_describes_it() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str, dict[str, Any], str]] = {
     # A model, a strategy, changed fields of it, and the refused key.
-    "cp": (LLAMA, "dp=4,cp=2,zero_stage=2", {}, "best.strategy.cp"),
+    "Ulysses": (LLAMA, "dp=4,cp=2,cp_kind=all_to_all,zero_stage=2", {}, "best.strategy.cp_kind"),
+    "shards of a part of the context-parallel ranks": (
+        LLAMA, "dp=2,cp=4,zero_stage=2", {"param_shard": 1, "grad_shard": 2, "optim_shard": 2},
+        "best.strategy.optim_shard",
+    ),
+    "an empty stage with cp": (
+        LLAMA, "pp=2,cp=2,dp=2,zero_stage=2,first_stage_layers=10", {}, "best.strategy.last_stage_layers",
+    ),
     "ZeRO-1": (LLAMA, "dp=8,zero_stage=1", {}, "best.strategy.grad_shard"),
     "parameters over fewer ranks": (
         LLAMA, "dp=8,zero_stage=3", {"param_shard": 4}, "best.strategy.param_shard",
@@ -262,3 +269,30 @@ def test_other_jobs_are_refused(job: dict[str, Any]) -> None:
 
 def test_a_window_of_the_whole_sequence_is_none() -> None:
     assert torchtitan_files(small_plan(LLAMA | {"model_type": "mistral", "sliding_window": 1024}))
+
+
+def test_context_parallel_ranks_are_a_ring_that_shards_too() -> None:
+    """2 replicas of 2 x 2 ranks: states over 4 ranks are 2 of data parallelism times 2 of the sequence."""
+    plan = small_plan(LLAMA, "cp=2,dp=4,param_shard=4,grad_shard=4,optim_shard=4")
+    text = torchtitan_files(plan)[FILE]
+    for line in (
+        "data_parallel_replicate_degree=2,",
+        "data_parallel_shard_degree=2,",
+        "context_parallel_degree=2,",
+        "inner_attention=ScaledDotProductAttention.Config(),",
+        'set_rotate_method("alltoall")',
+    ):
+        assert line in text
+    alone = torchtitan_files(small_plan(LLAMA, "dp=8,zero_stage=3"))[FILE]
+    assert "set_rotate_method" not in alone and 'inner_attention=get_attention_config("flex"),' in alone
+
+
+def test_1f1b_with_fewer_micro_batches_than_stages_is_a_csv() -> None:
+    """PyTorch's Schedule1F1B refuses it. 32 sequences on 4 replicas are 2 micro-batches of 4 sequences, for 2
+    stages, or 1 of 8."""
+    enough = small_plan(LLAMA, "pp=2,dp=4,zero_stage=2,micro_batch_size=4,schedule=1f1b")
+    fewer = small_plan(LLAMA, "pp=2,dp=4,zero_stage=2,micro_batch_size=8,schedule=1f1b")
+    assert list(torchtitan_files(enough)) == [FILE]
+    files = torchtitan_files(fewer)
+    assert files["schedule.csv"] == "0F0,0B0\n1F0,1B0\n"
+    assert 'pipeline_parallel_schedule="PipelineScheduleSingle"' in files[FILE]

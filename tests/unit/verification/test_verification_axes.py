@@ -17,8 +17,8 @@ Axes = Mapping[str, tuple[int | str | bool, ...]]
 
 
 @cache
-def candidates(core: bool, moe: bool) -> tuple[Strategy, ...]:
-    twin = SpaceTwin(core=core, devices=DEVICES, layers=LAYERS, moe=moe, batch=BATCH)
+def candidates(core: bool, moe: bool, module_sets: tuple[str, ...] = ("",)) -> tuple[Strategy, ...]:
+    twin = SpaceTwin(core=core, devices=DEVICES, layers=LAYERS, moe=moe, batch=BATCH, module_sets=module_sets)
     return tuple(twin.candidates())
 
 
@@ -38,12 +38,16 @@ def candidates(core: bool, moe: bool) -> tuple[Strategy, ...]:
         {"param_shard": (1,), "optim_shard": (2, 4)},
         {"sequence_parallel": (True,), "offload": ("none", "both"), "micro_batch_size": (1, 4)},
         {"axis_order": ("tp-cp-dp-pp", "cp-dp-tp-pp"), "ep": (1, 2), "etp": (1, 2)},
+        {"recompute_modules": ("", "mlp", "core_attn+mlp"), "tp": (1, 2)},
+        {"recompute_modules": ("mlp",), "pp": (1, 2)},
+        {"recompute_modules": ("", "mlp"), "recompute": ("none", "selective"), "recompute_layers": (0,)},
     ],
 )
 def test_counts_are_those_of_an_enumeration(space: str, moe: bool, axes: Axes) -> None:
+    sets = tuple(modules for modules in map(str, axes.get("recompute_modules", ())) if modules)
     expected = [
         s
-        for s in candidates(space == "core", moe)
+        for s in candidates(space == "core", moe, sets or ("",))
         if all(getattr(s, name) in values for name, values in axes.items())
     ]
     counted = count_space(
@@ -51,7 +55,9 @@ def test_counts_are_those_of_an_enumeration(space: str, moe: bool, axes: Axes) -
         space=space, fixed={}, axes=axes,
     )  # fmt: skip
     assert counted.count == len(expected)
-    for field in FIELDS:
+    named = counted.axes.get("recompute_modules", ())
+    assert set(named) | {""} == {s.recompute_modules for s in expected} | {""}
+    for field in set(FIELDS) - {"recompute_modules"}:
         assert len(counted.axes[field]) == len({getattr(s, field) for s in expected})
     tree = Space(space, DEVICES, LAYERS, moe, BATCH, {}, axes)
     assert int(tree.count_below_grids(tree.grids(tree.degrees())).sum()) == len(expected)

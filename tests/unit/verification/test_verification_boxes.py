@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shardwise_verify.nodes import FULL, Box, splits_of
-from shardwise_verify.schedules import in_flight_of, warmup_cooldown_of
+from shardwise_verify.schedules import moments_of, warmup_cooldown_of
 from shardwise_verify.space import SpaceDefinition
 
 
@@ -61,4 +61,4 @@ def test_warm_up_and_cool_down() -> None:
     ramps = warmup_cooldown_of("gpipe", 2, 1, 3)
     assert ramps.warmup_forwards.tolist() == ramps.cooldown_backwards.tolist() == [3, 3]
     assert not ramps.has_steady_state.any()
-    assert in_flight_of("1f1b", 3, 1, 12) == (3, 2, 1)
+    assert [each.tolist() for each in moments_of("1f1b", 3, 1, 12)] == [[[[n], [0]]] for n in (3, 2, 1)]

@@ -41,7 +41,7 @@ through parts of nodes, 0.25 s.
 def ideal_fabric(on: Cluster) -> Fabric:
     """The checker's fabric of a cluster of ideal devices."""
     read = cluster_of(on)
-    return fabric_of(read, read.classes["ideal"].efficiency)
+    return fabric_of(read, read.classes["ideal"].efficiency, read.classes["ideal"].backend)
 
 
 def group(*members: int) -> tuple[Column, ...]:
@@ -220,15 +220,22 @@ def test_groups_without_a_switch_have_the_links_between_them() -> None:
 
 
 def test_an_all_reduce_takes_the_best_of_three_algorithms() -> None:
-    # Twice the collective: 18. Trees: 2 * log2(4) * 2 + 2 * 80 / (2 * 20 * 0.5) = 16. Plus 0.5.
-    assert all_reduce_s(FABRIC, 80.0, group(2, 2))[0] == pytest.approx(16.5)
+    # Twice the collective: 18. Trees: 2 * log2(4) * 2 + 80 / (2 * 20 * 0.5) = 12, since each tier joins two.
+    # Plus 0.5.
+    assert all_reduce_s(FABRIC, 80.0, group(2, 2))[0] == pytest.approx(12.5)
+    # A library without such trees sends twice: 16.
+    without = tuple(replace(tier, has_trees=False) for tier in FABRIC)
+    assert all_reduce_s(without, 80.0, group(2, 2))[0] == pytest.approx(16.5)
     switched = tuple(replace(tier, in_switch=True) for tier in FABRIC)
     # In the switches: 2 * 2 + 4 = 8. Plus 0.5.
     assert all_reduce_s(switched, 80.0, group(2, 2))[0] == pytest.approx(8.5)
     # One tier with switches does not help where the other has none.
-    assert all_reduce_s((switched[0], FABRIC[1]), 80.0, group(2, 2))[0] == pytest.approx(16.5)
-    # Whole nodes have the full speed: trees 2 * 3 * 2 + 2 * 1 = 14, twice the collective 2 * 14.875; + 0.5.
-    assert all_reduce_s(FABRIC, 80.0, group(4, 2))[0] == pytest.approx(14.5)
+    assert all_reduce_s((switched[0], FABRIC[1]), 80.0, group(2, 2))[0] == pytest.approx(12.5)
+    # Whole nodes have the full speed: trees 2 * 3 * 2 + max(2 * 80 / 100, 80 / (4 * 20)) = 13.6, twice the
+    # collective 2 * 14.875; + 0.5.
+    assert all_reduce_s(FABRIC, 80.0, group(4, 2))[0] == pytest.approx(14.1)
+    # Four nodes: trees 2 * 4 * 2 + 2 * 1 = 18, twice the collective 2 * 30.9; + 0.5.
+    assert all_reduce_s(FABRIC, 80.0, group(4, 4))[0] == pytest.approx(18.5)
     # 64 inside: twice the collective 2 * (63 + 63/64 * 0.8) = 127.575; trees 2 * 6 * 1 + 2 * 0.8 = 13.6; +
     # 0.5.
     assert all_reduce_s(FABRIC, 80.0, group(64, 1))[0] == pytest.approx(14.1)

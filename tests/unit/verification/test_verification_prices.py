@@ -175,7 +175,10 @@ def test_messages_between_stages() -> None:
         strategy(dp=4),
     ]
     rows = rows_of(pipelines)
-    fabric, groups = fabric_of(figures.cluster, figures.efficiency), groups_of(rows, figures.cluster)
+    fabric, groups = (
+        fabric_of(figures.cluster, figures.efficiency, figures.backend),
+        groups_of(rows, figures.cluster),
+    )
     assert rank_hops_s(figures, fabric, groups, rows, 2)[0][:3] == pytest.approx([1.0, 1.0, 0.5])
     assert rank_hops_s(figures, fabric, groups, rows, 1)[0][3] == 0.0
     # Software that overlaps a quarter of them waits three quarters with each forward and backward.

@@ -12,9 +12,8 @@ from shardwise_verify.estimate import hops_s
 from shardwise_verify.schedules import (
     DeadlockError,
     Table,
-    in_flight,
     makespan_s,
-    pending_weights,
+    moments_of,
     table_of,
 )
 from shardwise_verify.strategy_rows import Family, rows_of
@@ -77,21 +76,24 @@ def test_a_v_schedule_folds_back_on_the_last_rank() -> None:
 @pytest.mark.parametrize(
     "schedule", ["1f1b", "gpipe", "zb_h1", "zb_h2", "interleaved_1f1b", "zb_v", "dualpipe_v"]
 )
-def test_in_flight_and_pending_weights_are_those_of_the_table(schedule: str) -> None:
-    """Counted from the table: the most forwards without their B or W; and of those, the ones whose I has
-    begun.
-    """
+def test_moments_are_those_of_the_whole_table(schedule: str) -> None:
+    """Every moment is in the table, and no moment of the table has as many of each and more of some; also
+    with so many micro-batches that the table of fewer is counted."""
     vpp = 2 if schedule in ("interleaved_1f1b", "zb_v", "dualpipe_v") else 1
-    for pp, m in ((2, 4), (3, 6), (4, 8)):
+    for pp, m in ((2, 4), (3, 6), (4, 8), (2, 18), (3, 30)):
         run = family(schedule, pp, m, vpp)
         for rank, row in enumerate(table_of(run)):
-            in_flight_now = peak = waits = most = 0
-            for _, kind, _ in row:
-                in_flight_now += (kind == "F") - (kind in "BW")
-                waits += (kind == "I") - (kind == "W")
-                peak, most = max(peak, in_flight_now), max(most, waits)
-            assert (in_flight_now, peak) == (0, in_flight(run, rank)), (pp, m, rank)
-            assert (waits, most) == (0, pending_weights(run, rank)), (pp, m, rank)
+            own = run.stages_of(rank)
+            now = {(kind, stage): 0 for kind in ("flies", "waits") for stage in own}
+            seen = set()
+            for stage, kind, _ in row:
+                now["flies", stage] += (kind == "F") - (kind in "BI")
+                now["waits", stage] += (kind == "I") - (kind == "W")
+                seen.add(tuple(now.values()))
+            found = {tuple(each.ravel()) for each in moments_of(schedule, pp, vpp, m)[rank]}
+            assert found <= seen, (pp, m, rank)
+            for one in seen:
+                assert any(all(a <= b for a, b in zip(one, most, strict=True)) for most in found), (pp, m)
 
 
 def test_the_makespan_of_two_ranks() -> None:

@@ -28,15 +28,20 @@ from shardwise.accuracy.calibration.device import (
     with_kernels,
     with_link_fractions,
     with_links,
-    with_speed,
 )
-from shardwise.accuracy.calibration.nccl_tests import NcclTable, nccl_tables, table_samples, with_tables
+from shardwise.accuracy.calibration.few_steps import StepFit, StepSample, fit_steps
+from shardwise.accuracy.calibration.nccl_tests import (
+    NcclTable,
+    is_nccl_tests,
+    nccl_tables,
+    table_samples,
+    with_tables,
+)
 from shardwise.accuracy.calibration.steps import (
     AcceleratorPlans,
     MeasuredStep,
     accelerator_plans,
     calibration_plans,
-    device_speed,
     logged_times,
     predicted_step_s,
     queued_costs,
@@ -59,15 +64,18 @@ __all__ = [
     "MemorySample",
     "NcclTable",
     "OverlapSample",
+    "StepFit",
+    "StepSample",
     "TierCurve",
     "accelerator_plans",
     "attention_curve",
     "calibration_document",
     "calibration_plans",
     "collective_s",
-    "device_speed",
     "eager_profile",
+    "fit_steps",
     "hidden_share",
+    "is_nccl_tests",
     "kernel_curves",
     "link_curve",
     "logged_times",
@@ -85,6 +93,5 @@ __all__ = [
     "with_kernels",
     "with_link_fractions",
     "with_links",
-    "with_speed",
     "with_tables",
 ]

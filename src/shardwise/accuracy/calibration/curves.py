@@ -64,7 +64,8 @@ class LinkSample:
     of ranks of the group that share the links of the tier that it crosses (the ranks of a node; 1 within a
     tier). `share` is the part of a device's links that stay inside the group. `alone` is the bandwidth of a
     device that sends alone over its bandwidth while all devices send. `reduces_in_switch` is true where the
-    switch can reduce.
+    switch can reduce. `has_two_trees` is true of an all-reduce between two nodes by NCCL: each of its trees
+    sends half of the tensor once in each direction.
     """
 
     kind: Collective
@@ -75,6 +76,7 @@ class LinkSample:
     share: float = 1.0
     alone: float = 1.0
     reduces_in_switch: bool = False
+    has_two_trees: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,7 +348,8 @@ def _algorithms(sample: LinkSample) -> tuple[tuple[float, float], ...]:
     if sample.kind == "all_to_all":
         return ((1.0, (n - sample.inner) / n / sample.share),)
     if sample.kind == "all_reduce":
-        ring, tree = (2.0 * (n - 1), 2.0 * (n - 1) / n * through), (2.0 * log2(n), 2.0 * through)
+        trees = 1.0 if sample.has_two_trees else 2.0
+        ring, tree = (2.0 * (n - 1), 2.0 * (n - 1) / n * through), (2.0 * log2(n), trees * through)
         return (ring, tree, (2.0, through)) if sample.reduces_in_switch else (ring, tree)
     return ((float(n - 1), (n - 1) / n * through),)
 
@@ -402,6 +405,39 @@ def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
     if not found:
         raise ConfigError("do not grow with the bytes", key="measurements of links")
     return min(found, key=lambda curve: _distance(curve, samples))
+
+
+MOST_BYTES_TIME = 10.0
+"""Most time of the bytes of a collective over that of its hops and its start by which it shows these."""
+
+
+def shows_latency(samples: Sequence[LinkSample], known: LinkCurve) -> bool:
+    """Whether a collective among the samples is small enough to show the latency of hops.
+
+    The time of its bytes, at the rate of the largest samples, may be MOST_BYTES_TIME times the `known` time
+    of its hops and start. Larger ones show both only as a remainder that is less than their scatter.
+    """
+    bytes_per_s = rate_of_largest(samples, known)
+    return any(
+        tensors * sample.nbytes / bytes_per_s <= MOST_BYTES_TIME * (hops * known.latency_s + known.startup_s)
+        for sample in samples
+        for hops, tensors in [min(_algorithms(sample))]
+    )
+
+
+def rate_of_largest(samples: Sequence[LinkSample], known: LinkCurve) -> float:
+    """The bandwidth with which the largest samples take their measured times, by the latency and the start
+    that `known` has: the median of them."""
+    most = max(sample.nbytes for sample in samples)
+    rates = [
+        min(
+            tensors * sample.nbytes / max(sample.seconds - hops * known.latency_s - known.startup_s, 1e-12)
+            for hops, tensors in _algorithms(sample)
+        )
+        for sample in samples
+        if sample.nbytes == most
+    ]
+    return median(rates)
 
 
 def _curve_from(samples: Sequence[LinkSample], limit_bytes: float) -> LinkCurve | None:

@@ -12,7 +12,15 @@ from typing import Any
 
 from shardwise.accuracy.calibration.curves import KernelCurves, LinkCurve, Tiles
 from shardwise.cluster import AttentionCurve, CollectiveCurve, Device, Tier, find_device
-from shardwise.strategy import CALIBRATION_SCHEMA, CALIBRATION_VERSION, OWN_PROFILE, PROFILES, Profile
+from shardwise.strategy import (
+    CALIBRATED_FIELDS,
+    CALIBRATION_SCHEMA,
+    CALIBRATION_VERSION,
+    OWN_PROFILE,
+    PROFILES,
+    Profile,
+    WorkloadFactor,
+)
 
 KERNEL = "flash-2"
 """Generation of the fused attention kernels that PyTorch ships for CPUs and CUDA devices."""
@@ -128,12 +136,12 @@ def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
 def with_link_fractions(device: Device, measured: Sequence[TierCurve]) -> Device:
     """`device` with measured latencies, startups and fractions of the known bandwidth of its links.
 
-    A fraction is clipped to 2. The loss by many senders (`crowding`) stays unchanged; the fraction is
+    A fraction is clipped to 1. The loss by many senders (`crowding`) stays unchanged; the fraction is
     corrected for the number of groups that were measured.
     """
     for each in measured:
         curve, known = each.curve, _link_of(device, each)
-        fraction = min(curve.bytes_per_s / each.tier.bytes_per_s * each.groups**known.crowding, 2.0)
+        fraction = min(curve.bytes_per_s / each.tier.bytes_per_s * each.groups**known.crowding, 1.0)
         reached = replace(known, fraction=fraction, startup_s=curve.startup_s)
         device = _with_link(device, each, reached)
     return device
@@ -153,47 +161,8 @@ def _with_link(device: Device, measured: TierCurve, link: CollectiveCurve) -> De
     return replace(device, scale_up_latency_s=latency_s, efficiency=replace(efficiency, scale_up=link))
 
 
-def with_speed(device: Device, factor: float) -> Device:
-    """`device` whose kernels are `factor` times as fast.
-
-    On CPUs, whose peaks are measured, the peaks and the memory bandwidth change. On other devices the
-    fractions change that kernels reach."""
-    if device.name == "cpu":
-        return replace(
-            device,
-            peak_flop_per_s={name: peak * factor for name, peak in device.peak_flop_per_s.items()},
-            memory_bytes_per_s=device.memory_bytes_per_s * factor,
-        )
-    efficiency = device.efficiency
-    attention = {
-        kernel: replace(
-            curve,
-            forward_fraction=curve.forward_fraction * factor,
-            backward_fraction=curve.backward_fraction * factor,
-        )
-        for kernel, curve in efficiency.attention.items()
-    }
-    return replace(
-        device,
-        efficiency=replace(
-            efficiency,
-            matmul=replace(efficiency.matmul, peak_fraction=efficiency.matmul.peak_fraction * factor),
-            memory=replace(efficiency.memory, fraction=efficiency.memory.fraction * factor),
-            attention=attention,
-            is_calibrated=True,
-        ),
-    )
-
-
-def max_speed_factor(device: Device) -> float:
-    """The largest factor of `with_speed`: no kernel is faster than the peak."""
-    if device.name == "cpu":
-        return 20.0
-    efficiency = device.efficiency
-    shares = [efficiency.matmul.peak_fraction, efficiency.memory.fraction / 2.0]
-    for curve in efficiency.attention.values():
-        shares += [curve.forward_fraction, curve.backward_fraction]
-    return 1.0 / max(shares)
+EAGER_LIKE = "fsdp2"
+"""The known software that our own runtime is like."""
 
 
 def eager_profile() -> Profile:
@@ -201,7 +170,7 @@ def eager_profile() -> Profile:
 
     It runs operators one by one, waits for collectives, and overlaps sends between stages with the next
     action. Its capability file describes its further limits."""
-    waiting = PROFILES["fsdp2"].without_overlap()
+    waiting = PROFILES[EAGER_LIKE].without_overlap()
     return replace(
         waiting, name=OWN_PROFILE, attention=(KERNEL,), pipeline_overlap=1.0, applies_dropout=False
     )
@@ -213,9 +182,11 @@ def calibration_document(
     *,
     machine: str,
     measured: Mapping[str, object],
+    workloads: Sequence[WorkloadFactor] = (),
 ) -> dict[str, Any]:
     """The content of a calibration file: every value of `device` that differs from the known device of its
-    name, and all of `profile`."""
+    name, every one of `profile` that differs from the known software that it is like, and factors of
+    `workloads`."""
     known = find_device(device.name)
     entry: dict[str, Any] = {"device": device.name}
     if device.peak_flop_per_s != known.peak_flop_per_s:
@@ -240,6 +211,8 @@ def calibration_document(
     }
     if profile is not None:
         document["software"] = _software(profile)
+    if workloads:
+        document["workloads"] = [asdict(each) for each in workloads]
     document["measured"] = dict(measured)
     return document
 
@@ -258,13 +231,12 @@ def _changed(record: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, A
 
 
 def _software(profile: Profile) -> dict[str, Any]:
-    numbers = ("pointwise_passes", "dispatch_s", "expert_dispatch_s", "host_action_s", "host_step_s")
-    overlaps = [name for name in asdict(profile) if name.endswith("_overlap")]
-    return {
-        "like": "fsdp2",
-        "name": profile.name,
-        "attention": list(profile.attention),
-        "recompute_stops_early": profile.recompute_stops_early,
-        "applies_dropout": profile.applies_dropout,
-        **{name: getattr(profile, name) for name in (*numbers, *overlaps)},
-    }
+    """The software of a calibration file, like the known software of its name; our own runtime is like the
+    software that `eager_profile` starts from."""
+    like = profile.name if profile.name in PROFILES else EAGER_LIKE
+    found: dict[str, Any] = {"like": like, "name": profile.name}
+    for name in CALIBRATED_FIELDS:
+        value = getattr(profile, name)
+        if profile.name == OWN_PROFILE or value != getattr(PROFILES[like], name):
+            found[name] = list(value) if isinstance(value, tuple) else value
+    return found

@@ -1,8 +1,9 @@
 """Reads tables of nccl-tests (such as all_reduce_perf; rccl-tests has the same format) and calibrates links.
 
-`nccl_tables` parses the text. A table has a line per size below a header that names its columns. The lines
-before it name the collective, the ranks, their hosts and their devices. All other text is ignored.
-`with_tables` fits the links of each tier of a cluster to the tables.
+`nccl_tables` parses the text, or the JSON of `-J`. A table has a line per size below a header that names its
+columns. The lines before it name the collective, the ranks, their hosts and their devices. All other text is
+ignored, as are labels of launchers and the marks of Markdown. `with_tables` fits the links of each tier of a
+cluster to the tables.
 """
 
 from __future__ import annotations
@@ -14,11 +15,19 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Final
 
-from shardwise.accuracy.calibration.curves import Collective, LinkSample, link_curve
+from shardwise.accuracy.calibration.curves import (
+    Collective,
+    LinkCurve,
+    LinkSample,
+    link_curve,
+    rate_of_largest,
+    shows_latency,
+)
 from shardwise.accuracy.calibration.device import TierCurve, with_link_fractions
 from shardwise.cluster import Cluster, Device, Tier
 from shardwise.errors import ConfigError
-from shardwise.inputs import printable, short_repr
+from shardwise.inputs import Fields, parse_mapping, printable, short_repr
+from shardwise.units import format_bytes
 
 # Parsing
 TESTS: Final[Mapping[str, Collective | None]] = {
@@ -33,14 +42,25 @@ _TYPE_BYTES: Final = {
     "bfloat16": 2, "float": 4, "double": 8, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
 }  # fmt: skip
 
-_LAUNCHER = re.compile(r"^\s*(?:\[\d+,\d+\]<\w+>:\s?|\d+:\s)?\s*")
-"""Prefix that mpirun --tag-output and srun --label add to a line."""
+_LABEL = re.compile(
+    r"""\s*(?:\[[^]\s]*\d+,\s*\d+\]<\w+>:          # mpirun --tag-output, prterun
+      |\d+:\s                                  # srun --label
+      |[\w.-]{1,100}:\s+(?=[#\d])               # pdsh
+      |\[pod/[^]\s]+\]\s                       # kubectl logs --prefix
+      |\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)\s   # kubectl logs --timestamps
+      |>\s                                     # a quotation of Markdown
+    )\s*""",
+    re.VERBOSE,
+)
+_UNIT = re.compile(r"\([^()]*\)")
 
 _NAMES = "|".join(sorted(TESTS, key=len, reverse=True))
 _TEST = re.compile(rf"(?<![a-z])({_NAMES})_perf")
 _NAMED = re.compile(rf"(?<![a-z])({_NAMES})(?![a-z])")
 _CONCLUDED = re.compile(r"# Collective test concluded")
-_HEAD = re.compile(r"#\s*size\s+count\s+type\b")
+_HEAD = re.compile(r"\\?#?\s*size\s+count\s+type\b")
+_TABLE = re.compile(r"\bsize[\s|]+(?:\(B\)[\s|]+)?count[\s|]+(?:\(elements\)[\s|]+)?type\b")
+_JSON = re.compile(r'\s*\{.{0,10000}"nccl_version"\s*:', re.DOTALL)
 _RANK = re.compile(r"#\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+ on\s+(\S+) device\s+\d+ \[\S*\] (.*)")
 _ROW = re.compile(r"\d+\s+\d+\s+[a-z]\w*\s")
 
@@ -53,18 +73,23 @@ _RATIO_FROM = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclTable:
-    """One table: `times` has pairs of `nbytes` (as in LinkSample) and seconds of the out-of-place collective.
+    """One table at `place` of a file: `times` has pairs of `nbytes` (as in LinkSample) and seconds of the
+    out-of-place collective.
 
     `hosts` has the number of ranks on each host, and `device` the device of the first rank; both are empty
-    where the text does not state them. `ranks` is then None, unless the sizes determine it.
+    where the text does not state them. `ranks` is then None, unless the sizes determine it. `hostnames` are
+    the names of the hosts. `spread` is the largest 95th percentile over the median of the iterations, where
+    they were timed one by one.
     """
 
     kind: Collective
-    line: int
+    place: str
     hosts: tuple[int, ...]
     device: str
     ranks: int | None
     times: tuple[tuple[float, float], ...]
+    hostnames: tuple[str, ...] = ()
+    spread: float | None = None
 
 
 @dataclass(slots=True)
@@ -76,12 +101,20 @@ class _Run:
     device: str = ""
 
 
+def is_nccl_tests(text: str) -> bool:
+    """Whether a text is output of nccl-tests: it has the header of a table, or is JSON of `-J`."""
+    return _JSON.match(text) is not None or _TABLE.search(text) is not None
+
+
 def nccl_tables(text: str, *, file: str) -> list[NcclTable]:
     """The tables of `text`, the content of `file`, whose name may contain the name of the test.
 
     Tables of collectives that the cost model does not have are left out. Raises ConfigError at the first
     wrong line, and where no table is left.
     """
+    if _JSON.match(text):
+        document = parse_mapping(text, file=file, max_bytes=1 << 26, max_nodes=5_000_000, is_json=True)
+        return [_json_table(Fields(document, file=file))]
     named = _NAMED.search(PurePath(file).stem.replace("-", "_"))
     by_name = named.group(1) if named else None
     run = _Run(test=by_name, hosts={})
@@ -92,37 +125,47 @@ def nccl_tables(text: str, *, file: str) -> list[NcclTable]:
         line = _plain(lines[number])
         number += 1
         if _HEAD.match(line):
-            head = _Located(file, number)
+            head = _Located(file, f"line {number}")
             rows, number = _rows(lines, number)
-            table = _table(head, run, line.lstrip("# ").split(), rows)
+            table = _table(head, run, line.lstrip("\\# ").split(), rows)
             if table is not None:
                 tables.append(table)
             run = _Run(test=by_name, hosts=run.hosts, device=run.device)
         elif rank := _RANK.match(line):
-            _add_rank(_Located(file, number), run, rank)
+            _add_rank(_Located(file, f"line {number}"), run, rank)
         elif _is_start(line):
             run.test = _TEST.findall(line)[-1]
     if not tables:
-        known = ", ".join(f"{test}_perf" for test, kind in TESTS.items() if kind)
-        raise ConfigError("has no table of measured collectives", file=printable(file), allowed=known)
+        raise ConfigError(
+            "has no table of measured collectives", file=printable(file), allowed=_known_tests()
+        )
     return tables
+
+
+def _known_tests() -> str:
+    return ", ".join(f"{test}_perf" for test, kind in TESTS.items() if kind)
 
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """A line of the file, counted from 1, for error messages."""
+    """A place in the file, for error messages: a line, counted from 1, or a key."""
 
     file: str
-    line: int
+    place: str
 
     def error(self, message: str, *, found: str | None = None, allowed: str | None = None) -> ConfigError:
-        return ConfigError(
-            message, file=printable(self.file), key=f"line {self.line}", found=found, allowed=allowed
-        )
+        return ConfigError(message, file=printable(self.file), key=self.place, found=found, allowed=allowed)
 
 
 def _plain(line: str) -> str:
-    return _LAUNCHER.sub("", line, count=1).rstrip()
+    """A line without labels of launchers; a row of a Markdown table without its bars and units."""
+    for _ in range(3):
+        line = _LABEL.sub("", line, count=1) if _LABEL.match(line) else line
+    line = line.strip()
+    if not line.startswith("|"):
+        return line
+    cells = [_UNIT.sub("", cell).strip(" `*") for cell in line.strip("|").split("|")]
+    return " ".join(cells)
 
 
 def _is_start(line: str) -> bool:
@@ -146,8 +189,11 @@ def _rows(lines: Sequence[str], number: int) -> tuple[list[tuple[int, list[str]]
 
 
 def _add_rank(at: _Located, run: _Run, match: re.Match[str]) -> None:
-    rank, group, host, device = int(match[1]), match[2], match[3], match[4].strip()
-    if group not in (None, "0"):
+    _set_rank(at, run, int(match[1]), int(match[2] or 0), match[3], match[4].strip())
+
+
+def _set_rank(at: _Located, run: _Run, rank: int, group: int, host: str, device: str) -> None:
+    if group != 0:
         raise at.error("runs several groups at once", found=f"group {group}", allowed="one group")
     if rank == 0 and len(run.hosts) > 1:
         run.hosts, run.device = {}, ""  # another run
@@ -170,7 +216,14 @@ def _table(
         )
     if not rows:
         raise at.error("has the header of a table and no rows")
-    read = [_Row.of(_Located(at.file, line), columns, words) for line, words in rows]
+    read = [_Row.of(_Located(at.file, f"line {line}"), columns, words) for line, words in rows]
+    return _table_of(replace(at, place=f"line {rows[0][0]}"), at, run, read)
+
+
+def _table_of(
+    first: _Located, at: _Located, run: _Run, read: Sequence[_Row], spread: float | None = None
+) -> NcclTable | None:
+    """The table with these rows; None where the cost model does not have its collective."""
     nonempty_rows = [row for row in read if row.nbytes > 0.0]
     test = run.test or _test_of(at, nonempty_rows)
     kind = TESTS.get(test)
@@ -181,12 +234,64 @@ def _table(
         row.check_ranks(kind, ranks)
     return NcclTable(
         kind=kind,
-        line=rows[0][0],
+        place=first.place,
         hosts=tuple(Counter(run.hosts.values()).values()),
+        hostnames=tuple(Counter(run.hosts.values())),
         device=run.device,
         ranks=ranks,
         times=tuple((row.nbytes, row.seconds) for row in nonempty_rows),
+        spread=spread,
     )
+
+
+def _json_table(fields: Fields) -> NcclTable:
+    """The table of a run with `-J`: its arguments name the test, `config.devices` the ranks."""
+    file = fields.file or ""
+    fields.integer("version", low=1, high=1000)
+    named = _TEST.findall(" ".join(map(str, fields.sequence("args", low=1)[:1])))
+    run = _Run(test=named[-1] if named else None, hosts={})
+    config = fields.mapping("config", default={})
+    holder = config if config.has("devices") else fields
+    for device in holder.mappings("devices", default=()):
+        at = _Located(file, device.key)
+        _set_rank(
+            at, run, device.integer("rank"), device.integer("group", default=0), device.text("hostname"),
+            device.text("device_info", default="unknown"),
+        )  # fmt: skip
+    rows, spreads = [], []
+    for item in fields.mappings("results", low=1):
+        if not item.has("out_of_place"):
+            continue
+        rows.append(_json_row(item, _Located(file, item.key)))
+        if item.has("out_of_place_per_iter") and rows[-1].nbytes >= LEAST_BYTES:
+            each = item.mapping("out_of_place_per_iter")
+            median_us = each.number("p50_us", low=1e-3, high=1e10)
+            spreads.append(each.number("p95_us", low=median_us, high=1e10) / median_us)
+    at = _Located(file, "results")
+    table = _table_of(at, at, run, rows, max(spreads, default=None)) if rows else None
+    if table is None:
+        raise at.error("has no measured collectives that the cost model has", allowed=_known_tests())
+    return table
+
+
+def _json_row(item: Fields, at: _Located) -> _Row:
+    times = item.mapping("out_of_place")
+    if times.has("cpu_time"):
+        raise at.error("has CPU times", found="cpu_time", allowed="time: run without --report_cputime")
+    wrong = times.number("nwrong", default=0.0)
+    if wrong:
+        raise at.error("has wrong results", found=f"{wrong:g} of them", allowed="0")
+    return _Row(
+        at=at,
+        nbytes=float(item.integer("size")),
+        count=float(item.integer("count")),
+        type_bytes=_TYPE_BYTES.get(item.text("type")),
+        reduces=item.text("redop", default="none") != "none",
+        root=str(item.any("root", default="-1")).strip(),
+        seconds=times.number("time", low=0.01, high=1e10) * 1e-6,
+        algbw=times.number("alg_bw"),
+        busbw=times.number("bus_bw"),
+    ).checked()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,13 +334,16 @@ class _Row:
             raise at.error(
                 "has a time out of range", found=short_repr(first["time"]), allowed="0.01 us to 1e10 us"
             )
-        rate = row.nbytes / row.seconds / 1e9
-        if abs(rate - row.algbw) > 0.011 + 0.02 * rate:
-            raise at.error(
-                "has a rate other than size / time", found=f"algbw {short_repr(first['algbw'])}",
-                allowed=f"{rate:.2f}",
-            )  # fmt: skip
-        return row
+        return row.checked()
+
+    def checked(self) -> _Row:
+        """This row. ConfigError where its algbw is not size / time."""
+        rate = self.nbytes / self.seconds / 1e9
+        if abs(rate - self.algbw) > 0.011 + 0.02 * rate:
+            raise self.at.error(
+                "has a rate other than size / time", found=f"algbw {self.algbw:g}", allowed=f"{rate:.2f}"
+            )
+        return self
 
     def check_ranks(self, kind: Collective, ranks: int | None) -> None:
         """Raises ConfigError where busbw / algbw does not fit the number of ranks."""
@@ -320,10 +428,39 @@ def with_tables(
     curves: list[TierCurve] = []
     measured: dict[str, object] = {}
     for at, of in sorted(samples.items()):
-        tier, curve = cluster.tiers[at], link_curve(of)
+        tier = cluster.tiers[at]
+        curve, latency = _curve(of, device, tier)
+        reached = curve.bytes_per_s / tier.bytes_per_s
         curves.append(TierCurve(tier=tier, curve=curve, groups=tier.span // _inner_span(cluster, at)))
-        measured[f"links of {tier.name}"] = {"times": len(of), **curve.errors(of)}
+        record: dict[str, object] = {"times": len(of), **curve.errors(of)}
+        record["of_cards" if tier.is_network else "of_links"] = reached
+        spreads = [table.spread for _, table in tables if table.spread and table_tier(table, cluster) == at]
+        if spreads:
+            record["p95_over_median"] = max(spreads)
+        if latency:
+            record["latency"] = latency
+        if reached > MOST_REACHED:
+            record["faster"] = f"than its {'cards' if tier.is_network else 'links'}, so taken as 100 %"
+        measured[f"links of {tier.name}"] = record
     return with_link_fractions(device, curves), measured
+
+
+MOST_REACHED: Final = 1.02
+"""Most of the known bandwidth that a measurement may reach: times of 2 % less are scatter."""
+
+
+def _curve(samples: Sequence[LinkSample], device: Device, tier: Tier) -> tuple[LinkCurve, str | None]:
+    """The curve of a link, and why its latency is the known one where the samples do not show it."""
+    network = tier.is_network
+    of = device.efficiency.scale_out if network else device.efficiency.scale_up
+    latency_s = device.scale_out_latency_s if network else device.scale_up_latency_s
+    known = LinkCurve(latency_s=latency_s, startup_s=of.startup_s, bytes_per_s=tier.bytes_per_s)
+    fitted = link_curve(samples)
+    if shows_latency(samples, known):
+        return fitted, None
+    least = format_bytes(min(sample.nbytes for sample in samples))
+    why = f"kept, since collectives of {least} and more do not show it"
+    return replace(known, bytes_per_s=rate_of_largest(samples, known)), why
 
 
 def _inner_span(cluster: Cluster, tier: int) -> int:
@@ -334,9 +471,7 @@ def table_samples(path: str, table: NcclTable, cluster: Cluster) -> tuple[int, l
     """The index of the tier that the ranks of `table` cross, and the samples of the table."""
 
     def wrong(message: str, found: str, allowed: str) -> ConfigError:
-        return ConfigError(
-            message, file=printable(path), key=f"line {table.line}", found=found, allowed=allowed
-        )
+        return ConfigError(message, file=printable(path), key=table.place, found=found, allowed=allowed)
 
     per_node = cluster.nodes[0].devices
     hosts = table.hosts or _hosts_of(table.ranks or cluster.devices, per_node)
@@ -346,7 +481,7 @@ def table_samples(path: str, table: NcclTable, cluster: Cluster) -> tuple[int, l
         raise wrong("does not use whole nodes", f"{short_repr(found)} ranks", f"{per_node} per node")
     if ranks > cluster.devices or ranks < 2:
         raise wrong("has another number of ranks", str(ranks), f"2 to {cluster.devices}, as --cluster has")
-    at = next(index for index, tier in enumerate(cluster.tiers) if tier.span >= ranks)
+    at = table_tier(table, cluster)
     tier, inner = cluster.tiers[at], _inner_span(cluster, at)
     if ranks % inner:
         raise wrong(
@@ -357,12 +492,19 @@ def table_samples(path: str, table: NcclTable, cluster: Cluster) -> tuple[int, l
         share=_share(tier, 2 if table.kind == "message" else ranks // inner),
         alone=tier.flow_bytes_per_s / tier.bytes_per_s,
         reduces_in_switch=all(each.in_switch_reduction for each in cluster.tiers[: at + 1]),
+        has_two_trees=table.kind == "all_reduce" and len(hosts) == 2,
     )  # fmt: skip
     return at, [
         replace(sample, nbytes=nbytes, seconds=seconds)
         for nbytes, seconds in table.times
         if nbytes >= LEAST_BYTES
     ]
+
+
+def table_tier(table: NcclTable, cluster: Cluster) -> int:
+    """Index of the tier that the ranks of a table cross: the innermost one with all of them."""
+    ranks = sum(table.hosts) or table.ranks or cluster.devices
+    return next(index for index, tier in enumerate(cluster.tiers) if tier.span >= ranks)
 
 
 def _hosts_of(ranks: int, per_node: int) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Fits software costs and device speed to measured steps.
+"""Fits software costs to measured steps.
 
 `calibration_plans` and `accelerator_plans` are small plans of one device for these measurements.
 `software_costs` and `queued_costs` fit the time of a step beyond its kernels, and `with_dispatch` the host's
-time per kernel. `device_speed` fits one speed factor. `logged_times` reads step times from the log of
+time per kernel. `logged_times` reads step times from the log of
 `train --log`.
 """
 
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log, sqrt
+from math import log
 from statistics import fmean, median
 
 from shardwise import search
 from shardwise.accuracy.calibration.curves import coefficients
-from shardwise.accuracy.calibration.device import max_speed_factor, with_speed
 from shardwise.cluster import Cluster, Device
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, parse_mapping, printable, short_repr
@@ -23,7 +22,7 @@ from shardwise.model import model_from_config
 from shardwise.plans import Plan
 from shardwise.strategy import Job, Profile, complete, parse_fields
 
-# Software costs and device speed
+# Software costs
 _MICROSECOND = 1e-6
 _MILLISECOND = 1e-3
 
@@ -139,43 +138,8 @@ def with_dispatch(steps: Sequence[MeasuredStep], device: Device, profile: Profil
     return replace(profile, dispatch_s=low)
 
 
-SLOWEST = 0.05
-"""Lower bound of the speed factor of a device: slow kernels do not explain still longer steps."""
-
 _HALVINGS = 40
-"""Bisection steps of `with_dispatch` and `device_speed`."""
-
-
-def device_speed(steps: Sequence[MeasuredStep], device: Device) -> float:
-    """The speed factor of the kernels of `device` that fits `steps`, each with the software of its plan.
-
-    With it, the geometric mean of predicted over measured time is 1. The times of communication and of the
-    host stay unchanged. A faster device never takes longer, so bisection finds the factor. Raises ConfigError
-    where no factor fits: the steps are faster than at the device's peak, or slower than at SLOWEST.
-    """
-
-    def excess(factor: float) -> float:
-        """Mean logarithm of predicted over measured time."""
-        faster = with_speed(device, factor)
-        return fmean(
-            log(predicted_step_s(step.plan, faster, step.plan.job.profile) / step.seconds) for step in steps
-        )
-
-    low, high = SLOWEST, max_speed_factor(device)
-    for bound, is_outside, why in (
-        (high, excess(high) > 0.0, "are shorter than at the peak of the device"),
-        (low, excess(low) < 0.0, "are longer than slow kernels explain"),
-    ):
-        if is_outside:
-            measured_s = exp(fmean(log(step.seconds) for step in steps))
-            raise ConfigError(
-                why, key="measured steps", found=f"{measured_s:.3g} s",
-                allowed=f"{measured_s * exp(excess(bound)):.3g} s",
-            )  # fmt: skip
-    for _ in range(_HALVINGS):
-        middle = sqrt(low * high)
-        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
-    return sqrt(low * high)
+"""Bisection steps of `with_dispatch`."""
 
 
 def predicted_step_s(plan: Plan, device: Device, profile: Profile) -> float:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 import platform
-import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING
 
 from shardwise import accuracy
-from shardwise.accuracy import AcceleratorPlans, MeasuredStep, NcclTable
+from shardwise.accuracy import AcceleratorPlans, MeasuredStep, NcclTable, StepFit, StepSample
 from shardwise.app.cli import words
+from shardwise.app.cli.calibration_sources import CalibrationSources, read_sources
 from shardwise.app.cli.measuring import (
     KernelMeasurement,
     LinkMeasurement,
@@ -29,13 +30,13 @@ from shardwise.app.cli.measuring import (
     ranks_of,
     threads_here,
 )
-from shardwise.app.cli.output import Line, Output, row
+from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.errors import ConfigError
-from shardwise.inputs import dumps, printable, read_text, short_repr
-from shardwise.plans import SCHEMA, Plan, check_output_path, read_plan, write_file
-from shardwise.questions import OWN_TARGET
-from shardwise.strategy import CALIBRATION_SCHEMA, PROFILES, Calibration, Profile, read_calibration, target_of
+from shardwise.inputs import dumps, printable, unknown
+from shardwise.plans import Plan, check_output_path, write_file
+from shardwise.questions import OWN_TARGET, ReviewArguments
+from shardwise.strategy import PROFILES, Calibration, Profile, WorkloadFactor, target_of
 from shardwise.units import format_rate
 
 if TYPE_CHECKING:
@@ -44,61 +45,6 @@ if TYPE_CHECKING:
 
 
 # Calibration from files
-
-MAX_BYTES = 64 << 20
-"""Largest size of a file of `--from`, bytes."""
-
-_SCHEMA = re.compile(r'^[\s{]*"?schema"?\s*:\s*"?(shardwise\.[a-z-]+)', re.MULTILINE)
-_TABLE = re.compile(r"#\s*size\s+count\s+type\b")
-_STEP = re.compile(r'\s*\{[^\n]*"step_time_s"')
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationSources:
-    """The files of `--from` by kind: at most one calibration; tables of nccl-tests, logs (measured seconds by
-    predicted seconds) and plans, with their paths."""
-
-    calibration: Calibration | None
-    tables: tuple[tuple[str, NcclTable], ...]
-    logs: tuple[tuple[str, dict[float, float]], ...]
-    plans: tuple[tuple[str, Plan], ...]
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether there are measurements, not only a calibration."""
-        return bool(self.tables or self.logs or self.plans)
-
-
-def read_sources(paths: Sequence[str]) -> CalibrationSources:
-    """Read the files at `paths`. ConfigError where one is of no known kind."""
-    calibrations: list[Calibration] = []
-    tables: list[tuple[str, NcclTable]] = []
-    logs: list[tuple[str, dict[float, float]]] = []
-    plans: list[tuple[str, Plan]] = []
-    for path in paths:
-        text = read_text(path, max_bytes=MAX_BYTES)
-        schema = match.group(1) if (match := _SCHEMA.search(text)) else None
-        if _STEP.match(text):
-            logs.append((path, dict(accuracy.logged_times(text, file=path))))
-        elif _TABLE.search(text):
-            tables += [(path, table) for table in accuracy.nccl_tables(text, file=path)]
-        elif schema == SCHEMA:
-            plans.append((path, read_plan(path)))
-        elif schema == CALIBRATION_SCHEMA or path.lower().endswith((".yaml", ".yml", ".json")):
-            calibrations.append(read_calibration(path))
-        else:
-            raise ConfigError(
-                "is not a file to calibrate from", file=printable(path), key="--from",
-                allowed="a calibration, output of nccl-tests, a log of train, its plan",
-            )  # fmt: skip
-        if len(calibrations) > 1:
-            raise ConfigError("is a second calibration", file=printable(path), key="--from", allowed="one")
-    return CalibrationSources(
-        calibration=calibrations[0] if calibrations else None,
-        tables=tuple(tables),
-        logs=tuple(logs),
-        plans=tuple(plans),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +56,7 @@ class CalibrationResult:
     profile: Profile | None
     machine: str
     measured: dict[str, object]
+    workloads: tuple[WorkloadFactor, ...] = ()
 
 
 def calibrate_from_files(given: CalibrationSources, cluster: str | None) -> CalibrationResult:
@@ -119,8 +66,7 @@ def calibrate_from_files(given: CalibrationSources, cluster: str | None) -> Cali
     """
     known = given.calibration
     devices = {} if known is None else dict(known.devices)
-    steps = _steps(given)
-    measured_on = _measured_on(given, cluster, steps, devices)
+    measured_on = _measured_on(given, cluster, devices)
     device = only_class(measured_on)
     measured: dict[str, object] = {}
     sources: list[str] = [] if known is None else [known.machine]
@@ -130,69 +76,68 @@ def calibrate_from_files(given: CalibrationSources, cluster: str | None) -> Cali
         sources.append(
             f"nccl-tests on {', '.join(dict.fromkeys(_ran_on(t, measured_on) for _, t in given.tables))}"
         )
-    if steps:
-        speed = accuracy.device_speed(steps, device)
-        device = accuracy.with_speed(device, speed)
-        errors = [
-            abs(accuracy.predicted_step_s(step.plan, device, step.plan.job.profile) / step.seconds - 1.0)
-            for step in steps
-        ]
-        measured["steps"] = {"times": len(steps), "speed": speed, "worst_error": max(errors)}
-        sources.append(f"steps of {', '.join(dict.fromkeys(step.plan.model.name for step in steps))}")
     profile = None if known is None else known.profile
+    workloads = () if known is None else known.workloads
+    if given.steps:
+        steps = [step.on(device, _software_of(step, profile)) for step in given.steps]
+        fit = accuracy.fit_steps(steps)
+        device = fit.factors.of_device(device)
+        device = replace(device, efficiency=replace(device.efficiency, is_calibrated=True))
+        ran = steps[0].problem.profile
+        profile = fit.factors.of_software(PROFILES.get(ran.name, ran).with_costs(ran))
+        workloads = fit.workloads
+        measured["steps"] = _of_fit(fit)
+        sources.append(f"steps of {', '.join(dict.fromkeys(step.problem.model.name for step in steps))}")
     return CalibrationResult(
-        device=device, profile=profile, machine="; ".join(sources)[:300], measured=measured
+        device=device,
+        profile=profile,
+        machine="; ".join(sources)[:300],
+        measured=measured,
+        workloads=workloads,
     )
 
 
-def _steps(given: CalibrationSources) -> list[MeasuredStep]:
-    """Each plan with its measured step time; a log belongs to the plan with the same predicted time."""
-    calibrated = given.calibration.profile if given.calibration is not None else None
-    known = [*PROFILES.values(), *([] if calibrated is None else [calibrated])]
-    run_by = target_of(OWN_TARGET).run_by  # plans for our own runtime have its own profile
-    by_time = {plan.best.step_time_s: (path, plan) for path, plan in given.plans}
-    used: set[str] = set()
-    steps = []
-    for log, times in given.logs:
-        matching = [(by_time[predicted_s], seconds) for predicted_s, seconds in times.items()
-                    if predicted_s in by_time]  # fmt: skip
-        if not matching:
-            raise ConfigError(
-                "has no plan in --from that predicts this step time", file=printable(log), key="predicted_s",
-                found=f"{next(iter(times)):.6g}", allowed="--from with the plan of this log",
-            )  # fmt: skip
-        for (path, plan), seconds in matching:
-            used.add(path)
-            if run_by(plan.job.profile) not in map(run_by, known):
-                raise ConfigError(
-                    "is from a calibration", file=printable(path), key="job.profile",
-                    found=plan.job.profile.name, allowed="that calibration, also with --from",
-                )  # fmt: skip
-            steps.append(MeasuredStep(plan=plan, seconds=seconds))
-    for path, _ in given.plans:
-        if path not in used:
-            raise ConfigError(
-                "has no log", file=printable(path), key="--from", allowed="its log, also with --from"
-            )
-    return steps
+def _software_of(step: StepSample, known: Profile | None) -> Profile:
+    """The software of a measured step, with the numbers of a known calibration of the same software."""
+    own = step.problem.profile
+    return known if known is not None and known.name == own.name else own
 
 
-def _measured_on(
-    given: CalibrationSources, text: str | None, steps: Sequence[MeasuredStep], devices: dict[str, Device]
-) -> Cluster:
+def _of_fit(fit: StepFit) -> dict[str, object]:
+    """What a calibration file says of measured steps: their number, mean errors without and with the factors,
+    and each step that lies far off."""
+    found: dict[str, object] = {
+        "times": len(fit.residuals),
+        "error_before": fit.before,
+        "error_after": fit.after,
+    }
+    if fit.left_out is not None:
+        found["error_left_out"] = fit.left_out
+    found |= {name: getattr(fit.factors, name) for name in ("kernels", "node_links", "network", "host")}
+    for name, error in fit.residuals.items():
+        if abs(error) > FAR_OFF:
+            found[name] = f"is predicted {error:+.0%} off: check its row, or leave it out"
+    return found
+
+
+FAR_OFF = 0.3
+"""Error of a measured step with the fitted factors above which the card asks to check it."""
+
+
+def _measured_on(given: CalibrationSources, text: str | None, devices: dict[str, Device]) -> Cluster:
     """The cluster of one device class on which all was measured."""
     if text is None and given.tables:
         text = _shorthand(given.tables)
     if text is not None:
         measured_on = load_cluster(text, measured=devices)
     else:
-        measured_on = load_cluster(f"1x1x{_class(steps[0].plan.cluster)}", measured=devices)
+        measured_on = load_cluster(f"1x1x{_class(given.steps[0].problem.cluster)}", measured=devices)
     name = _class(measured_on)
-    for step in steps:
-        if _class(step.plan.cluster) != name:
+    for step in given.steps:
+        if _class(step.problem.cluster) != name:
             raise ConfigError(
                 "have several device classes", key="--from",
-                found=f"{name}, {_class(step.plan.cluster)}", allowed="one device class at a time",
+                found=f"{name}, {_class(step.problem.cluster)}", allowed="one device class at a time",
             )  # fmt: skip
     return measured_on
 
@@ -217,7 +162,7 @@ def _shorthand(tables: Sequence[tuple[str, NcclTable]]) -> str:
     kinds = dict.fromkeys(table.device for _, table in tables if table.device)
     if not table.hosts or not kinds:
         raise ConfigError(
-            "does not name its devices", file=printable(path), key=f"line {table.line}",
+            "does not name its devices", file=printable(path), key=table.place,
             allowed="its lines '# Rank 0 ...', or --cluster",
         )  # fmt: skip
     names = {accuracy.device_named(kind)[0].name for kind in kinds}
@@ -345,27 +290,29 @@ def calibrated(
     links: bool,
     sources: Sequence[str],
     threads: int | None,
+    measured_s: Sequence[float] = (),
+    run: Mapping[str, object] | None = None,
 ) -> Output:
     """The answer of `calibrate`; writes the calibration to `out`.
 
     With measurements in the files `sources`, fits these. Else measures kernels and software on processes of
     `cluster` (unless `sources` has a calibration with them), and with `links` the links between them. Each
-    process has `threads` threads; None takes the default of training. `devices` is cpu or cuda.
+    process has `threads` threads; None takes the default of training. `devices` is cpu or cuda. `measured_s`
+    are step times of plans and configurations in `sources` without a log; `run` has what configurations lack.
 
     Under torchrun every rank takes part, and rank 0 writes.
     """
     if devices not in DEVICES:
-        raise ConfigError(
-            "cannot be measured", key="--devices", found=short_repr(devices), allowed=", ".join(DEVICES)
-        )
+        raise unknown("cannot be measured", devices, DEVICES, key="--devices")
     check_output_path("--out", out, inputs=tuple(sources))
     if devices == ACCELERATOR:
         return _accelerator_calibrated(out, cluster, links=links, sources=sources)
-    given = read_sources(sources)
+    given = read_sources(sources, measured_s, ReviewArguments(cluster=cluster, **(run or {})))
     if given.is_measured:
         if links:
             raise ConfigError("measures this machine", key="--links", allowed="only a calibration in --from")
         found = calibrate_from_files(given, cluster)
+        return _written(found, out, [f"skipped {text}" for text in given.skipped])
     else:
         local_cluster = _local_cluster(cluster, links=links)
         from shardwise.runtime import RankLost
@@ -398,12 +345,13 @@ def _accelerator_calibrated(out: str, cluster: str | None, *, links: bool, sourc
     return _written(found, out)
 
 
-def _written(found: CalibrationResult, out: str) -> Output:
+def _written(found: CalibrationResult, out: str, notes: Sequence[str] = ()) -> Output:
     document = accuracy.calibration_document(
-        found.device, found.profile, machine=found.machine, measured=found.measured
-    )
+        found.device, found.profile, machine=found.machine, measured=found.measured,
+        workloads=found.workloads,
+    )  # fmt: skip
     write_file(out, dumps(document, file=out).encode())
-    return Output(lines=_lines(found, out))
+    return Output(lines=_lines(found, out), notes=list(notes))
 
 
 def _lost(error: RankLost) -> list[str]:
@@ -523,7 +471,7 @@ def _lines(found: CalibrationResult, out: str) -> list[Line]:
         row("in a node", (format_rate(device.scale_up_bytes_per_s * efficiency.scale_up.fraction), "value"),
             (f", {words.seconds(device.scale_up_latency_s)} per hop,"
              f" {words.seconds(efficiency.scale_up.before_s)} per collective", "")),
-        row("network", (f"{efficiency.scale_out.fraction:.0%} of its bandwidth", "value"),
+        row("network", (f"{_of_cards(found):.0%} of its bandwidth", "value"),
             (f", {words.seconds(device.scale_out_latency_s)} per hop,"
              f" {words.seconds(efficiency.scale_out.before_s)} per collective", "")),
     ]  # fmt: skip
@@ -536,9 +484,25 @@ def _lines(found: CalibrationResult, out: str) -> list[Line]:
         )  # fmt: skip
     for name, errors in found.measured.items():
         if isinstance(errors, Mapping):
-            described = ", ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in errors.items())
-            lines.append(row("", (f"{name}: {described}", "dim")))
+            numbers = {
+                key.replace("_", " "): each for key, each in errors.items() if not isinstance(each, str)
+            }
+            described = ", ".join(f"{key} {value:.3g}" for key, value in numbers.items())
+            lines += [row("", (text, "dim")) for text in textwrap.wrap(f"{name}: {described}", WIDTH - LABEL)]
+            lines += [
+                row("", (f"{name}: {key} {text}", "warn"))
+                for key, text in errors.items()
+                if isinstance(text, str)
+            ]
     return [*lines, *_warnings(found.measured)]
+
+
+def _of_cards(found: CalibrationResult) -> float:
+    """Part of the bandwidth of the network cards that was measured; else the fraction of the device."""
+    for errors in found.measured.values():
+        if isinstance(errors, Mapping) and "of_cards" in errors:
+            return min(float(errors["of_cards"]), 1.0)
+    return found.device.efficiency.scale_out.fraction
 
 
 def _warnings(measured: Mapping[str, object]) -> Iterator[Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwise import api
+from shardwise.app.cli.activity import progress
 from shardwise.app.cli.output import Line, Output
 from shardwise.questions import CheckedPlan
 from shardwise_verify import PROOF_BUDGET_S, check_lines, lines_of
@@ -15,7 +16,8 @@ HEADING = "computed again by the planner"
 
 def checked(path: str, *, is_json: bool, proof_budget_s: float = PROOF_BUDGET_S) -> Output:
     """The verdict on the plan file at `path`. ConfigError for a file that is no plan or was altered."""
-    found = api.check(path, proof_budget=proof_budget_s)
+    with progress() as show:
+        found = api.check(path, proof_budget=proof_budget_s, progress=show)
     code = DISAGREES if found.failed else 0
     if is_json:
         return Output(document=found.to_dict(), notes=_notes(found), code=code)

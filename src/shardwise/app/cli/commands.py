@@ -14,6 +14,7 @@ import typer
 from shardwise.app.cli.options import (  # fmt: skip
     Adaptive,
     AllowIdle,
+    AttentionKernel,
     BatchSize,
     Budget,
     CalibrationFile,
@@ -21,14 +22,19 @@ from shardwise.app.cli.options import (  # fmt: skip
     CheckpointInterval,
     CheckpointStall,
     ClusterText,
+    Days,
     DeviceCounts,
     Dtype,
     Epsilon,
+    Exhaustive,
     Export,
     Fixed,
+    HasFrontier,
     Imbalance,
     InterNode,
+    IsBrief,
     IsJson,
+    IsVerbose,
     Jitter,
     Margin,
     MemoryLimit,
@@ -40,6 +46,7 @@ from shardwise.app.cli.options import (  # fmt: skip
     ModelOrGraphText,
     ModelText,
     Mtbf,
+    Objective,
     Objectives,
     OptimizerName,
     OptionalSeqLen,
@@ -47,18 +54,23 @@ from shardwise.app.cli.options import (  # fmt: skip
     PlannedEvents,
     PlanPolicy,
     PlotFile,
+    Power,
+    Price,
     Restart,
     Resume,
+    RunSteps,
     SaveFolder,
     Seed,
     SeqLen,
     SoftwareName,
+    SoftwareOptions,
     Space,
     StageCount,
     StageDp,
     StepTraceFile,
     TargetName,
     TokenData,
+    Tokens,
     Tolerance,
     UseAll,
     Weights,
@@ -66,7 +78,7 @@ from shardwise.app.cli.options import (  # fmt: skip
     argument,
     option,
 )
-from shardwise.app.cli.output import Output
+from shardwise.app.cli.output import Form, Output
 from shardwise.app.cli.replan_commands import add_change_commands
 
 # Commands that run a plan, besides `train`
@@ -165,13 +177,23 @@ def review(
         str,
         argument(
             "FILE",
-            "Megatron-LM: a log with its arguments, or a file or script with its flags. TorchTitan: JSON or "
-            "TOML. DeepSpeed: JSON. Accelerate: YAML.",
+            "Megatron-LM: a log with its arguments, a file or script with its flags, or a recipe of "
+            "Megatron-Bridge. Transformers: Python with a DistributedConfig, Trainer arguments in JSON or "
+            "YAML. TorchTitan: JSON or TOML. DeepSpeed: JSON. Accelerate: YAML.",
         ),
     ],
     cluster: ClusterText,
     model: Annotated[
         str | None, option("--model", "M", "Model, as of `plan`, where the file has none.")
+    ] = None,
+    trainer: Annotated[
+        str | None,
+        option(
+            "--trainer",
+            "FILE",
+            "Trainer arguments of Transformers (JSON or YAML), where FILE is the DistributedConfig, or the "
+            "file of DeepSpeed or Accelerate, of the run.",
+        ),
     ] = None,
     measured: Annotated[
         str | None, option("--measured", "T", "Measured step time, 12.3s: times are scaled to it.")
@@ -210,12 +232,13 @@ def compare(
     trace: Annotated[
         str | None, option("--trace", "FILE", "Write the predicted and the measured timeline into one trace.")
     ] = None,
+    out: Annotated[str | None, option("--out", "FILE", "Write both side by side as one HTML page.")] = None,
     is_json: IsJson = False,
 ) -> Output:
     """Compare a plan with another one, or with a measured step: order of actions, time of parts."""
     from shardwise.app.cli import comparing
 
-    return comparing.compared(plan, measured, trace=trace, is_json=is_json)
+    return comparing.compared(plan, measured, trace=trace, out=out, is_json=is_json)
 
 
 def calibrate(
@@ -239,8 +262,28 @@ def calibrate(
             "--from",
             "FILE",
             "Read results from a file; may be repeated: a calibration to extend, output of nccl-tests, a"
-            " log of train and its plan.",
+            " CSV of measured runs, a plan with its log of train, a log of Megatron-LM with its arguments, a"
+            " configuration that `review` reads and its log.",
         ),
+    ] = None,
+    measured: Annotated[
+        list[str] | None,
+        option(
+            "--measured",
+            "TIME",
+            "Measured step time of a plan or configuration of --from without a log, such as 12.3s; may be"
+            " repeated.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, option("--model", "M", "Model, as of `plan`, where a configuration has none.")
+    ] = None,
+    seq_len: Annotated[
+        str | None, option("--seq-len", "N", "Tokens per sequence, where a configuration has none.")
+    ] = None,
+    global_batch_size: Annotated[
+        str | None,
+        option("--global-batch-size", "N", "Sequences per optimizer step, where a configuration has none."),
     ] = None,
     threads: Annotated[
         str | None, option("--threads", "N", "Threads per process. Default: as in train.")
@@ -255,6 +298,16 @@ def calibrate(
         cluster=cluster,
         links=links,
         sources=sources or (),
+        measured_s=[
+            request.duration("--measured", text, low="1ms", high="30d", bare=True) for text in measured or ()
+        ],
+        run={
+            "model": model,
+            "seq_len": None if seq_len is None else request.count("--seq-len", seq_len),
+            "global_batch_size": None
+            if global_batch_size is None
+            else request.count("--global-batch-size", global_batch_size),
+        },
         threads=(
             None if threads is None else request.count("--threads", threads, low=1, high=os.cpu_count() or 1)
         ),
@@ -306,7 +359,7 @@ def frontier(
     cluster: ClusterText,
     global_batch_size: BatchSize,
     seq_len: OptionalSeqLen = None,
-    mode: Mode = "time",
+    mode: Mode = None,
     memory_limit: MemoryLimit = None,
     devices: DeviceCounts = None,
     stages: StageCount = None,
@@ -316,7 +369,11 @@ def frontier(
     epsilon: Epsilon = "0.001",
     inter_node: InterNode = None,
     calibration: CalibrationFile = None,
+    target: TargetName = None,
     software: SoftwareName = None,
+    attention: AttentionKernel = None,
+    set: SoftwareOptions = None,
+    price: Price = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
     space: Space = "default",
@@ -327,6 +384,15 @@ def frontier(
     save: SaveFolder = None,
     plot: PlotFile = None,
     use_all: UseAll = False,
+    tokens: Tokens = None,
+    steps: RunSteps = None,
+    days: Days = None,
+    power: Power = None,
+    mtbf: Mtbf = None,
+    checkpoint_interval: CheckpointInterval = None,
+    checkpoint_stall: CheckpointStall = None,
+    restart: Restart = None,
+    jitter: Jitter = None,
     is_json: IsJson = False,
 ) -> Output:
     """Compute the Pareto frontier of step time and memory for MODEL."""
@@ -335,6 +401,7 @@ def frontier(
     from shardwise.inputs import record_of
 
     options = record_of(request.JobOptions, locals())
+    run = request.required_length(record_of(request.RunOptions, locals()))
     frontier_options = record_of(frontiers.FrontierOptions, locals())
     return frontiers.frontier(options, frontier_options)
 
@@ -342,7 +409,7 @@ def frontier(
 app = typer.Typer(
     help="Plan distributed training: the provably best parallel strategy for a model on a cluster.",
     epilog="Exit codes: 0 success, 1 unexpected error, 2 usage or bad input, 3 infeasible, 4 failed check, "
-    "130 interrupted.",
+    "130 interrupted (143 by SIGTERM, 129 by SIGHUP).",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -380,12 +447,8 @@ def plan(
     cluster: ClusterText,
     seq_len: SeqLen,
     global_batch_size: BatchSize,
-    objective: Annotated[
-        str, typer.Option(metavar="NAME", help="Objective to minimise: time, memory, devices or cost.")
-    ] = "time",
-    frontier: Annotated[
-        bool, typer.Option("--frontier", help="Add the exact Pareto frontier of step time and memory.")
-    ] = False,
+    objective: Objective = "time",
+    frontier: HasFrontier = False,
     use_all: UseAll = False,
     allow_idle: AllowIdle = False,
     inter_node: InterNode = None,
@@ -397,18 +460,23 @@ def plan(
     target: TargetName = None,
     tolerance: Tolerance = "0.01",
     software: SoftwareName = None,
+    attention: AttentionKernel = None,
+    set: SoftwareOptions = None,
+    price: Price = None,
     memory_margin: Margin = "0.05",
     expert_imbalance: Imbalance = "1.1",
-    top: Annotated[str, typer.Option(metavar="K", help="Number of runners-up.")] = "3",
-    exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Evaluate every feasible candidate, without pruning.")
-    ] = False,
+    top: Annotated[str, typer.Option(metavar="K", help="Number of runners-up.")] = "8",
+    exhaustive: Exhaustive = False,
     workers: Workers = "1",
     stage_dp: StageDp = "1",
     mixed_stage_rows: MixedStageRows = "1",
     mixed_stage_rows_alias: MixedStageRowsAlias = None,
     budget: Budget = None,
     save: Annotated[str | None, option("--save", "FILE", "Write the plan file.")] = None,
+    tokens: Tokens = None,
+    steps: RunSteps = None,
+    days: Days = None,
+    power: Power = None,
     mtbf: Mtbf = None,
     checkpoint_interval: CheckpointInterval = None,
     checkpoint_stall: CheckpointStall = None,
@@ -417,6 +485,8 @@ def plan(
     events: PlannedEvents = None,
     policy: PlanPolicy = None,
     is_json: IsJson = False,
+    is_brief: IsBrief = False,
+    is_verbose: IsVerbose = False,
 ) -> Output:
     """Find the best strategy for MODEL on a cluster, and prove it."""
     from shardwise.app.cli import planning, request, trace_planning
@@ -424,6 +494,7 @@ def plan(
     from shardwise.plans import OBJECTIVES
 
     options = record_of(request.JobOptions, locals())
+    run = request.long_run(record_of(request.RunOptions, locals()))
     choices = request.PlanOptions(
         objective=request.choice("--objective", objective, OBJECTIVES),
         frontier=frontier,
@@ -439,12 +510,10 @@ def plan(
         stage_dp=request.stage_dp(stage_dp),
         mixed_stage_rows=request.mixed_stage_rows(mixed_stage_rows, mixed_stage_rows_alias),
     )
-    reliability = request.reliability(
-        mtbf=mtbf, interval=checkpoint_interval, stall=checkpoint_stall, restart=restart, jitter=jitter
-    )
-    if trace_planning.is_requested(events, policy, reliability):
+    if trace_planning.is_requested(events, policy, run):
         return trace_planning.planned(options, choices, events or "", policy, save=save, is_json=is_json)
-    return planning.planned(options, choices, save=save, is_json=is_json, reliability=reliability)
+    form = Form.of(is_json=is_json, is_brief=is_brief, is_verbose=is_verbose)
+    return planning.planned(options, choices, run=run, save=save, form=form)
 
 
 @app.command()
@@ -462,19 +531,35 @@ def evaluate(
     inter_node: InterNode = None,
     calibration: CalibrationFile = None,
     software: SoftwareName = None,
+    attention: AttentionKernel = None,
+    set: SoftwareOptions = None,
+    price: Price = None,
     dtype: Dtype = None,
     optimizer: OptimizerName = "adamw",
     memory_margin: Margin = "0.05",
     expert_imbalance: Imbalance = "1.1",
     save: Annotated[str | None, option("--save", "FILE", "Write the plan file.")] = None,
+    tokens: Tokens = None,
+    steps: RunSteps = None,
+    days: Days = None,
+    power: Power = None,
+    mtbf: Mtbf = None,
+    checkpoint_interval: CheckpointInterval = None,
+    checkpoint_stall: CheckpointStall = None,
+    restart: Restart = None,
+    jitter: Jitter = None,
     is_json: IsJson = False,
+    is_brief: IsBrief = False,
+    is_verbose: IsVerbose = False,
 ) -> Output:
     """Estimate step time and memory of one strategy for MODEL."""
     from shardwise.app.cli import planning, request
     from shardwise.inputs import record_of
 
     options = record_of(request.JobOptions, locals())
-    return planning.evaluated(options, strategy=strategy, target=target, save=save, is_json=is_json)
+    run = request.required_length(record_of(request.RunOptions, locals()))
+    form = Form.of(is_json=is_json, is_brief=is_brief, is_verbose=is_verbose)
+    return planning.evaluated(options, strategy=strategy, target=target, run=run, save=save, form=form)
 
 
 app.command()(frontier)
@@ -519,12 +604,60 @@ def simulate(
     trace: Annotated[
         str | None, option("--trace", "FILE", "Write a trace for https://ui.perfetto.dev.")
     ] = None,
+    plot: Annotated[
+        str | None, option("--plot", "FILE", "Draw every action of the step as an HTML page.")
+    ] = None,
+    target: Annotated[
+        str | None, option("--target", "NAME", "Require that the plan is for this target.")
+    ] = None,
     is_json: IsJson = False,
 ) -> Output:
     """Simulate one training step of a plan and show its timeline."""
     from shardwise.app.cli import simulating
 
-    return simulating.simulated(plan, trace=trace, is_json=is_json)
+    return simulating.simulated(plan, trace=trace, plot=plot, target=target, is_json=is_json)
+
+
+@app.command()
+def report(
+    plan: PlanFile,
+    out: Annotated[
+        str | None, option("--out", "FILE", "HTML page to write. Default: the plan's name with .html.")
+    ] = None,
+    frontier: Annotated[
+        bool, typer.Option("--frontier", help="Search the frontier of step time and memory too.")
+    ] = False,
+    workers: Workers = "1",
+    budget: Budget = None,
+    is_json: IsJson = False,
+) -> Output:
+    """Write a plan as one HTML page: time, memory, pipeline, layout, proof. It needs no network."""
+    from shardwise.app.cli import reporting, request
+
+    return reporting.reported(
+        plan,
+        out=out,
+        has_frontier=frontier,
+        workers=request.workers(workers),
+        budget_s=request.budget(budget),
+        is_json=is_json,
+    )
+
+
+@app.command()
+def serve(
+    port: Annotated[
+        str, typer.Option(metavar="N", help="Port on this machine; 0 takes a free one.")
+    ] = "8765",
+    budget: Annotated[str, typer.Option(metavar="T", help="Time limit of a question.")] = "60s",
+) -> Output:
+    """Serve a page on this machine that asks for plans, compares them and changes the cluster."""
+    from shardwise.app.cli import request, serving
+
+    return serving.served(
+        port=request.count("--port", port, low=0, high=65_535),
+        budget_s=request.duration("--budget", budget, low="1s", high="1h"),
+    )
 
 
 @app.command()
@@ -572,8 +705,9 @@ def explain(
     workers: Workers = "1",
     budget: Budget = None,
     is_json: IsJson = False,
+    is_verbose: IsVerbose = False,
 ) -> Output:
-    """Show why candidates were pruned, the cost of alternatives, and the bottleneck."""
+    """Show where time and memory go, what binds, the best plan with other choices, and the candidates."""
     from shardwise.app.cli import explaining, request
 
     return explaining.explained(
@@ -583,6 +717,7 @@ def explain(
         workers=request.workers(workers),
         budget_s=request.budget(budget),
         is_json=is_json,
+        is_verbose=is_verbose,
     )
 
 
@@ -627,7 +762,7 @@ def validate(
         argument("[ROWS]", "CSV of measured runs (docs/reference/formats.md). Default: the published runs."),
     ] = None,
     by: Annotated[
-        str, typer.Option(metavar="NAME", help="Group rows by source, gpu, family or row.")
+        str, typer.Option(metavar="NAME", help="Group rows by source, software, gpu, family or row.")
     ] = "source",
     level: Annotated[
         str,
@@ -635,6 +770,7 @@ def validate(
             metavar="NAME", help="Rows to use: complete, near (parts of the strategy are assumed) or all."
         ),
     ] = "all",
+    calibration: CalibrationFile = None,
     is_json: IsJson = False,
 ) -> Output:
     """Show the prediction error against measured runs.
@@ -643,7 +779,7 @@ def validate(
     """
     from shardwise.app.cli import measured_runs
 
-    return measured_runs.validated(rows, by=by, level=level, is_json=is_json)
+    return measured_runs.validated(rows, by=by, level=level, calibration=calibration, is_json=is_json)
 
 
 @app.command()
@@ -654,7 +790,9 @@ def fit(
     out: Annotated[str, typer.Option(metavar="FILE", help="File to write the fitted numbers to.")],
     is_json: IsJson = False,
 ) -> Output:
-    """Fit the numbers of devices and software to measured runs."""
+    """Fit the numbers of devices and software to measured runs.
+
+    Fewer than 20 rows give a calibration instead, as `calibrate --from ROWS` does."""
     from shardwise.app.cli import measured_runs
 
     return measured_runs.fitted_file(rows, out, is_json=is_json)

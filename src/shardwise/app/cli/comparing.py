@@ -6,7 +6,7 @@ of the busiest stage and the operators with the largest differences.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from shardwise.accuracy import (
     PARTS,
@@ -22,9 +22,10 @@ from shardwise.app.cli.differing import compared_plans
 from shardwise.app.cli.division import division_text
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.tables import table
+from shardwise.app.web import measured_report_document, page_of, page_suffix_checked, report_page
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import Plan, check_output_path, is_plan_file, plan_hash, read_plan
+from shardwise.plans import Plan, check_output_path, is_plan_file, plan_hash, read_plan, write_file
 from shardwise.sim import read_trace, write_trace
 
 # Plans of operator graphs
@@ -108,16 +109,23 @@ DISAGREES = 4
 _PARTS = ("forward", "backward", "waiting", "after")
 
 
-def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> Output:
+def compared(path: str, measured: str, *, trace: str | None, out: str | None, is_json: bool) -> Output:
     """The answer of `compare` for the plan file at `path` and another one, or a trace, at `measured`; writes
-    both timelines to `trace`. ConfigError where the trace is not of this plan.
+    both timelines to `trace`, and the page to `out`. ConfigError where the trace is not of this plan.
     """
-    if trace is not None:
-        check_output_path("--trace", trace, inputs=(path, measured))
+    for option, file in (("--trace", trace), ("--out", out)):
+        if file is not None:
+            check_output_path(option, file, inputs=(path, measured))
+    if out is not None:
+        page_suffix_checked(out)
     plan = read_plan(path)
     if is_plan_file(measured):
         other = read_plan(measured)
-        return compared_plans(plan, other, other_path=measured, trace=trace, is_json=is_json)
+        found_plans = compared_plans(plan, other, other_path=measured, trace=trace, is_json=is_json)
+        if out is None:
+            return found_plans
+        write_file(out, report_page([plan, other], [path, measured]))
+        return replace(found_plans, notes=[*found_plans.notes, f"wrote {out}"])
     steps = read_trace(measured)
     try:
         found = compare(plan, steps)
@@ -132,6 +140,10 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     if trace is not None:
         write_trace(found.both, trace)
         notes.append(f"wrote {trace}; open it at https://ui.perfetto.dev")
+    if out is not None:
+        document = measured_report_document(plan, path, measured, found)
+        write_file(out, page_of(f"{plan.name} on {plan.cluster.name}", document))
+        notes.append(f"wrote {out}")
     code = DISAGREES if found.order_violation else 0
     if is_json:
         return Output(document=_document(plan, found, trace), notes=notes, code=code)
@@ -151,6 +163,7 @@ def _lines(plan: Plan, found: Comparison) -> list[Line]:
         for part in _PARTS
     ]
     rows += _rows_within(found) if found.operators is None else part_rows(found.operators)
+    rows += _rows_of_critical_rank(found)
     of = division_text(plan)
     return [
         row("compared", (f"{plan.name} on {plan.cluster.name}", "value"), (f"   {of}", "")),
@@ -161,6 +174,27 @@ def _lines(plan: Plan, found: Comparison) -> list[Line]:
         *table(("", "part", "predicted", "measured", "ratio"), rows, left=2),
         *(() if found.operators is None else operator_lines(found.operators)),
     ]  # fmt: skip
+
+
+def _rows_of_critical_rank(found: Comparison) -> list[tuple[str, ...]]:
+    """Computation without communication, all communication, hidden or not, and idle time of the critical
+    rank; they sum to the step."""
+    predicted_times, measured_times = (times[found.critical] for times in (found.predicted, found.measured))
+
+    def alone_s(times: StageBreakdown) -> float:
+        return times.step_s - (times.communication_s or 0.0) - (times.idle_s or 0.0)
+
+    return [
+        (
+            f"rank {found.parts.rank}",
+            "computation alone",
+            *words.pair(alone_s(predicted_times), alone_s(measured_times)),
+        ),
+        *(
+            ("", text, *words.pair(getattr(predicted_times, name), getattr(measured_times, name) or 0.0))
+            for text, name in (("all communication", "communication_s"), ("idle", "idle_s"))
+        ),
+    ]
 
 
 def _rows_within(found: Comparison) -> list[tuple[str, ...]]:
@@ -198,6 +232,7 @@ def _document(plan: Plan, found: Comparison, trace: str | None) -> dict[str, obj
         "predicted_collectives_s": found.predicted_collectives_s,
         "predicted_copies_s": found.predicted_copies_s,
         "predicted_optimizer_s": found.predicted_optimizer_s,
+        "step_parts": found.parts.to_dict(),
         "stages": [
             {
                 "pipeline": pipeline,

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from shardwise.app.cli import documents, words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.division import layout_lines
-from shardwise.app.cli.output import WIDTH, Line, Output, row
+from shardwise.app.cli.output import Line, Output, columns, row
+from shardwise.app.cli.overlap import step_parts_or_none, two_parts_lines
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import Plan
+from shardwise.plans import Plan, StepParts
 from shardwise.search import ResultDifference
 
 Names = tuple[str, str]
@@ -32,7 +33,7 @@ def compared_plans(plan: Plan, other: Plan, *, other_path: str, trace: str | Non
 
 def _lines(plan: Plan, other: Plan) -> Iterator[Line]:
     yield ((" two plans", "title"),)
-    yield (("─" * WIDTH, "dim"),)
+    yield (("─" * columns(), "dim"),)
     for label, one in (("first", plan), ("second", other)):
         yield row(label, (f"{one.name} on {one.cluster.name}", "value"))
         yield from layout_lines(one.best, one.network, one.cluster, one.job)
@@ -41,7 +42,19 @@ def _lines(plan: Plan, other: Plan) -> Iterator[Line]:
     yield from changed_lines(difference)
     yield from _different_questions(plan, other)
     yield ()
-    yield from term_lines(difference, ("first", "second"))
+    names = ("first", "second")
+    yield from term_lines(difference, names)
+    yield from step_lines(step_parts_or_none(plan), step_parts_or_none(other), names)
+
+
+def step_lines(before: StepParts | None, after: StepParts | None, names: Names) -> Iterator[Line]:
+    """Computation, communication, overlap and idle time of both, on the critical rank of each."""
+    rows = list(two_parts_lines(before, after))
+    if rows:
+        yield ()
+        yield _heading("critical rank", names)
+    for label, first, second in rows:
+        yield _row(label, first, second, words.seconds, "")
 
 
 def _different_questions(plan: Plan, other: Plan) -> Iterator[Line]:
@@ -98,7 +111,7 @@ def term_lines(difference: ResultDifference, names: Names) -> Iterator[Line]:
 
 
 def _heading(title: str, names: Names) -> Line:
-    return ((f" {title:<24}{names[0]:>16}{names[1]:>26}{'difference':>16}", "label"),)
+    return ((f" {title:<22}{names[0]:>12}{names[1]:>20}{'difference':>14}", "label"),)
 
 
 def _gib(nbytes: float) -> str:
@@ -131,4 +144,4 @@ def _rows(
 
 def _row(label: str, old: float, new: float, text_of: Texts, style: str, end: str = "") -> Line:
     difference = ("+" if new >= old else "-") + text_of(abs(new - old))
-    return ((f" {label:<24}{text_of(old):>16}{text_of(new):>26}{difference:>16}{end}", style),)
+    return ((f" {label:<22}{text_of(old):>12}{text_of(new):>20}{difference:>14}{end}", style),)

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from shardwise import search
 from shardwise.app.cli import words
-from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.output import LABEL, Line, columns, row
 from shardwise.cluster import Cluster
 from shardwise.graph import OpGraph
 from shardwise.model import Model
@@ -92,7 +92,7 @@ def plan_lines(result: Result) -> Iterator[Line]:
             part = words.percent(number * share / total)
             yield row(label, (many, "value"), (f"   {part} of the batch", "dim"))
             label = ""
-        for at, line in enumerate(words.wrapped(described, " → ", WIDTH - LABEL - 4)):
+        for at, line in enumerate(words.wrapped(described, " → ", columns() - LABEL - 4)):
             yield row(label, (f"{indent}{'→ ' if at else ''}{line}", ""))
             label = ""
     if len(groups) > PIPELINES:

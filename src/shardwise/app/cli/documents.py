@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from shardwise.app.cli.overlap import answer_parts, step_parts_or_none
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plans import (
@@ -14,7 +15,9 @@ from shardwise.plans import (
     Goodput,
     Plan,
     Result,
+    StepParts,
     StrategyFrontier,
+    WholeRun,
     certificate_document,
     optimum_document,
     plan_hash,
@@ -23,18 +26,31 @@ from shardwise.plans import (
     usd_per_billion_tokens,
 )
 from shardwise.questions import Request, Review
-from shardwise.search import Explanation, PlanComparison, PlanOverview, ResultDifference
-from shardwise.strategy import ANY, Job
+from shardwise.search import (
+    Explanation,
+    PlanComparison,
+    PlanOverview,
+    ResultDifference,
+    memory_by_stage,
+)
+from shardwise.strategy import ANY, Job, acting_options, job_record, strategy_record
 from shardwise_verify import PipelineCount, SpaceCount
 
 VERSION = 1
 
 
 def plan_answer(
-    plan: Plan, answer: Answer, goodput: Goodput | None = None, *, not_run: Sequence[str] | None = None
+    plan: Plan,
+    answer: Answer,
+    goodput: Goodput | None = None,
+    whole_run: WholeRun | None = None,
+    *,
+    not_run: Sequence[str] | None = None,
+    run_by: Sequence[str] | None = None,
 ) -> dict[str, object]:
     """`plan --json`; `goodput` is that of the best result, where it is shown; `not_run` lists the parts of
-    the best plan that `shardwise train` does not support, None where it does not run on the devices.
+    the best plan that `shardwise train` does not support, None where it does not run on the devices; `run_by`
+    lists the targets that run a plan without a target.
     `best.strategy` is null if the best plan is uneven."""
     uneven_gap = None if answer.mixed is None else answer.mixed.uneven_gap
     if answer.certificate.space == UNEVEN_SPACE:
@@ -48,9 +64,10 @@ def plan_answer(
         "target": plan.target or ANY,
         "targets": [target_document(one) for one in plan.targets],
         "optimum": optimum_document(plan),
-        "best": _result_with_cost(answer.best, plan.cluster, plan.job, answer),
+        "best": _best_with_cost(plan, answer),
         "runners_up": [
-            _result_with_cost(result, plan.cluster, plan.job, answer) for result in answer.runners_up
+            {**_result_with_cost(result, plan.cluster, plan.job, plan.target, answer), "group": group}
+            for result, group in zip(answer.runners_up, plan.runner_up_groups, strict=True)
         ],
         "devices_used": plan.devices,
         **_parts(answer),
@@ -59,7 +76,9 @@ def plan_answer(
             None if answer.frontier is None else certificate_document(answer.frontier.certificate)
         ),
         "goodput": None if goodput is None else asdict(goodput),
+        **whole_run_key(whole_run),
         "not_run": None if not_run is None else list(not_run),
+        "run_by": None if run_by is None else list(run_by),
         "is_proven": answer.is_proven,
         "priced_as": list(plan.priced_as),
         "uneven_gap": None if plan.priced_as else uneven_gap,
@@ -83,7 +102,7 @@ def _points(frontier: StrategyFrontier, best: Result) -> list[dict[str, object]]
     """The points of a frontier of step time and memory, fastest first."""
     return [
         {
-            "strategy": asdict(point.strategy),
+            "strategy": strategy_record(point.strategy),
             "step_time_s": point.step_time_s,
             "peak_memory_bytes": {"device": point.device_bytes, "capacity": best.peak_memory.capacity},
         }
@@ -91,13 +110,20 @@ def _points(frontier: StrategyFrontier, best: Result) -> list[dict[str, object]]
     ]
 
 
-def evaluation(plan: Plan) -> dict[str, object]:
-    """`evaluate --json`."""
+def whole_run_key(run: WholeRun | None) -> dict[str, object]:
+    """The key `whole_run` of an answer; none where no length of a run was requested."""
+    return {} if run is None else {"whole_run": run.to_dict()}
+
+
+def evaluation(plan: Plan, whole_run: WholeRun | None = None) -> dict[str, object]:
+    """`evaluate --json`; with the `whole_run` where its length is requested."""
+    by_stage = memory_by_stage(plan.model, plan.cluster, plan.job, plan.best.strategy)
     return {
         "schema": "shardwise.evaluation",
         "version": VERSION,
         **question_document(plan.model, plan.cluster, plan.job),
-        "result": _result_with_cost(plan.best, plan.cluster, plan.job),
+        "result": {**_best_with_cost(plan), "memory_by_stage": by_stage},
+        **whole_run_key(whole_run),
     }
 
 
@@ -124,6 +150,8 @@ def explanation(plan: Plan, overview: PlanOverview, found: Explanation | None) -
         ],
         "axes": [asdict(axis) for axis in found.axes],
         "binding": asdict(found.binding),
+        "relaxed": [asdict(one) for one in found.relaxed],
+        "unsearched": found.unsearched,
         "agrees": found.agrees,
     }
 
@@ -137,8 +165,11 @@ def comparison(plan: Plan, found: PlanComparison, *, kind: str, requested: str) 
         "asked": requested,
         "priced_as": list(found.answer.certificate.priced_as),
         "cluster": question_document(question.model, question.cluster, question.job)["cluster"],
-        "job": asdict(question.job),
-        "result": _result_with_cost(found.after, question.cluster, question.job),
+        "job": job_record(question.job),
+        "result": {
+            **_result_with_cost(found.after, question.cluster, question.job, plan.target),
+            "step_parts": _parts_document(answer_parts(found)),
+        },
         "certificate": certificate_document(found.answer.certificate),
         "difference": _difference(found),
     }
@@ -162,8 +193,8 @@ def plan_comparison(plan: Plan, other: Plan) -> dict[str, object]:
         "version": VERSION,
         "plan_hash": plan_hash(plan),
         "other_hash": plan_hash(other),
-        "best": _result_with_cost(plan.best, plan.cluster, plan.job),
-        "other": _result_with_cost(other.best, other.cluster, other.job),
+        "best": _best_with_cost(plan),
+        "other": _best_with_cost(other),
         "difference": _difference(ResultDifference(before=plan.best, after=other.best)),
     }
 
@@ -185,7 +216,7 @@ def _explained(plan: Plan, kind: str) -> dict[str, object]:
         "version": VERSION,
         "kind": kind,
         "plan_hash": plan_hash(plan),
-        "best": _result_with_cost(plan.best, plan.cluster, plan.job),
+        "best": _best_with_cost(plan),
     }
 
 
@@ -215,6 +246,7 @@ def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, obj
             "name": model.name,
             "parameters": parameters(model),
             "active_parameters": active_parameters(model),
+            "notes": list(model.notes),
         },
         "cluster": {
             "name": cluster.name,
@@ -223,19 +255,29 @@ def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, obj
             "classes": list(cluster.classes),
             "assumptions": list(cluster.assumptions),
         },
-        "job": asdict(job),
+        "job": job_record(job),
         "priced_as": list(cluster.priced_as),
     }
 
 
+def _best_with_cost(plan: Plan, answer: Answer | None = None) -> dict[str, object]:
+    """The best result of a plan, as `_result_with_cost`, with the parts of its step."""
+    result = _result_with_cost(plan.best, plan.cluster, plan.job, plan.target, answer)
+    return {**result, "step_parts": _parts_document(step_parts_or_none(plan))}
+
+
+def _parts_document(parts: StepParts | None) -> dict[str, object] | None:
+    return None if parts is None else parts.to_dict()
+
+
 def _result_with_cost(
-    result: Result, cluster: Cluster, job: Job, answer: Answer | None = None
+    result: Result, cluster: Cluster, job: Job, target: str | None, answer: Answer | None = None
 ) -> dict[str, object]:
-    """A result with its cost; with the step times that plans of mixed clusters are compared with, and what
-    stays idle, if it is one of an answer."""
+    """A result for a target, with its cost; with the step times that plans of mixed clusters are compared
+    with, and what stays idle, if it is one of an answer."""
     mixed = None if answer is None else answer.mixed
     return {
-        **result_document(result),
+        **result_document(result, acting_options(target, job.profile, result.fields)),
         "usd_per_billion_tokens": usd_per_billion_tokens(cluster, job, result.step_time_s),
         "uniform_step_time_s": None if mixed is None else mixed.uniform_step_time_s,
         "fastest_class_step_time_s": None if mixed is None else mixed.fastest_class_step_time_s,

@@ -10,12 +10,15 @@ from shardwise.app.cli.request import choice, count, duration
 from shardwise.app.cli.words import counted, wrapped
 from shardwise.cluster import (
     EVENT_KINDS,
+    MAX_TRACE_BYTES,
     EventTrace,
     convert_events,
     events_text,
     generate_events,
     load_cluster,
 )
+from shardwise.errors import ConfigError
+from shardwise.inputs import printable
 from shardwise.plans import check_output_path, write_file
 from shardwise.units import format_seconds
 
@@ -57,6 +60,12 @@ def _written(trace: EventTrace, out: str | None, *, is_json: bool, dropped_notes
     notes = [f"shardwise: {text}" for text in dropped_notes]
     text = events_text(trace)
     if out is not None:
+        if len(text) > MAX_TRACE_BYTES:
+            raise ConfigError(
+                "would be too large to be read as a trace", file=printable(out),
+                found=f"{len(text)} bytes for {len(trace.events)} events",
+                allowed=f"at most {MAX_TRACE_BYTES} bytes: a shorter --length",
+            )  # fmt: skip
         write_file(out, text.encode())
         notes.append(f"wrote {out}")
     kinds = Counter(KIND_NAMES[type(event).__name__] for event in trace.events)

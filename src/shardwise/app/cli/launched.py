@@ -1,7 +1,6 @@
-"""Processes that torchrun or another launcher started: their rank from environment variables, and signals.
+"""Processes that torchrun or another launcher started: their rank from environment variables.
 
 `launched_rank_of` reads RANK and WORLD_SIZE; `report_on_rank_0` leaves common errors to rank 0.
-`signals_as_interrupts` turns SIGTERM and SIGHUP into KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -81,47 +78,3 @@ def report_on_rank_0() -> Iterator[None]:
         if TORCHRUN_VARIABLE in os.environ and launched_rank_of(os.environ).rank:
             raise SystemExit(REFUSED) from None
         raise
-
-
-# Signals
-
-TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-
-
-@contextlib.contextmanager
-def signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the code under this context as Ctrl-C does, so that it can clean up.
-
-    Signals after the first are ignored. A signal that is ignored already (`nohup`) stays ignored, and after
-    `ignore_termination` all are.
-    """
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-    taken = [number for number in TERMINATION_SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
-
-    def interrupt(number: int, frame: object) -> None:
-        for each in taken:
-            signal.signal(each, _ignore)
-        raise KeyboardInterrupt
-
-    for number in taken:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in taken:
-            if signal.getsignal(number) in (interrupt, _ignore):
-                signal.signal(number, signal.SIG_DFL)
-
-
-def _ignore(number: int, frame: object) -> None:
-    """A handler that does nothing: the process is ending."""
-
-
-def ignore_termination() -> None:
-    """Ignore SIGTERM and SIGHUP from now on, so that the process can report and exit; launchers send SIGKILL
-    after a while."""
-    if threading.current_thread() is threading.main_thread():
-        for number in TERMINATION_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)

@@ -7,49 +7,58 @@ group or per row, and the skipped rows with reasons.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from shardwise.accuracy import (
     GROUPINGS,
+    LEAST_RUNS,
     LEVELS,
     SHIPPED,
+    Errors,
     Fault,
     Group,
     JudgedRow,
+    LeftOutErrors,
     Skipped,
     Validation,
     fit_document,
     fit_rows,
+    left_out_errors,
     read_rows,
     skipped_by_reason,
     validate,
 )
+from shardwise.app.cli.calibrating import CPU, calibrated
 from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
 from shardwise.app.cli.request import choice
 from shardwise.app.cli.tables import table
 from shardwise.app.cli.words import GIB, counted, percent, seconds, shortened
 from shardwise.errors import ConfigError
-from shardwise.inputs import printable
+from shardwise.inputs import printable, read_mapping
 from shardwise.plans import check_output_path, write_file
-from shardwise.strategy import strategy_text
+from shardwise.strategy import read_calibration, strategy_text
 
 
 def fitted_file(path: str, out: str, *, is_json: bool) -> Output:
-    """The answer of `fit`: fits the rows at `path` and writes the numbers to `out`. ConfigError where nothing
-    can be fitted; nothing is written then."""
+    """The answer of `fit`: fits the rows at `path` and writes the numbers to `out`, those of the package for
+    LEAST_RUNS rows or more, else a calibration. ConfigError where nothing can be fitted; nothing is written
+    then."""
     check_output_path("--out", out, inputs=(path,))
     rows, unread = read_rows(path)
+    if len(rows) < LEAST_RUNS:
+        found = calibrated(out=out, devices=CPU, cluster=None, links=False, sources=(path,), threads=None)
+        return replace(found, lines=(), document=dict(read_mapping(out))) if is_json else found
     try:
-        found = fit_rows(rows)
+        fit = fit_rows(rows)
     except ConfigError as error:
         raise error.within(file=printable(path)) from None
-    document: dict[str, Any] = fit_document(found)
+    document: dict[str, Any] = fit_document(fit)
     write_file(out, (json.dumps(document, indent=1) + "\n").encode())
     notes = [
         f"wrote {printable(out)}: {counted(document['fitted_numbers'], 'number')} from "
-        f"{counted(document['runs'], 'run')}, {len(unread) + len(found.faults)} rows skipped"
+        f"{counted(document['runs'], 'run')}, {len(unread) + len(fit.faults)} rows skipped"
     ]
     if is_json:
         return Output(document=document, notes=notes)
@@ -76,17 +85,26 @@ _LINES = 5
 """Most runs of line numbers that are listed per reason."""
 
 
-def validated(path: str | None, *, by: str, level: str, is_json: bool) -> Output:
-    """The answer of `validate` for the rows at `path`; None stands for the published runs. ConfigError for
-    unknown options, and for a file without a readable row."""
+def validated(
+    path: str | None, *, by: str, level: str, is_json: bool, calibration: str | None = None
+) -> Output:
+    """The answer of `validate` for the rows at `path`; None stands for the published runs. `calibration` is
+    the path of a calibration. ConfigError for unknown options, and for a file without a readable row."""
     choice("--by", by, GROUPINGS)
     choice("--level", level, LEVELS)
-    found = validate(str(SHIPPED) if path is None else path, by=by, level=level)
+    known = None if calibration is None else read_calibration(calibration)
+    found = validate(str(SHIPPED) if path is None else path, by=by, level=level, calibration=known)
     name = "the published rows" if path is None else printable(path)
     if is_json:
-        return Output(document=_document(found, name))
+        shipped = path is None and calibration is None
+        return Output(
+            document=_document(found, name) | {"left_out": _left_out_document() if shipped else None}
+        )
     lines = _row_lines(found) if by == "row" else _group_lines(found)
-    return Output(lines=[*_head(found, name), *lines, *_workload_lines(found), *_skipped_lines(found.faults)])
+    lines = [*_head(found, name), *lines, *_workload_lines(found), *_memory_lines(found)]
+    if path is None and calibration is None:
+        lines = [*lines, *_left_out_lines(left_out_errors())]
+    return Output(lines=[*lines, *_skipped_lines(found.faults)])
 
 
 def _head(found: Validation, name: str) -> list[Line]:
@@ -109,6 +127,28 @@ def _group_lines(found: Validation) -> list[Line]:
         (f" {found.by}", *_HEADER), [(f" {shortened(name, 18)}", *cells) for name, *cells in rows], left=1
     )
     return [*lines, tuple((text, "value") for text, _ in last)]
+
+
+_MEMORY_HEADER = ("peaks", "mean", "median", "bias", "worst", "over 10 % too small", "in band")
+
+
+def _memory_lines(found: Validation) -> list[Line]:
+    """Errors of peak memory: one line per group that has measured peaks, and one for all rows."""
+    groups = [] if found.by == "row" else [group for group in found.groups if group.memory is not None]
+    rows = [
+        (f" {shortened(group.name, 18)}", *_memory_cells(group.memory, group.memory_band_coverage))
+        for group in (*groups, found.overall)
+        if group.memory is not None
+    ]
+    if not rows:
+        return []
+    *lines, last = table((" peak memory", *_MEMORY_HEADER), rows, left=1)
+    return [(), *lines, tuple((text, "value") for text, _ in last)]
+
+
+def _memory_cells(memory: Errors, coverage: float | None) -> tuple[str, ...]:
+    sizes = (memory.mape, memory.median, memory.bias, memory.worst)
+    return f"{memory.n:,}", *map(_percent, sizes), _percent(memory.too_small, 0), _percent(coverage, 0)
 
 
 def _cells(group: Group) -> tuple[str, ...]:
@@ -178,6 +218,37 @@ def _workload_lines(found: Validation) -> list[Line]:
     return [(), ((f" {text}", "dim"),)]
 
 
+def _left_out_lines(found: LeftOutErrors) -> Iterator[Line]:
+    """Errors of groups that were left out of the fit, and after measured steps of the same machine."""
+    header = (" left out", "rows", "fitted", "left out", "one constant", "tau", "regret")
+    rows = [
+        (
+            f" {shortened(f'{group.kind} {group.name}', 24)}",
+            f"{group.rows:,}",
+            *(percent(value, 1) for value in (group.fitted, group.error, group.with_constant)),
+            "-" if group.tau is None else f"{group.tau:.2f}",
+            _percent(group.worst_regret),
+        )
+        for group in found.groups
+    ]
+    yield ()
+    yield from table(header, rows, left=1)
+    yield ()
+    points = [
+        (f" {point.kind}", f"{point.steps}", percent(point.before, 1), percent(point.after, 1))
+        for point in found.curve
+    ]
+    yield from table((" measured steps of", "steps", "error before", "after"), points, left=1)
+
+
+def _left_out_document() -> dict[str, object]:
+    found = left_out_errors()
+    return {
+        "groups": [asdict(group) for group in found.groups],
+        "curve": [asdict(point) for point in found.curve],
+    }
+
+
 def _skipped_lines(faults: Sequence[Fault]) -> list[Line]:
     """Reasons for skipped rows with their line numbers, the most frequent first."""
     lines: list[Line] = [()] if faults else []
@@ -240,9 +311,12 @@ def _group_document(group: Group) -> dict[str, object]:
         "regret": group.regret,
         "memory_n": 0 if memory is None else memory.n,
         "memory_mape": None if memory is None else memory.mape,
+        "memory_median": None if memory is None else memory.median,
         "memory_bias": None if memory is None else memory.bias,
         "memory_worst": None if memory is None else memory.worst,
+        "memory_too_small": None if memory is None else memory.too_small,
         "band_coverage": group.band_coverage,
+        "memory_band_coverage": group.memory_band_coverage,
     }
 
 
@@ -264,6 +338,7 @@ def _row_document(one: JudgedRow) -> dict[str, object]:
         "error": one.error,
         "measured_gib": None if one.measured_bytes is None else one.measured_bytes / GIB,
         "predicted_gib": one.predicted_bytes / GIB,
+        "memory_band_gib": [end / GIB for end in one.memory_band_bytes],
         "memory_kind": one.memory_kind,
         "memory_error": one.memory_error if has_memory else None,
         "assumed": list(one.assumed),
@@ -274,7 +349,7 @@ def _row_document(one: JudgedRow) -> dict[str, object]:
 def _fault_document(fault: Fault) -> dict[str, object]:
     """A skipped row: the keys of a used row with null values, and the reason."""
     nothing = ("device", "strategy", "measured_s", "predicted_s", "band_s", "error", "measured_gib",
-               "predicted_gib", "memory_kind", "memory_error")  # fmt: skip
+               "predicted_gib", "memory_band_gib", "memory_kind", "memory_error")  # fmt: skip
     return {
         "id": fault.id,
         "line": fault.line,

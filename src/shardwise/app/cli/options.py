@@ -6,15 +6,25 @@ from typing import Annotated, Any
 
 import typer
 
+from shardwise.app.cli.completion import completer
+
 
 def option(name: str, metavar: str, help_text: str) -> Any:
     """An option whose help shows no default: it has none, or the text names it."""
-    return typer.Option(name, metavar=metavar, help=help_text, show_default=False)
+    return typer.Option(
+        name, metavar=metavar, help=help_text, show_default=False, autocompletion=completer(name)
+    )
 
 
-def argument(metavar: str, help_text: str) -> Any:
-    """An argument whose help shows no default."""
-    return typer.Argument(metavar=metavar, help=help_text, show_default=False)
+def argument(metavar: str, help_text: str, *, completed_as: str | None = None) -> Any:
+    """An argument whose help shows no default. Shells complete it as `completed_as` (default: the
+    metavar)."""
+    return typer.Argument(
+        metavar=metavar,
+        help=help_text,
+        show_default=False,
+        autocompletion=completer(completed_as or metavar),
+    )
 
 
 ModelText = Annotated[
@@ -32,12 +42,14 @@ ModelOrGraphText = Annotated[
         "Transformer: a config.json (file or folder), a cached ORG/NAME of the Hugging Face Hub, "
         "a YAML of dimensions, or a catalogue name. "
         "Operator graph: a YAML or JSON of operators, or graph:NAME (see `shardwise graphs`).",
+        completed_as="MODEL or graph",
     ),
 ]
 PlanClusterText = Annotated[
     str | None,
     typer.Option(
         "--cluster",
+        autocompletion=completer("--cluster"),
         metavar="C",
         help="Cluster of a plan, as of `plan`. Default: the one that the plan was made for, with its idle "
         "nodes.",
@@ -61,6 +73,15 @@ InterNode = Annotated[
         "--inter-node", "RATE", "Bandwidth of each network card: 200Gb/s; 4x200Gb/s for four cards per node."
     ),
 ]
+Price = Annotated[
+    str | None,
+    option(
+        "--price",
+        "USD",
+        "Price per device and hour: 2.9, or a list price such as aws:3-years. Default: the list price on"
+        " demand.",
+    ),
+]
 CalibrationFile = Annotated[
     str | None,
     option(
@@ -74,7 +95,13 @@ Dtype = Annotated[
     option("--dtype", "D", "Training precision. Default: the best 16-bit type that all devices support."),
 ]
 OptimizerName = Annotated[
-    str, typer.Option("--optimizer", metavar="O", help="Optimizer: adamw, adafactor, sgd or muon.")
+    str,
+    typer.Option(
+        "--optimizer",
+        autocompletion=completer("--optimizer"),
+        metavar="O",
+        help="Optimizer: adamw, adafactor, sgd or muon.",
+    ),
 ]
 Margin = Annotated[
     str, typer.Option("--memory-margin", metavar="X", help="Fraction of device memory to leave free.")
@@ -91,6 +118,7 @@ Space = Annotated[
     str,
     typer.Option(
         "--space",
+        autocompletion=completer("--space"),
         metavar="NAME|FILE",
         help="Search space: default, core, or a YAML file with a base and the values of some axes.",
     ),
@@ -117,12 +145,49 @@ SoftwareName = Annotated[
         "Price as this software instead of the target's own: a target, or a profile such as megatron-2024.",
     ),
 ]
+AttentionKernel = Annotated[
+    str | None,
+    option(
+        "--attention",
+        "KERNEL",
+        "Attention kernel, as --set attention=KERNEL: flash, efficient (of PyTorch), or unfused (scores in "
+        "memory). Default: that of the software and its version on these devices.",
+    ),
+]
+SoftwareOptions = Annotated[
+    str | None,
+    option(
+        "--set",
+        "K=V,...",
+        "Set options of the software: tp_comm_overlap=on|off, ep_overlap=on|off, "
+        "grad_reduce_dtype=fp32|bf16, moment_dtype=fp32|bf16, attention=flash|efficient|unfused, "
+        "loss=eager|fused, offload_modules=core_attn+attn_proj, recompute_modules=core_attn+mlp. Default: "
+        "what the target does by itself, or is never slower with.",
+    ),
+]
 Tolerance = Annotated[
     str,
     typer.Option(
         "--tolerance",
         metavar="X",
         help="How much slower than the optimum the recommended strategy may be, where it is simpler.",
+    ),
+]
+Tokens = Annotated[
+    str | None,
+    option("--tokens", "N", "Length of the whole run in tokens, such as 15T: shows days, money and energy."),
+]
+RunSteps = Annotated[str | None, option("--steps", "N", "Length of the whole run in optimizer steps.")]
+Days = Annotated[
+    str | None, option("--days", "X", "Length of the whole run in days: shows how many tokens it trains.")
+]
+Power = Annotated[
+    str | None,
+    option(
+        "--power",
+        "W",
+        "Power of a device in a whole run, such as 1.2kW. Default: its rated power, without servers and"
+        " cooling.",
     ),
 ]
 Mtbf = Annotated[
@@ -154,6 +219,10 @@ Jitter = Annotated[
 UseAll = Annotated[bool, typer.Option("--use-all", help="Use all devices, even where fewer are faster.")]
 AllowIdle = Annotated[bool, typer.Option("--allow-idle", hidden=True)]
 IsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document (docs/reference/formats.md).")]
+IsBrief = Annotated[bool, typer.Option("--brief", help="Print one line.")]
+IsVerbose = Annotated[
+    bool, typer.Option("--verbose", help="Print all counts, reasons, alternatives and assumptions.")
+]
 
 
 Workers = Annotated[str, typer.Option("--workers", metavar="N", help="Worker processes of the search.")]
@@ -190,12 +259,12 @@ OptionalSeqLen = Annotated[
     str | None, option("--seq-len", "N", "Tokens per sequence. Default: the maximum of the model, else 4096.")
 ]
 Mode = Annotated[
-    str,
-    typer.Option(
+    str | None,
+    option(
         "--mode",
-        metavar="NAME",
-        help="Choose the fastest point (time), the fewest devices (devices), or none and show a table per "
-        "device count (profile).",
+        "NAME",
+        "Choose the fastest point (time), the fewest devices (devices), or none and show a table per "
+        "device count (profile). Default: time; profile for a whole run.",
     ),
 ]
 MemoryLimit = Annotated[
@@ -203,6 +272,21 @@ MemoryLimit = Annotated[
 ]
 DeviceCounts = Annotated[
     str | None, option("--devices", "N,...", "Device counts to search: 1,2,4. Default: those of the mode.")
+]
+Objective = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        autocompletion=completer("--objective"),
+        metavar="NAME",
+        help="Objective to minimise: time, memory, devices or cost.",
+    ),
+]
+HasFrontier = Annotated[
+    bool, typer.Option("--frontier", help="Add the exact Pareto frontier of step time and memory.")
+]
+Exhaustive = Annotated[
+    bool, typer.Option("--exhaustive", help="Evaluate every feasible candidate, without pruning.")
 ]
 Objectives = Annotated[
     str,

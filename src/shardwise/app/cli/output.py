@@ -11,15 +11,13 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
 from shardwise.errors import ConfigError, Infeasible, InternalError
-
-INTERRUPTED = 130
-"""Exit code of an interrupted search or command."""
 
 Span = tuple[str, str]
 """Text and its style, a key of STYLES."""
@@ -41,7 +39,11 @@ STYLES: Mapping[str, str] = {
 }
 
 WIDTH = 100
-"""Columns of text for people."""
+"""Columns of tables that have one width everywhere."""
+
+NARROWEST, USUAL, WIDEST = 60, 80, 120
+"""Fewest columns of a card, those where no terminal is written to, and most columns: longer lines are hard to
+read."""
 
 LABEL = 15
 """Columns of the labels at the left of a card."""
@@ -49,12 +51,36 @@ LABEL = 15
 _ASCII: dict[str, str | int | None] = {
     "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": "", "▎": "", "▏": "",
     "░": ".", "─": "-", "·": "-", "×": "x", "±": "+-", "│": "|", "…": "...", "≤": "<=", "≥": ">=",
+    "→": "->",
 }  # fmt: skip
+
+
+def columns() -> int:
+    """Columns of cards: those of the terminal, or COLUMNS; USUAL where stdout is no terminal."""
+    return min(max(shutil.get_terminal_size((USUAL, 24)).columns, NARROWEST), WIDEST)
 
 
 def row(label: str, *spans: Span) -> Line:
     """A line of a card."""
     return ((f" {label:<{LABEL - 1}}", "label"), *spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How an answer is written: as JSON, in one line, or with everything."""
+
+    is_json: bool = False
+    is_brief: bool = False
+    is_verbose: bool = False
+
+    @classmethod
+    def of(cls, *, is_json: bool, is_brief: bool = False, is_verbose: bool = False) -> Form:
+        """ConfigError where more than one of them is given."""
+        given = (("--json", is_json), ("--brief", is_brief), ("--verbose", is_verbose))
+        names = [name for name, is_given in given if is_given]
+        if len(names) > 1:
+            raise ConfigError(f"cannot be combined with {names[1]}", key=names[0], allowed="one of them")
+        return cls(is_json=is_json, is_brief=is_brief, is_verbose=is_verbose)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,32 +118,14 @@ def print_notes(lines: Iterable[str]) -> None:
     """Write lines to stderr. An stderr that cannot be written is no error."""
     if sys.stderr is None:
         return
+    from shardwise.app.cli.activity import clear_activity  # which needs this module
+
+    clear_activity()
     try:
         sys.stderr.write("".join(f"{line}\n" for line in lines))
         sys.stderr.flush()
     except OSError:
         silence(sys.stderr)
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Callable[[str], None] | None]:
-    """A function that shows the progress of a search on one line of stderr, which is cleared at the end; None
-    where stderr is not a terminal.
-    """
-    stderr: TextIO | None = sys.stderr
-    if stderr is None or not stderr.isatty():
-        yield None
-        return
-
-    def show(text: str) -> None:
-        with contextlib.suppress(OSError):
-            stderr.write(f"\r\x1b[K{text[: WIDTH - 1]}")
-            stderr.flush()
-
-    try:
-        yield show
-    finally:
-        show("")
 
 
 def silence(stream: TextIO | None) -> None:
@@ -185,8 +193,12 @@ class Failure:
         head = "infeasible" if self.kind == "infeasible" else "error"
         lines = [f"shardwise: {head}: {one_line(self.line or self.message)}"]
         if self.reasons:
+            from shardwise.app.cli.words import reason_text  # above this module
+
             counts = sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))
-            lines.append("  rejected: " + ", ".join(f"{reason} {count:,}" for reason, count in counts))
+            lines.append(
+                "  rejected: " + "; ".join(f"{count:,} {reason_text(code)}" for code, count in counts)
+            )
         lines += [f"  would fit: {one_line(relaxation)}" for relaxation in self.relaxations]
         return lines
 

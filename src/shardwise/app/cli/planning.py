@@ -5,15 +5,29 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from shardwise import api, search
 from shardwise.app.cli import card, documents, tables
-from shardwise.app.cli.output import INTERRUPTED, Output, progress
-from shardwise.app.cli.request import JobOptions, PlanOptions, job_arguments, load_request
+from shardwise.app.cli.activity import progress
+from shardwise.app.cli.output import Form, Output
+from shardwise.app.cli.overlap import step_parts_or_none
+from shardwise.app.cli.request import JobOptions, LongRun, PlanOptions, job_arguments, load_request
+from shardwise.app.cli.target_words import target_words
 from shardwise.cluster import Cluster
 from shardwise.errors import InternalError
+from shardwise.interrupts import INTERRUPTED
 from shardwise.launch import not_run
-from shardwise.plans import GOODPUT_FROM_DEVICES, Goodput, Plan, Reliability, check_output_path, goodput_of
+from shardwise.plans import (
+    GOODPUT_FROM_DEVICES,
+    Goodput,
+    Plan,
+    Reliability,
+    WholeRun,
+    check_output_path,
+    goodput_of,
+    whole_run_of,
+)
 from shardwise.questions import (
     MIXED_POOL_STAGES,
     OWN_TARGET,
@@ -22,8 +36,9 @@ from shardwise.questions import (
     fields,
     require_candidates,
     space_choice,
+    targets_that_run,
 )
-from shardwise.strategy import target_of
+from shardwise.strategy import target_of, target_of_options
 from shardwise.targets import EXPORTERS
 
 
@@ -48,14 +63,14 @@ def planned(
     options: JobOptions,
     plan_options: PlanOptions,
     *,
+    run: LongRun,
     save: str | None,
-    is_json: bool,
-    reliability: Reliability | None = None,
+    form: Form,
 ) -> Output:
     """The answer of `plan`; writes the plan file where `save` names one.
 
-    Goodput is shown on large clusters, and where `reliability` is given. An interrupted search answers with
-    the incumbent and exit code 130.
+    Goodput is shown on large clusters, and where an option of a long `run` is given. An interrupted search
+    answers with the incumbent and exit code 130.
     """
     if save is not None:
         check_output_path("--save", save, inputs=inputs_of(options, plan_options.space))
@@ -77,7 +92,7 @@ def planned(
             budget=plan_options.budget_s,
             progress=show,
         )
-    return _plan_output(plan, options, plan_options, save=save, is_json=is_json, reliability=reliability)
+    return _plan_output(plan, options, plan_options, run=run, save=save, form=form)
 
 
 def inputs_of(options: JobOptions, space: str) -> tuple[str, ...]:
@@ -97,15 +112,15 @@ def _plan_output(
     options: JobOptions,
     plan_options: PlanOptions,
     *,
+    run: LongRun,
     save: str | None,
-    is_json: bool,
-    reliability: Reliability | None,
+    form: Form,
 ) -> Output:
     """Card or document of a plan; writes its file too."""
     answer = plan.answer
     if answer is None or answer.whole is None:
         raise InternalError("a plan without the answer of its search")
-    goodput = _goodput_if_shown(plan, reliability)
+    goodput, whole_run = _goodput_if_shown(plan, run), _whole_run(plan, run)
     notes, code = _exit_status(answer.is_interrupted)
     unsupported = not_run(plan)
     notes += train_warnings(unsupported, plan.cluster, save) if plan.target in (None, OWN_TARGET) else []
@@ -116,31 +131,58 @@ def _plan_output(
         )
     if save is not None:
         notes.append(f"wrote {save} ({api.save(plan, save)})")
-    if is_json:
-        document = documents.plan_answer(plan, answer, goodput, not_run=unsupported)
+    run_by = targets_that_run(plan) if plan.target is None else None
+    if form.is_json:
+        document = documents.plan_answer(plan, answer, goodput, whole_run, not_run=unsupported, run_by=run_by)
         return Output(document=document, notes=notes, code=code)
+    if form.is_brief:
+        return Output(lines=[card.brief_line(plan.best, plan.target, answer)], notes=notes, code=code)
     lines = card.answer_card(
         answer,
         model=plan.model,
         cluster=plan.cluster,
         job=plan.job,
         of_devices=answer.whole.devices,
-        target=plan.target,
         tolerance=plan.question.tolerance,
+        run_by=run_by,
         goodput=goodput,
-        next_commands=_after_plan(plan, options, plan_options, save=save),
+        shown=_shown(plan, _after_plan(plan, options, plan_options, save=save), form, whole_run),
     )
     return Output(lines=lines, notes=notes, code=code)
 
 
-def _goodput_if_shown(plan: Plan, reliability: Reliability | None) -> Goodput | None:
-    if reliability is None and plan.cluster.devices < GOODPUT_FROM_DEVICES:
+def _shown(plan: Plan, next_commands: Sequence[str], form: Form, whole_run: WholeRun | None) -> card.Shown:
+    """What the card of a plan shows besides the answer."""
+    return card.Shown(
+        target=plan.target,
+        target_words=target_words(plan),
+        options=plan.options,
+        next_commands=next_commands,
+        whole_run=whole_run,
+        is_verbose=form.is_verbose,
+        parts=step_parts_or_none(plan),
+    )
+
+
+def _goodput_if_shown(plan: Plan, run: LongRun) -> Goodput | None:
+    if not run.is_requested and plan.cluster.devices < GOODPUT_FROM_DEVICES:
         return None
-    return goodput_of(plan.best, plan.cluster, reliability or Reliability())
+    return goodput_of(plan.best, plan.cluster, run.reliability or Reliability())
+
+
+def _whole_run(plan: Plan, run: LongRun) -> WholeRun | None:
+    """The whole run under a plan where its length is requested."""
+    return None if run.length is None else whole_run_of(plan, run.length, run.reliability or Reliability())
 
 
 def evaluated(
-    options: JobOptions, *, strategy: str, target: str | None, save: str | None = None, is_json: bool
+    options: JobOptions,
+    *,
+    strategy: str,
+    target: str | None,
+    run: LongRun,
+    save: str | None = None,
+    form: Form,
 ) -> Output:
     """The answer of `evaluate`; writes the plan file where `save` names one. Infeasible with reasons for a
     strategy that is illegal or does not fit."""
@@ -148,12 +190,19 @@ def evaluated(
         check_output_path("--save", save, inputs=(options.model, options.cluster))
     plan = api.evaluate(**job_arguments(options), strategy=strategy, target=target)
     notes = [] if save is None else [f"wrote {save} ({api.save(plan, save)})"]
-    if is_json:
-        return Output(document=documents.evaluation(plan), notes=notes)
+    whole_run = _whole_run(plan, run)
+    if form.is_json:
+        return Output(document=documents.evaluation(plan, whole_run), notes=notes)
     commands = [" ".join(("shardwise plan", *question_arguments(options)))]
     commands += [] if save is None else [f"shardwise simulate {shlex.quote(save)}"]
+    if form.is_brief:
+        return Output(lines=[card.brief_line(plan.best, plan.target)], notes=notes)
     lines = card.evaluation_card(
-        plan.best, model=plan.model, cluster=plan.cluster, job=plan.job, next_commands=commands
+        plan.best,
+        model=plan.model,
+        cluster=plan.cluster,
+        job=plan.job,
+        shown=_shown(plan, commands, form, whole_run),
     )
     return Output(lines=lines, notes=notes)
 
@@ -215,8 +264,19 @@ def _after_plan(
         )
     if plan.question.cluster is None and plan.best.can_be_evaluated:
         text = search.shortest_text(plan.model, plan.cluster, plan.job, plan.strategy)
-        commands.append(" ".join(("shardwise evaluate", *question, "--strategy", shlex.quote(text))))
+        own = plan.target not in (None, OWN_TARGET)
+        target = ["--target", str(plan.target)] if own else []
+        repeated = question_arguments(_with_found_options(options, plan))
+        commands.append(" ".join(("shardwise evaluate", *repeated, *target, "--strategy", shlex.quote(text))))
     return tuple(commands)
+
+
+def _with_found_options(options: JobOptions, plan: Plan) -> JobOptions:
+    """The options of the job with those of the software that the search chose."""
+    searched = target_of_options(plan.target).searched_options
+    found = [f"{name}={plan.options[name]}" for name in searched if name in plan.options]
+    new = [text for text in found if text.partition("=")[0] not in plan.question.options]
+    return replace(options, set=",".join(filter(None, (options.set, *new)))) if new else options
 
 
 def question_arguments(options: JobOptions) -> list[str]:
@@ -227,6 +287,10 @@ def question_arguments(options: JobOptions) -> list[str]:
         ("--seq-len", options.seq_len, None),
         ("--global-batch-size", options.global_batch_size, None),
         ("--calibration", options.calibration, None),
+        ("--software", options.software, None),
+        ("--attention", options.attention, None),
+        ("--set", options.set, None),
+        ("--price", options.price, None),
         ("--dtype", options.dtype, None),
         ("--optimizer", options.optimizer, "adamw"),
         ("--memory-margin", options.memory_margin, "0.05"),

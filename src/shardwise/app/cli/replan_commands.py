@@ -1,4 +1,5 @@
-"""The commands `replan`, `replay`, `events generate` and `events convert`, and their options."""
+"""The commands `replan`, `replay`, `events generate`, `events convert` and `cluster import`, and their
+options."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from shardwise.app.cli.options import (
     OptionalSeqLen,
     PlanClusterText,
     PlanFile,
+    SoftwareName,
     argument,
     option,
 )
@@ -69,6 +71,41 @@ def events_convert(
     return eventing.converted(file, per_node=per_node, out=out, is_json=is_json)
 
 
+cluster_app = typer.Typer(
+    help="Import a cluster from files of other software. Formats: docs/how-to/import-a-cluster.md.",
+    rich_markup_mode=None,
+)
+
+
+@cluster_app.callback()
+def cluster_commands() -> None:
+    """Import a cluster from files of other software. Formats: docs/how-to/import-a-cluster.md."""
+
+
+@cluster_app.command("import")
+def cluster_import(
+    files: Annotated[
+        list[str],
+        argument(
+            "FILE...",
+            "Files of one cluster: Slurm (topology.conf, topology.yaml, scontrol show nodes --json, sinfo"
+            " --json, a hostlist), kubectl get nodes -o json, Topograph, nvidia-smi (-q -x, topo -m), a"
+            " topology of NCCL, output of nccl-tests.",
+        ),
+    ],
+    out: Annotated[str | None, option("--out", "FILE", "Cluster file to write. Default: stdout.")] = None,
+    device: Annotated[
+        str | None, option("--device", "NAME", "Device of all nodes, where the files do not name it.")
+    ] = None,
+    name: Annotated[str | None, option("--name", "NAME", "Name of the cluster.")] = None,
+    is_json: IsJson = False,
+) -> Output:
+    """Write a cluster file from files of Slurm, Kubernetes, NVIDIA and NCCL."""
+    from shardwise.app.cli import importing
+
+    return importing.imported(files, out=out, device=device, name=name, is_json=is_json)
+
+
 Regroup = Annotated[
     str,
     typer.Option(
@@ -117,6 +154,11 @@ def replan(
         ),
     ] = None,
     inter_node: InterNode = None,
+    target: Annotated[
+        str | None,
+        option("--target", "NAME", "Software that runs the plans. Default: the target of the plan."),
+    ] = None,
+    software: SoftwareName = None,
     is_json: IsJson = False,
 ) -> Output:
     """Decide after events: keep the plan, patch it, or migrate."""
@@ -136,6 +178,8 @@ def replan(
                 "--checkpoint-interval", checkpoint_interval, low="0s", high="365d"
             ),
         ),
+        target=target,
+        software=software,
         save=save,
         is_json=is_json,
     )
@@ -176,6 +220,15 @@ def replay(
         str | None, option("--plot", "FILE", "Plot tokens over time as .png, .svg or .html.")
     ] = None,
     inter_node: InterNode = None,
+    target: Annotated[
+        str | None,
+        option(
+            "--target",
+            "NAME",
+            "Software that runs the plans. Default: the target of the plan; for a model as in `plan`.",
+        ),
+    ] = None,
+    software: SoftwareName = None,
     is_json: IsJson = False,
 ) -> Output:
     """Simulate training through a trace of events, by policy."""
@@ -190,6 +243,7 @@ def replay(
         dtype=dtype,
         optimizer=optimizer,
         memory_margin=memory_margin,
+        software=software,
     )
 
     def seconds(option: str, text: str | None, low: str = "0s") -> float | None:
@@ -203,6 +257,7 @@ def replay(
         restart_s=request.duration("--restart", restart, low="0s", high="1d"),
         checkpoint_interval_s=seconds("--checkpoint-interval", checkpoint_interval, "1s"),
         plot=plot,
+        target=target,
     )
     return replaying.replayed(options, replay_options, is_json=is_json)
 
@@ -212,3 +267,4 @@ def add_change_commands(app: typer.Typer) -> None:
     app.command()(replan)
     app.command()(replay)
     app.add_typer(events_app, name="events")
+    app.add_typer(cluster_app, name="cluster")

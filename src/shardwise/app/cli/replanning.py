@@ -43,6 +43,8 @@ def replanned(
     events: str,
     horizon_s: float,
     costs: Costs,
+    target: str | None,
+    software: str | None,
     save: str | None,
     is_json: bool,
 ) -> Output:
@@ -60,6 +62,8 @@ def replanned(
         restart=costs.restart_s,
         checkpoint_interval=costs.checkpoint_interval_s,
         savable=save is not None,
+        target=target,
+        software=software,
     )
     decision, given = found.outcome, found.given
     priced_as = (*found.cluster.priced_as, *given.priced_as)

@@ -16,8 +16,8 @@ from shardwise.app.plot import ReplayPlot, TokenCurve, check_plot_file, write_re
 from shardwise.cluster import Cluster, EventTrace
 from shardwise.errors import ConfigError
 from shardwise.model import Model
-from shardwise.plans import check_output_path, is_plan_file, read_plan
-from shardwise.questions import cluster_after
+from shardwise.plans import PlanQuestion, check_output_path, is_plan_file, read_plan
+from shardwise.questions import SearchArguments, cluster_after, request_and_target, running_by
 from shardwise.replanning import (
     ANY_SPACE,
     KEEP,
@@ -31,6 +31,7 @@ from shardwise.replanning import (
     PolicyRun,
     Prices,
     Replay,
+    allowed_by,
     allowed_space_of,
     arrangement_of,
     best_interval_s,
@@ -57,6 +58,7 @@ class ReplayOptions:
     restart_s: float
     checkpoint_interval_s: float | None
     plot: str | None
+    target: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,7 @@ def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: boo
             replay_options.plot,
             inputs=(options.model, options.cluster or options.model, replay_options.events),
         )
-    subject = _subject(options)
+    subject = _subject(options, replay_options.target)
     given = trace_for(replay_options.events, subject.cluster)
     trace, notes, priced_as = given.trace, given.notes, (*subject.cluster.priced_as, *given.priced_as)
     end_s = replay_options.length_s if replay_options.length_s is not None else trace.end_s
@@ -114,8 +116,9 @@ def _policies(text: str) -> tuple[str, ...]:
     return POLICIES if "all" in names else tuple(names)
 
 
-def _subject(options: JobOptions) -> _Subject:
-    """The subject: a plan file, which has its job, or a model, which needs the options of the job."""
+def _subject(options: JobOptions, target: str | None) -> _Subject:
+    """The subject: a plan file, which has its job, or a model, which needs the options of the job. Their
+    changes are those that `target` runs; by default that of the plan, and for a model the recommended one."""
     if os.path.isfile(options.model) and is_plan_file(options.model):
         job_arguments = {
             "--seq-len": options.seq_len,
@@ -129,6 +132,7 @@ def _subject(options: JobOptions) -> _Subject:
                 raise ConfigError("applies to models; a plan file has its own", key=key, found=str(value))
         plan = read_plan(options.model)
         plan.require_kind("uniform", "uneven", key="PLAN")
+        plan = running_by(plan, target, options.software)
         cluster = cluster_after(plan, options.cluster or None, inter_node=options.inter_node)
         return _Subject(
             model=plan.model,
@@ -143,8 +147,16 @@ def _subject(options: JobOptions) -> _Subject:
     ):
         if not value:
             raise ConfigError("is missing; it is required for a model", key=key, allowed=allowed)
-    request = load_request(options)
-    return _Subject(model=request.model, cluster=request.cluster, job=request.job)
+    request, software = request_and_target(
+        load_request(options), SearchArguments(target=target), has_uneven=True
+    )
+    question = PlanQuestion(target=None if software is None else software.name)
+    return _Subject(
+        model=request.model,
+        cluster=request.cluster,
+        job=request.job,
+        allowed_space=allowed_by(question, request.model, request.job),
+    )
 
 
 def _changes(found: Replay, run: PolicyRun) -> Iterator[tuple[int, EpochChoice]]:

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import nearest, short_repr
-from shardwise.plans import Reliability
+from shardwise.inputs import short_repr, unknown
+from shardwise.plans import Reliability, RunLength
 from shardwise.questions import (
-    DTYPES,
     MAX_COUNT,
     MIXED_POOL_STAGES,
     OPTIMIZERS,
     JobArguments,
     Request,
+    RunArguments,
     request_of,
+    run_length,
 )
 from shardwise.units import parse_quantity
 
@@ -40,6 +41,9 @@ class JobOptions:
     expert_imbalance: str | None = None
     calibration: str | None = None
     software: str | None = None
+    attention: str | None = None
+    set: str | None = None
+    price: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,35 @@ class PlanOptions:
     mixed_stage_rows: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of a long run, as given: its length, and what goodput depends on; None where one was left
+    out."""
+
+    tokens: str | None = None
+    steps: str | None = None
+    days: str | None = None
+    power: str | None = None
+    mtbf: str | None = None
+    checkpoint_interval: str | None = None
+    checkpoint_stall: str | None = None
+    restart: str | None = None
+    jitter: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRun:
+    """The requested length of a run and what its goodput depends on; None where no option says so."""
+
+    length: RunLength | None = None
+    reliability: Reliability | None = None
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether any option is given."""
+        return self.length is not None or self.reliability is not None
+
+
 def job_arguments(options: JobOptions) -> dict[str, Any]:
     """The options as arguments of the functions of `shardwise.api`. ConfigError with the first that is no
     number or no choice."""
@@ -70,14 +103,23 @@ def job_arguments(options: JobOptions) -> dict[str, Any]:
         "global_batch_size": count("--global-batch-size", options.global_batch_size),
         "memory_margin": fraction("--memory-margin", margin, default=0.05, low=0.0, high=0.9),
         "expert_imbalance": fraction("--expert-imbalance", imbalance, default=1.1, low=1.0, high=100.0),
-        "dtype": None if options.dtype is None else choice("--dtype", options.dtype, DTYPES),
+        "dtype": options.dtype,
         "optimizer": choice("--optimizer", options.optimizer, OPTIMIZERS),
         "model": options.model,
         "cluster": options.cluster,
         "inter_node": options.inter_node,
         "calibration": options.calibration,
         "software": options.software,
+        "attention": options.attention,
+        "set": options.set,
+        "price": None if options.price is None else price(options.price),
     }
+
+
+def price(text: str) -> float | str:
+    """Dollars per device and hour, as `2.9` or `2.9USD/h`, or the name of an offer."""
+    plain = text.removesuffix("USD/h").strip()
+    return float(plain) if re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", plain) else text
 
 
 def load_request(options: JobOptions) -> Request:
@@ -134,11 +176,40 @@ def duration(option: str, text: str, *, low: str, high: str, bare: bool = False)
     return value
 
 
-def reliability(
-    *, mtbf: str | None, interval: str | None, stall: str | None, restart: str | None, jitter: str | None
-) -> Reliability | None:
+def long_run(options: RunOptions) -> LongRun:
+    """The options of a long run, read. ConfigError for the first that cannot be used."""
+    return LongRun(length=_run_length(options), reliability=_reliability(options))
+
+
+def required_length(options: RunOptions) -> LongRun:
+    """The same for commands that show nothing else of a long run than the run itself: the other options need
+    a length."""
+    found = long_run(options)
+    if found.length is None and found.reliability is not None:
+        raise ConfigError(
+            "is missing: goodput is that of a whole run", key="--tokens",
+            allowed="--tokens, --steps or --days",
+        )  # fmt: skip
+    return found
+
+
+def _run_length(options: RunOptions) -> RunLength | None:
+    days = options.days
+    return run_length(
+        RunArguments(
+            tokens=options.tokens,
+            steps=None if options.steps is None else count("--steps", options.steps, high=10**9),
+            days=None if days is None else fraction("--days", days, default=0.0, low=0.001, high=36_500.0),
+            power=options.power,
+        )
+    )
+
+
+def _reliability(options: RunOptions) -> Reliability | None:
     """The options about goodput, others at their default; None where none of them is given."""
     given: dict[str, float] = {}
+    mtbf, interval, stall = options.mtbf, options.checkpoint_interval, options.checkpoint_stall
+    restart, jitter = options.restart, options.jitter
     if mtbf is not None:
         given["device_mtbf_s"] = duration("--mtbf", mtbf, low="1h", high="1e8h")
     if interval is not None:
@@ -155,11 +226,7 @@ def reliability(
 def choice(option: str, text: str, choices: Sequence[str]) -> str:
     """`text` where it is one of `choices`."""
     if text not in choices:
-        near = nearest(text, choices)
-        hint = f" (did you mean {near}?)" if near else ""
-        raise ConfigError(
-            f"is not one of the choices{hint}", key=option, found=short_repr(text), allowed=", ".join(choices)
-        )
+        raise unknown("is not one of the choices", text, choices, key=option)
     return text
 
 

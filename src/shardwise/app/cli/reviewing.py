@@ -9,7 +9,8 @@ from typing import Any
 
 from shardwise import api
 from shardwise.app.cli import card, documents, request, words
-from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, progress, row
+from shardwise.app.cli.activity import progress
+from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
 from shardwise.inputs import printable
 from shardwise.questions import Review, ReviewChange
 from shardwise.units import format_seconds
@@ -23,6 +24,7 @@ class ReviewOptions:
 
     cluster: str
     model: str | None
+    trainer: str | None
     measured: str | None
     seq_len: str | None
     global_batch_size: str | None
@@ -40,6 +42,7 @@ class ReviewOptions:
         return {
             "cluster": self.cluster,
             "model": self.model,
+            "trainer": self.trainer,
             "measured": None
             if self.measured is None
             else request.duration("--measured", self.measured, low="1ms", high="30d", bare=True),

@@ -11,15 +11,21 @@ from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.division import PIPELINES, division_text, stage_texts
 from shardwise.app.cli.output import Line, Output
 from shardwise.app.cli.tables import table
+from shardwise.app.web import page_of, page_suffix_checked, timeline_page_document
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import Plan, check_output_path, plan_hash, read_plan
+from shardwise.plans import Plan, check_output_path, plan_hash, read_plan, write_file
+from shardwise.questions import target_name
 from shardwise.search import PipelineTimeline, computing_s, plan_timelines, plan_trace
 from shardwise.sim import gantt, write_trace
+from shardwise.strategy import ANY
 
 VERSION = 1
 CHART_COLUMNS = 82
 """Columns of a Gantt chart without its labels."""
+
+ACTION_COLUMNS = 3
+"""Fewest columns of an action in a chart: a letter and two digits."""
 
 FACT_COLUMNS = 80
 """Most columns of how the plan divides the work."""
@@ -28,15 +34,24 @@ MAX_OPERATORS = 8
 """Most operators that are shown, those with the longest times."""
 
 
-def simulated(path: str, *, trace: str | None, is_json: bool) -> Output:
+def simulated(path: str, *, trace: str | None, plot: str | None, target: str | None, is_json: bool) -> Output:
     """The answer of `simulate` for the plan file at `path`, whose durations are estimated again; writes
-    `trace`.
+    `trace`, and the page `plot`.
 
-    ConfigError for a file that is no plan, or that this version of shardwise estimates otherwise.
+    ConfigError for a file that is no plan, or that this version of shardwise estimates otherwise, and for a
+    plan of another target than `target`, where one is named.
     """
+    name = target_name(target)
     if trace is not None:
         check_output_path("--trace", trace, inputs=(path,))
+    if plot is not None:
+        check_output_path("--plot", page_suffix_checked(plot, key="--plot"), inputs=(path,))
     plan = read_plan(path)
+    if name not in (None, plan.target or ANY):
+        raise ConfigError(
+            "is not the target of the plan", file=printable(path), key="--target", found=name,
+            allowed=plan.target or ANY,
+        )  # fmt: skip
     try:
         pipelines = plan_timelines(plan)
     except ConfigError as error:
@@ -44,6 +59,10 @@ def simulated(path: str, *, trace: str | None, is_json: bool) -> Output:
     if trace is not None:
         write_trace(plan_trace(plan, pipelines), trace)
     notes = [f"wrote {trace}; open it at https://ui.perfetto.dev"] if trace is not None else []
+    if plot is not None:
+        title = f"{plan.name} on {plan.cluster.name}"
+        write_file(plot, page_of(title, timeline_page_document(plan, pipelines)))
+        notes.append(f"wrote {plot}")
     if is_json:
         return Output(document=_document(plan, pipelines, trace), notes=notes)
     return Output(lines=list(_lines(plan, pipelines)), notes=notes)
@@ -67,7 +86,9 @@ def _lines(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Iterator[Line]:
         for at, line in enumerate(words.wrapped(names, " → ", CHART_COLUMNS)):
             yield ((f"  → {line}" if at else line, "value"),)
         first = those[0]
-        for line in gantt(first.timeline, width=CHART_COLUMNS).rstrip("\n").split("\n"):
+        for line in (
+            gantt(first.timeline, width=CHART_COLUMNS, narrowest=ACTION_COLUMNS).rstrip("\n").split("\n")
+        ):
             yield ((line, ""),)
         ends = f"ends after {words.seconds(first.timeline.makespan_s)}"
         yield ((f"{ends}; then {_after(first)}", "dim"),)

@@ -10,20 +10,24 @@ from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.planning import question_arguments, train_warnings
 from shardwise.app.cli.replanning import described, unreachable_lines
-from shardwise.app.cli.request import JobOptions, PlanOptions, job_arguments
+from shardwise.app.cli.request import JobOptions, LongRun, PlanOptions, job_arguments
 from shardwise.errors import ConfigError
 from shardwise.launch import not_run
-from shardwise.plans import PROVEN_GAP, Reliability, TraceChoice, check_output_path, write_plan
+from shardwise.plans import PROVEN_GAP, TraceChoice, check_output_path, write_plan
 from shardwise.questions import JobArguments, Request, SearchArguments, planned_for_trace
 from shardwise.replanning import TracePick, TracePicks, on_nodes
 from shardwise.units import format_seconds
 
 
-def is_requested(events: str | None, policy: str | None, reliability: Reliability | None) -> bool:
+def is_requested(events: str | None, policy: str | None, run: LongRun) -> bool:
     """Whether a plan for a trace is requested. ConfigError for options that need a trace, or exclude one."""
     if events is None and policy is not None:
         raise ConfigError("requires --events", key="--policy", allowed="with --events TRACE")
-    if events is not None and reliability is not None:
+    if events is not None and run.length is not None:
+        raise ConfigError(
+            "cannot be combined with --events", key="--tokens, --steps, --days", allowed="one of the two"
+        )
+    if events is not None and run.is_requested:
         raise ConfigError(
             "cannot be combined with --events",
             key="--mtbf, --checkpoint-interval, --checkpoint-stall, --restart, --jitter",
@@ -67,7 +71,9 @@ def planned(
     # The gap is that of the trace, not that of this plan alone.
     is_proven = found.gap is not None and found.gap <= PROVEN_GAP
     document |= {"is_proven": is_proven, "uneven_gap": None}
-    lines = card.result_card(plan.best, model=plan.model, cluster=plan.cluster, job=plan.job)
+    lines = card.result_card(
+        plan.best, model=plan.model, cluster=plan.cluster, job=plan.job, options=plan.options
+    )
     notes = [*given.notes, *unreachable_lines("unreachable for some time", picks.unreachable)]
     notes += train_warnings(unsupported, plan.cluster, save)
     notes += [] if save is None else [f"wrote {save} ({written})"]

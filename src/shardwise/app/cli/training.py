@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -21,19 +22,19 @@ from shardwise.app.cli.launched import (
     COMMAND_VARIABLE,
     TORCHRUN_VARIABLE,
     LaunchedRank,
-    ignore_termination,
     launched_rank_of,
-    signals_as_interrupts,
 )
-from shardwise.app.cli.output import INTERRUPTED, Line, Output, failure_of, print_notes, row
+from shardwise.app.cli.output import Line, Output, failure_of, print_notes, row
 from shardwise.app.cli.training_run import (
     TrainArguments,
     TrainingRun,
     resumed_log_bytes,
     step_reporter,
 )
+from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
+from shardwise.interrupts import INTERRUPTED, ignore_termination
 from shardwise.plans import check_output_path, plan_hash, read_plan
 from shardwise.sim import Span, Trace, write_trace
 
@@ -126,21 +127,20 @@ def trained(arguments: TrainArguments) -> Output:
     ConfigError where the plan cannot run here; exit code 1 where a rank is lost.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", _PROFILER_LEVEL)
-    with signals_as_interrupts():
-        if TORCHRUN_VARIABLE in os.environ:
-            return trained_by_launcher(arguments)
-        check_files(arguments)
-        return _trained_here(prepared(arguments))
+    if TORCHRUN_VARIABLE in os.environ:
+        return trained_by_launcher(arguments)
+    check_files(arguments)
+    return _trained_here(prepared(arguments))
 
 
 def _trained_here(ready: Prepared) -> Output:
     """Train on processes of this machine."""
-    from shardwise.runtime import RankLost, train_locally
+    from shardwise.runtime import RankLost, only_run, train_locally
 
     run, options, arguments = ready.run, ready.options, ready.run.arguments
     make_folders(arguments)
     try:
-        with step_reporter(run, options.start) as out:
+        with only_run(options.checkpoint), step_reporter(run, options.start) as out:
             spans = train_locally(
                 run.plan, options, report=out.report, restarts=arguments.restarts, on_restart=out.roll_back
             )
@@ -170,11 +170,13 @@ def check_files(arguments: TrainArguments) -> None:
             check_output_path(option, written, inputs=(arguments.path, arguments.data))
 
 
-def prepared(arguments: TrainArguments) -> Prepared:
-    """The requested run, validated. ConfigError where it cannot start."""
+def prepared(arguments: TrainArguments, *, is_writer: bool = True) -> Prepared:
+    """The requested run, validated. ConfigError where it cannot start, also because another run uses its
+    folder; of the ranks of one run only `is_writer` looks for others."""
     plan = read_plan(arguments.path)
     from shardwise.runtime import (
         TrainOptions,
+        check_no_run,
         check_options,
         check_runnable,
         check_unused,
@@ -206,6 +208,8 @@ def prepared(arguments: TrainArguments) -> Prepared:
     if arguments.export is not None and arguments.checkpoint is None:
         raise ConfigError("requires --checkpoint", key="--export", found=arguments.export)
     network.samples(options.data, options.seed).batch(0)
+    if is_writer and arguments.checkpoint is not None:
+        check_no_run(arguments.checkpoint)
     if arguments.resume:
         options = resumed_options(options, plan)
         if arguments.seed not in (None, options.seed):
@@ -289,8 +293,29 @@ def _summary(run: TrainingRun) -> Output:
             row("loss", (f"{first.loss:.4f} to {last.loss:.4f}", "value")),
             row("step time", (words.seconds(typical_s), "time"),
                 (f" measured (median), {words.seconds(last.predicted_s)} predicted", "")),
+            *_doubts(run.plan.cluster),
         ]
     )  # fmt: skip
+
+
+def _doubts(cluster: Cluster) -> Iterator[Line]:
+    """Why a step may take much longer than predicted: processes that share cores, and devices that were not
+    measured."""
+    cores = os.cpu_count() or 1
+    processes = sum(
+        node.devices for node in cluster.nodes if cluster.classes[node.device_class].name == "cpu"
+    )
+    if TORCHRUN_VARIABLE not in os.environ and processes > cores:
+        text = (
+            f"{processes} processes share {words.counted(cores, 'core')}; each is predicted to have its own"
+        )
+        yield row("", (text, "warn"))
+    unmeasured = [name for name, device in cluster.classes.items() if not device.efficiency.is_calibrated]
+    if unmeasured:
+        text = (
+            f"{', '.join(unmeasured)} predicted from datasheets; `shardwise calibrate` measures this machine"
+        )
+        yield row("", (text, "warn"))
 
 
 # Training in a launched process
@@ -314,10 +339,11 @@ def _run_rank(arguments: TrainArguments, launched_rank: LaunchedRank) -> Output:
     rendezvous = Rendezvous(launched_rank.rank, launched_rank.ranks)
     found = _prepare(arguments, launched_rank.rank)
     refusal = rendezvous.agree_on_error(found if isinstance(found, ConfigError) else None)
-    if refusal is None:
-        refusal = rendezvous.agree_on_error(_make_folders(arguments))
-    if isinstance(found, Prepared) and refusal is None:
-        return _train_rank(found.run, found.options, rendezvous)
+    with ExitStack() as held:
+        if refusal is None:
+            refusal = rendezvous.agree_on_error(_make_folders(arguments, launched_rank.rank, held))
+        if isinstance(found, Prepared) and refusal is None:
+            return _train_rank(found.run, found.options, rendezvous)
     lines = failure_of(refusal).lines() if refusal is not None else ()
     return _report(lines, REFUSED, rendezvous, is_reporter=launched_rank.rank == 0)
 
@@ -327,14 +353,20 @@ def _prepare(arguments: TrainArguments, rank: int) -> Prepared | ConfigError:
     try:
         if rank == 0:  # the only rank that writes files
             check_files(arguments)
-        return prepared(arguments)
+        return prepared(arguments, is_writer=rank == 0)
     except ConfigError as error:
         return error
 
 
-def _make_folders(arguments: TrainArguments) -> ConfigError | None:
+def _make_folders(arguments: TrainArguments, rank: int, held: ExitStack) -> ConfigError | None:
+    """Create the folders; rank 0, which prunes checkpoints, locks that of the checkpoints until `held`
+    closes."""
+    from shardwise.runtime import only_run
+
     try:
         make_folders(arguments)
+        if rank == 0:
+            held.enter_context(only_run(arguments.checkpoint))
     except ConfigError as error:
         return error
     return None

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from shardwise.app.cli import words
-from shardwise.app.cli.output import print_notes, progress
+from shardwise.app.cli.activity import progress
+from shardwise.app.cli.output import print_notes
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plans import Plan

@@ -1,4 +1,4 @@
-"""Draws a frontier with matplotlib (extra `plot`): `render` gives the figure and the positions of its points.
+"""Draws a frontier with matplotlib (extra `plot`): `render` gives the figure.
 
 The first part chooses ticks and limits of logarithmic axes; the second draws lines, marks and labels. Labels
 of marks go where they overlap least.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, floor, log, log10
 from typing import TYPE_CHECKING, Any
 
-from shardwise.app.plot.record import Dot, Plot, PlotLine
+from shardwise.app.plot.glyphs import drawable
+from shardwise.app.plot.record import Plot, PlotLine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,6 +111,7 @@ SHAPES = ("*", "s", "^", "P", "v", "X", "p")
 
 STYLE: Any = {
     "font.size": 10.0,
+    "font.family": ["DejaVu Sans"],  # whose characters `drawable` knows
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": FAINT,
@@ -133,12 +135,9 @@ OUTSIDE_COST, OVERLAP_COST = 1000, 30
 
 @dataclass(frozen=True, slots=True)
 class RenderedFigure:
-    """A finished figure, the colours of its lines, and per dot of the plot, in order, its position in points
-    from the left and the top."""
+    """A finished figure."""
 
     figure: Figure
-    colours: tuple[str, ...]
-    places: tuple[tuple[float, float], ...]
 
     def as_bytes(self, form: str) -> bytes:
         """The figure as `png` or `svg`; the same figure gives the same bytes."""
@@ -157,6 +156,7 @@ def render(plot: Plot) -> RenderedFigure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    plot = _drawable(plot)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, facecolor="white")
         canvas = FigureCanvasAgg(figure)
@@ -174,7 +174,17 @@ def render(plot: Plot) -> RenderedFigure:
         _legend(axes, plot, colours)
         figure.text(left, 0.955, plot.title, fontsize=15, fontweight="bold", va="center")
         figure.text(left, 0.905, plot.subtitle, fontsize=10, color=FAINT, va="center")
-    return RenderedFigure(figure, colours, tuple(_places(axes, (dot for _, dot in plot.dots()))))
+    return RenderedFigure(figure)
+
+
+def _drawable(plot: Plot) -> Plot:
+    return replace(
+        plot,
+        title=drawable(plot.title),
+        subtitle=drawable(plot.subtitle),
+        lines=tuple(replace(line, name=drawable(line.name)) for line in plot.lines),
+        marks=tuple(replace(mark, name=drawable(mark.name)) for mark in plot.marks),
+    )
 
 
 def _colours(count: int) -> tuple[str, ...]:
@@ -362,11 +372,3 @@ def _halo() -> list[Any]:
 
 def _repeated(shapes: Sequence[str], count: int) -> list[str]:
     return [shapes[place % len(shapes)] for place in range(count)]
-
-
-def _places(axes: Axes, dots: Iterable[Dot]) -> Iterable[tuple[float, float]]:
-    """Positions of dots in the figure, in points from the left and the top."""
-    scale = POINTS_PER_IN / axes.figure.dpi
-    for dot in dots:
-        x, y = axes.transData.transform((dot.time_s, dot.memory_bytes))
-        yield float(x) * scale, HEIGHT_IN * POINTS_PER_IN - float(y) * scale

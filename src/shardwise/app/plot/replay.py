@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
-from string import Template
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from shardwise.app.plot.draw import DPI, FAINT, GRID, INK, STYLE
+from shardwise.app.plot.glyphs import drawable
+from shardwise.app.web import page_of
 from shardwise.plans import write_file
 from shardwise.units import format_count
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-TEMPLATE = "over_time.html"
+PAGE_SCHEMA = "shardwise.replay-page"
 WIDTH_IN, HEIGHT_IN = 10.0, 6.5
 
 COLOURS = {
@@ -75,7 +74,8 @@ class ReplayPlot:
 def write_replay_plot(path: str, plot: ReplayPlot) -> None:
     """Write `plot` to the file at `path` atomically."""
     form = os.path.splitext(path)[1].lower().removeprefix(".")
-    write_file(path, _page(plot) if form == "html" else _bytes(plot, form))
+    is_page = form == "html"
+    write_file(path, page_of(plot.title, replay_document(plot)) if is_page else _bytes(plot, form))
 
 
 def _bytes(plot: ReplayPlot, form: str) -> bytes:
@@ -104,8 +104,8 @@ def _render(plot: ReplayPlot) -> Figure:
         axes.tick_params(length=0, pad=5)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    figure.text(0.12, 0.955, plot.title, fontsize=15, fontweight="bold", va="center")
-    figure.text(0.12, 0.905, plot.subtitle, fontsize=10, color=FAINT, va="center")
+    figure.text(0.12, 0.955, drawable(plot.title), fontsize=15, fontweight="bold", va="center")
+    figure.text(0.12, 0.905, drawable(plot.subtitle), fontsize=10, color=FAINT, va="center")
     return figure
 
 
@@ -153,17 +153,6 @@ def _nodes(axes: Axes, plot: ReplayPlot) -> None:
     axes.yaxis.label.set_color(INK)
 
 
-def _page(plot: ReplayPlot) -> bytes:
-    svg = _bytes(plot, "svg").decode("utf-8")
-    template = Template(files(__package__).joinpath(TEMPLATE).read_text("utf-8"))
-    return template.substitute(
-        title=escape(plot.title),
-        subtitle=escape(plot.subtitle),
-        svg=svg[svg.index("<svg") :],
-        policies=_table(plot.policies),
-        decisions=_table(plot.decisions),
-    ).encode("utf-8")
-
-
-def _table(rows: tuple[tuple[str, ...], ...]) -> str:
-    return "\n".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
+def replay_document(plot: ReplayPlot) -> dict[str, object]:
+    """The document of the page of a replay."""
+    return {"schema": PAGE_SCHEMA, "version": 1, **asdict(plot)}

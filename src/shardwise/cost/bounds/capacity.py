@@ -53,9 +53,10 @@ def capacity_of(
 ) -> LayerCapacity:
     """Layer capacity within `limit_s` of subproblems with one number of ranks.
 
-    `in_flight`, of shape (pp, ...), counts the fewest micro-batches in flight on each rank, as an average
-    over its layers. `smallest` are the same subproblems with the most recomputation. Without `paths` every
-    rank may work during the whole step; with `paths`, where schedules are known, ramps leave it less time.
+    `in_flight`, of shape (pp, ...), counts the fewest micro-batches in flight on every stage of each rank.
+    `smallest` are the same subproblems with the most recomputation. Without `paths` every rank may work
+    during the whole step; with `paths`, where schedules are known, ramps leave it less time. V-shaped
+    schedules have most in flight on every stage of the last rank, so without `paths` they count from there.
     """
     if paths is not None:
         return _capacity(
@@ -64,7 +65,7 @@ def capacity_of(
     straight = _capacity(problem, subproblem, smallest, totals, traffic, limit_s, in_flight, None, False)
     if len(in_flight) == 1:
         return straight
-    folded = _capacity(problem, subproblem, smallest, totals, traffic, limit_s, in_flight, None, True)
+    folded = _capacity(problem, subproblem, smallest, totals, traffic, limit_s, in_flight[::-1], None, True)
     return LayerCapacity(straight.fits | folded.fits, straight.is_enough | folded.is_enough)
 
 

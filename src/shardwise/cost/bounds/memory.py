@@ -12,7 +12,7 @@ from shardwise.cost.problem import Problem
 from shardwise.cost.sharding import PREFETCHED_LAYERS, host_own_bytes
 from shardwise.cost.stage_formulas import allocated_within, boundary_bytes, device_bytes
 from shardwise.equations import memory
-from shardwise.schedule import in_flight, pending_weights
+from shardwise.schedule import full_moment
 
 
 def lower_bound_bytes(
@@ -24,9 +24,9 @@ def lower_bound_bytes(
     counts as the smallest kind.
 
     The bound is exact for a known split of a model with one kind of layer, with these exceptions: ranks
-    between the second and the last; losses of further micro-batches in flight; buffers for a whole step;
-    reduction buffers and a rank's own weights where gradients are reduced by block; and single backward
-    passes.
+    between the second and the last; stages of a rank with unequally many layers; other moments than that
+    with most in flight; losses of further micro-batches in flight; buffers for a whole step; reduction
+    buffers and a rank's own weights where gradients are reduced by block; and single backward passes.
     """
     states = StateBytes(problem, subproblem, totals)
     single, is_v, split = layer_counts.is_single, layer_counts.is_v, subproblem.split
@@ -38,32 +38,23 @@ def lower_bound_bytes(
         states.layers(layer_counts.on_first) + states.embedding + np.where(head_first, states.head, 0.0)
     )
     on_last = states.layers(layer_counts.on_last) + np.where(is_v, 0.0, states.head)
-    ends_bytes = totals.embedding.saved_bytes + np.where(single, totals.head.saved_bytes, 0.0)
-    least = (
-        on_first
-        + saved.outstanding(first, split.first, ends_bytes)
-        + np.where(single, head_temporary, temporary)
-    )
-    one = np.maximum(
-        saved.on_device(split.first, ends_bytes) + head_temporary, least - head_temporary - on_first
-    )
+    embedding, head = totals.embedding.saved_bytes, totals.head.saved_bytes
+    ends_bytes = embedding + np.where(head_first, head, 0.0)
+    activations = saved.outstanding(first, layer_counts.on_first, layer_counts.least_first, ends_bytes)
+    work = np.where(head_first, head_temporary, temporary)
+    least = on_first + activations + work
+    one = np.maximum(saved.on_device(split.first, ends_bytes) + head_temporary, activations)
     least = np.where(is_single_backward(problem, subproblem), on_first + one, least)
-    with_head = (
-        saved.outstanding(np.where(is_v, 0, end), split.last, totals.head.saved_bytes) + head_temporary
+    activations = saved.outstanding(
+        end, layer_counts.on_last, layer_counts.least_last, np.where(is_v, 0.0, head)
     )
-    least = np.maximum(least, np.where(single, 0.0, np.where(is_v, on_first, on_last) + with_head))
-    chunked = (subproblem.vpp > 1) & ~single
-    between = on_first + saved.outstanding(first, layer_counts.full_first, 0.0) + temporary
-    least = np.maximum(least, np.where(chunked & ~is_v, between, 0.0))
-    between = (
-        states.layers(layer_counts.on_second)
-        + saved.outstanding(np.minimum(1, end), layer_counts.full_second, 0.0)
-        + temporary
-    )
+    with_last = on_last + activations + np.where(is_v, temporary, head_temporary)
+    least = np.maximum(least, np.where(single, 0.0, with_last))
+    second = np.minimum(1, end)
+    activations = saved.outstanding(second, layer_counts.on_second, layer_counts.least, 0.0)
+    between = states.layers(layer_counts.on_second) + activations + temporary
     least = np.maximum(least, np.where(subproblem.pp > 2, between, 0.0))
-    between = on_last + saved.outstanding(end, layer_counts.full_last, 0.0) + temporary
-    least = np.maximum(least, np.where(chunked, between, 0.0))
-    average = (states.whole + saved.whole(end)) / subproblem.pp + temporary
+    average = (states.whole + saved.whole(layer_counts)) / subproblem.pp + temporary
     return _device_bytes(problem, subproblem, totals, np.maximum(least, average) + states.gathered)
 
 
@@ -85,26 +76,23 @@ def host_lower_bound_bytes(
         dense_bytes = dense * layer.dense_weights.of(layers)
         return dense_bytes if expert is None else dense_bytes + expert * layer.expert_weights.of(layers)
 
-    single, is_v, split = layer_counts.is_single, layer_counts.is_v, subproblem.split
-    first, end = 0 * subproblem.pp, subproblem.pp - 1
+    single, is_v = layer_counts.is_single, layer_counts.is_v
+    head_first, first, end = single | is_v, 0 * subproblem.pp, subproblem.pp - 1
     head, embedding = totals.head.saved_bytes, totals.embedding.saved_bytes
     on_first = states(layer_counts.on_first) + dense * totals.embedding.dense_weights
-    on_last = states(layer_counts.on_last) + np.where(single | is_v, 0.0, dense * totals.head.dense_weights)
-    on_first = on_first + np.where(single | is_v, dense * totals.head.dense_weights, 0.0)
-    least = on_first + saved.offloaded(first, split.first, embedding + np.where(single, head, 0.0))
-    with_head = np.where(is_v, on_first, on_last) + saved.offloaded(np.where(is_v, 0, end), split.last, head)
-    least = np.maximum(least, np.where(single, 0.0, with_head))
-    chunked = (subproblem.vpp > 1) & ~single
-    between = on_first + saved.offloaded(first, layer_counts.full_first, 0.0)
-    least = np.maximum(least, np.where(chunked & ~is_v, between, 0.0))
+    on_last = states(layer_counts.on_last) + np.where(head_first, 0.0, dense * totals.head.dense_weights)
+    on_first = on_first + np.where(head_first, dense * totals.head.dense_weights, 0.0)
+    ends_bytes = embedding + np.where(head_first, head, 0.0)
+    least = on_first + saved.offloaded(first, layer_counts.on_first, layer_counts.least_first, ends_bytes)
+    ends_bytes = np.where(is_v, 0.0, head)
+    with_last = on_last + saved.offloaded(end, layer_counts.on_last, layer_counts.least_last, ends_bytes)
+    least = np.maximum(least, np.where(single, 0.0, with_last))
+    second = np.minimum(1, end)
     between = states(layer_counts.on_second) + saved.offloaded(
-        np.minimum(1, end), layer_counts.full_second, 0.0
+        second, layer_counts.on_second, layer_counts.least, 0.0
     )
     least = np.maximum(least, np.where(subproblem.pp > 2, between, 0.0))
-    least = np.maximum(
-        least, np.where(chunked, on_last + saved.offloaded(end, layer_counts.full_last, 0.0), 0.0)
-    )
-    whole = dense * totals.whole.dense_weights + saved.offloaded_whole(end)
+    whole = dense * totals.whole.dense_weights + saved.offloaded_whole(layer_counts)
     if expert is not None:
         whole = whole + expert * totals.whole.expert_weights
     return np.maximum(least, whole / subproblem.pp)
@@ -115,8 +103,8 @@ def schedules_lower_bound_bytes(
 ) -> Any:
     """Lower bound of device bytes for all schedules with at least these micro-batches in flight.
 
-    `in_flight`, of shape (pp, rows), counts them on each rank (all rows have `pp` ranks) as an average over
-    its layers.
+    `in_flight`, of shape (pp, rows), counts them on every stage of each rank (all rows have `pp` ranks) at
+    one moment.
     """
     states = StateBytes(problem, subproblem, totals)
     allocated = _spread_bytes(problem, subproblem, totals, states, in_flight)
@@ -172,7 +160,8 @@ class StateBytes:
     """Bytes of parameters, gradients and optimizer states on the device.
 
     `layers` and `layer_costs` are lower bounds for any layers, `embedding`, `head` and `whole` those of the
-    ends and of the model. `gathered` are copies of sharded parameters.
+    ends and of the model. `gathered` are copies of sharded parameters of layers; copies of software that
+    gathers further ahead do not count.
     """
 
     def __init__(self, problem: Problem, subproblem: Subproblem, totals: Totals) -> None:
@@ -182,11 +171,14 @@ class StateBytes:
         is_offloaded = (subproblem.offload == OPTIMIZER) | (subproblem.offload == BOTH)
         # In a single backward pass there may be no gradients yet at the peak.
         gradient_bytes = np.where(is_single_backward(problem, subproblem), 0.0, recipe.gradient_bytes)
+        if problem.profile.offloads_gradients:
+            gradient_bytes = np.where(is_offloaded, 0.0, gradient_bytes)
         per_state = (recipe.weight_bytes, gradient_bytes, np.where(is_offloaded, 0.0, own))
         dense = sum(nbytes / degree for nbytes, degree in zip(per_state, degrees, strict=True))
         layer, whole, head = totals.layer, totals.whole, totals.head.dense_weights
         self.gathered: Any = 0.0
-        if not subproblem.is_open:
+        counts_layers = not (subproblem.is_open or problem.profile.gathered_elements)
+        if counts_layers:
             self.gathered = memory.gathered_bytes(
                 totals.most.dense_weights, recipe.weight_bytes, subproblem.param_shard, PREFETCHED_LAYERS
             )
@@ -197,7 +189,7 @@ class StateBytes:
             expert = sum(nbytes / degree for nbytes, degree in zip(per_state, shared, strict=True))
             self._expert = expert
             self.whole = self.whole + expert * whole.expert_weights
-            if not subproblem.is_open:
+            if counts_layers:
                 self.gathered = self.gathered + memory.gathered_bytes(
                     totals.most.expert_weights, recipe.weight_bytes, shared[0], PREFETCHED_LAYERS
                 )
@@ -233,12 +225,14 @@ class _SavedActivations:
         most = totals.most
         pair = np.where(self._is_selective, most.selective_bytes, most.saved_bytes)
         self._two_layers = 2.0 * np.where(self._is_full, most.input_bytes, pair)
-        self._recomputed_bytes = np.where(self._is_full, most.saved_bytes - most.input_bytes, 0.0)
+        recomputed = np.where(self._is_selective, totals.recomputed_bytes, 0.0)
+        self._recomputed_bytes = np.where(self._is_full, most.saved_bytes - most.input_bytes, recomputed)
 
-    def one(self, layers: Any, ends_bytes: Any) -> Any:
-        """Bytes of one micro-batch on a stage with this number of layers."""
+    def one(self, layers: Any, ends_bytes: Any, stages: Any = 1) -> Any:
+        """Bytes of one micro-batch on a number of stages with this number of layers together."""
         layer = self._totals.layer
-        recomputed = np.where(self._is_full, np.minimum(self._subproblem.recompute_layers, layers), 0)
+        most = self._subproblem.recompute_layers * stages
+        recomputed = np.where(self._is_full, np.minimum(most, layers), 0)
         plain = layer.saved_bytes.of(layers - recomputed)
         if np.any(self._is_selective):
             plain = np.where(self._is_selective, layer.selective_bytes.of(layers), plain)
@@ -254,53 +248,48 @@ class _SavedActivations:
         plain = np.where(self._is_selective, whole.selective_bytes, whole.saved_bytes)
         return np.where(self._is_full, whole.input_bytes, plain)
 
-    def outstanding(self, rank: Any, layers: Any, ends_bytes: Any) -> Any:
-        """Bytes of all micro-batches that `rank` has in flight, on a stage with this number of layers."""
-        subproblem, totals = self._subproblem, self._totals
-        one = self.one(layers, ends_bytes)
-        many = in_flight(subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, rank)
-        outstanding = np.where(self._offloads_activations, np.minimum(one, self._two_layers), many * one)
-        outstanding = outstanding + self._recomputed_bytes
-        waits = pending_weights(subproblem.schedule, subproblem.microbatches, rank)
-        # Where kinds of layers differ or activations are offloaded, more recomputed layers may need more
-        # bytes.
-        if totals.layer.are_alike and np.any(self._is_full | self._is_selective):
-            whole = totals.layer.saved_bytes.of(layers) + ends_bytes
-            recomputed = (many - waits) * one + waits * whole
-            outstanding = np.where(
-                self._offloads_activations, outstanding, np.maximum(outstanding, recomputed)
-            )
-        return outstanding + waits * totals.layer.output_bytes.of(layers)
+    def _full_moment(self, rank: Any) -> Any:
+        subproblem = self._subproblem
+        return full_moment(subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, rank)
 
-    def offloaded(self, rank: Any, layers: Any, ends_bytes: Any) -> Any:
-        """Bytes that `rank` has offloaded to the host, on a stage with this number of layers."""
+    def _in_flight(self, rank: Any, layers: Any, least: Any, ends_bytes: Any) -> Any:
+        """Bytes of all micro-batches that `rank` has in flight, with these `layers` on all its stages, and at
+        least `least` on each; `ends_bytes` are those of the ends of the model on it."""
+        subproblem, moment = self._subproblem, self._full_moment(rank)
+        more = moment.flying - subproblem.vpp * moment.each
+        return moment.each * self.one(layers, ends_bytes, subproblem.vpp) + more * self.one(least, 0.0)
+
+    def outstanding(self, rank: Any, layers: Any, least: Any, ends_bytes: Any) -> Any:
+        """Bytes of activations on `rank`: in flight, recomputed, and waiting for weight gradients."""
+        in_flight = np.where(
+            self._offloads_activations,
+            self.on_device(least, 0.0),
+            self._in_flight(rank, layers, least, ends_bytes),
+        )
+        # Only schedules with one stage on each rank have pairs that wait at that moment.
+        waiting = self._full_moment(rank).waiting * self._totals.layer.waiting_bytes.of(layers)
+        return in_flight + self._recomputed_bytes + waiting
+
+    def offloaded(self, rank: Any, layers: Any, least: Any, ends_bytes: Any) -> Any:
+        """Bytes that `rank` has offloaded to the host."""
         if not np.any(self._offloads_activations):
             return 0.0
-        subproblem = self._subproblem
-        outstanding = in_flight(
-            subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, rank
-        )
-        return np.where(self._offloads_activations, outstanding * self.one(layers, ends_bytes), 0.0)
+        in_flight = self._in_flight(rank, layers, least, ends_bytes)
+        return np.where(self._offloads_activations, in_flight, 0.0)
 
-    def offloaded_whole(self, end: Any) -> Any:
-        """Offloaded bytes of all ranks together, each with as few micro-batches in flight as the last."""
-        subproblem, whole = self._subproblem, self._totals.whole
-        outstanding = in_flight(
-            subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, end
-        )
-        return np.where(
-            self._offloads_activations, outstanding * self._one_whole(whole) / subproblem.vpp, 0.0
-        )
+    def _whole(self, layer_counts: LayerCounts) -> Any:
+        """Bytes of all micro-batches in flight on all ranks together, each rank with as few as the last: at
+        least one on each of its stages, and the others on stages with the fewest layers."""
+        subproblem, whole = self._subproblem, self._one_whole(self._totals.whole)
+        flying = self._full_moment(subproblem.pp - 1).flying
+        least = np.minimum(np.minimum(layer_counts.least_first, layer_counts.least_last), layer_counts.least)
+        more = subproblem.pp * (flying - subproblem.vpp) * self.one(least, 0.0)
+        return np.where(subproblem.vpp == 1, flying * whole, whole + more)
 
-    def whole(self, end: Any) -> Any:
-        """Device bytes of all ranks together, each with as few micro-batches in flight as the last.
+    def offloaded_whole(self, layer_counts: LayerCounts) -> Any:
+        """Offloaded bytes of all ranks together, at least."""
+        return np.where(self._offloads_activations, self._whole(layer_counts), 0.0)
 
-        Offloaded activations do not count.
-        """
-        subproblem, whole = self._subproblem, self._totals.whole
-        outstanding = in_flight(
-            subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, end
-        )
-        return (
-            np.where(self._offloads_activations, 0.0, outstanding) * self._one_whole(whole) / subproblem.vpp
-        )
+    def whole(self, layer_counts: LayerCounts) -> Any:
+        """Device bytes of all ranks together, at least; offloaded activations do not count."""
+        return np.where(self._offloads_activations, 0.0, self._whole(layer_counts))

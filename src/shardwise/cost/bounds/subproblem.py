@@ -18,6 +18,7 @@ import numpy as np
 from shardwise.cost.estimate import GridCostTable, taken
 from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import communicators_of
+from shardwise.cost.module_costs import RECOMPUTED, SAVED, SECONDS, SelectiveRows
 from shardwise.cost.problem import Problem, distinct_rows
 from shardwise.cost.sharding import ShardedBlocks, shard_degrees
 from shardwise.cost.stages import IS_SPLIT, Sums, block_columns, whole_sums
@@ -106,15 +107,18 @@ def subproblem_of(problem: Problem, table: Any, split: Split, recompute_most: An
 class LayerCounts:
     """Fewest layers on stages and ranks of a subproblem.
 
-    `least` is per stage between the ends. For the first rank, the second, the last but one and the last: all
-    of the rank's layers (`on_*`), and those of its fullest stage between the ends (`full_*`); 0 where there
-    is none. `is_split` marks schedules with split backwards, `is_v` those shaped like a V.
+    `least` is per stage between the ends, `least_first` and `least_last` per stage of the first and of the
+    last rank. For the first rank, the second, the last but one and the last: all of the rank's layers
+    (`on_*`), and those of its fullest stage between the ends (`full_*`; 0 where there is none). `is_split`
+    marks schedules with split backwards, `is_v` those shaped like a V.
     """
 
     is_single: Any
     is_split: Any
     is_v: Any
     least: Any
+    least_first: Any
+    least_last: Any
     on_first: Any
     on_second: Any
     on_third: Any
@@ -122,7 +126,6 @@ class LayerCounts:
     full_first: Any
     full_second: Any
     full_third: Any
-    full_last: Any
 
 
 def layer_counts_of(subproblem: Subproblem) -> LayerCounts:
@@ -150,12 +153,18 @@ def layer_counts_of(subproblem: Subproblem) -> LayerCounts:
         """Layers on the two stages of a V's rank."""
         return layers(rank) + layers(2 * pp - 1 - rank)
 
+    def with_each(end_layers: Any) -> Any:
+        """Fewest layers on a stage of a rank with this end stage, and with others if it has chunks."""
+        return np.where(chunked, np.minimum(end_layers, each), end_layers)
+
     chunked = subproblem.vpp > 1
     return LayerCounts(
         is_single=is_single,
         is_split=IS_SPLIT[subproblem.schedule],
         is_v=is_v,
         least=each,
+        least_first=np.where(is_v, np.minimum(split.first, split.last), with_each(split.first)),
+        least_last=np.where(is_v, each, with_each(split.last)),
         on_first=split.first + np.where(is_v, split.last, np.where(is_single, 0, chunks(0, 1))),
         on_second=np.where(is_v, folded(second), chunks(second, 0)),
         on_third=np.where(is_v, folded(third), chunks(third, 0)),
@@ -163,7 +172,6 @@ def layer_counts_of(subproblem: Subproblem) -> LayerCounts:
         full_first=np.where(chunked & ~is_v, layers(stages - pp), 0),
         full_second=np.where(is_v, layers(2 * pp - 2), layers(stages - pp + 1)),
         full_third=np.where(is_v, layers(pp + 1), layers(stages - 2)),
-        full_last=np.where(chunked, np.where(is_v, layers(pp), layers(stages - pp - 1)), 0),
     )
 
 
@@ -213,7 +221,7 @@ class LayerCosts:
     """Least costs of single layers.
 
     Seconds: work in all passes, forward, input and weight gradients, selective and full recomputation. Bytes:
-    saved activations by recomputation, outputs of products. Elements of weights.
+    saved activations by recomputation, and what waits for weight gradients. Elements of weights.
     """
 
     work_s: CheapestLayers
@@ -225,7 +233,7 @@ class LayerCosts:
     saved_bytes: CheapestLayers
     selective_bytes: CheapestLayers
     input_bytes: CheapestLayers
-    output_bytes: CheapestLayers
+    waiting_bytes: CheapestLayers
     dense_weights: CheapestLayers
     expert_weights: CheapestLayers
 
@@ -244,7 +252,8 @@ class Totals:
     `embedding` and `head`: the ends of the model.
 
     `hop_s` is the shortest hop, `mean_hop_s` the mean hop from the first rank to the last. `temporary_bytes`
-    are temporaries of a stage without the head, `head_temporary_bytes` of one with it.
+    are temporaries of a stage without the head, `head_temporary_bytes` of one with it. `recomputed_bytes` are
+    tensors that exist at once while a layer is recomputed under the selective recomputation of the row.
     """
 
     whole: Sums
@@ -260,36 +269,85 @@ class Totals:
     head_temporary_bytes: Any
     expert_replicas: Any
     communicators: Any
+    recomputed_bytes: Any = 0.0
+
+    def under(self, selective: SelectiveTotals) -> Totals:
+        """The same totals under another selective recomputation."""
+        own = {"selective_s": selective.whole_s, "selective_bytes": selective.whole_bytes}
+        major, major_s, major_bytes = self.major, selective.major_s, selective.major_bytes
+        if major is not None and major_s is not None and major_bytes is not None:
+            major = replace(major, selective_s=major_s, selective_bytes=major_bytes)
+        return replace(
+            self,
+            whole=replace(self.whole, **own),
+            layer=replace(self.layer, selective_s=selective.layer_s, selective_bytes=selective.layer_bytes),
+            major=major,
+            most=replace(self.most, selective_bytes=selective.most_bytes),
+            recomputed_bytes=selective.recomputed_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveTotals:
+    """The costs of `Totals` that depend on the set of recomputed modules, as columns over sets and grids."""
+
+    whole_s: Any
+    whole_bytes: Any
+    layer_s: CheapestLayers
+    layer_bytes: CheapestLayers
+    major_s: CheapestLayers | None
+    major_bytes: CheapestLayers | None
+    most_bytes: Any
+    recomputed_bytes: Any
 
 
 @dataclass(frozen=True)
 class Grids:
-    """Distinct grids with their costs and totals; `table` has one row of each."""
+    """Distinct grids with their costs and totals; `table` has one row of each.
+
+    Where sets of modules may be recomputed, `selective` has the costs of each of the `sets` on every grid,
+    set by set.
+    """
 
     table: Any
     cost: GridCost
     totals: Totals
+    sets: tuple[int, ...] = ()
+    selective: SelectiveTotals | None = None
 
     @cached_property
     def _packed(self) -> tuple[Any, Any]:
-        """(All real columns of the totals in one array, the nested record with indices instead of columns).
+        return self._packed_record(self.totals, len(self.table.tp))
+
+    @cached_property
+    def _packed_selective(self) -> tuple[Any, Any]:
+        return self._packed_record(self.selective, len(self.sets) * len(self.table.tp))
+
+    @staticmethod
+    def _packed_record(record: Any, rows: int) -> tuple[Any, Any]:
+        """(All real columns of a record in one array, the nested record with indices instead of columns).
 
         So rows of all columns are taken at once.
         """
         columns: list[Any] = []
-        structure = _structure_of(self.totals, columns)
-        grids = len(self.table.tp)
-        return np.array([np.broadcast_to(column, (grids,)) for column in columns]), structure
+        structure = _structure_of(record, columns)
+        return np.array([np.broadcast_to(column, (rows,)) for column in columns]), structure
 
     def costs_of(self, rows: Any) -> GridCostTable:
         """The costs of strategies that have the grids at these indices."""
         return GridCostTable(self.cost, rows)
 
-    def totals_at(self, rows: Any) -> Totals:
-        """The totals of the grids at these indices, in the shape of the indices."""
+    def totals_at(self, rows: Any, sets: Any = None) -> Totals:
+        """The totals of the grids at these indices, in the shape of the indices; under the selective
+        recomputation of these sets of modules (indices of MODULE_SETS, in the same shape)."""
         columns, structure = self._packed
         totals: Totals = _filled(structure, np.take(columns, rows, axis=1), rows)
-        return totals
+        if self.selective is None or sets is None:
+            return totals
+        place = np.searchsorted(self.sets, sets) * len(self.table.tp) + rows
+        columns, structure = self._packed_selective
+        selective: SelectiveTotals = _filled(structure, np.take(columns, place, axis=1), place)
+        return totals.under(selective)
 
 
 def _structure_of(record: Any, columns: list[Any]) -> Any:
@@ -313,10 +371,40 @@ def _filled(structure: Any, columns: Any, rows: Any) -> Any:
     return None if structure is None else structure[rows]
 
 
-def grids_of(problem: Problem, table: Any) -> Grids:
-    """Costs and totals of a table of distinct grids."""
+def grids_of(problem: Problem, table: Any, sets: Sequence[int] = ()) -> Grids:
+    """Costs and totals of a table of distinct grids, and those of each of these sets of recomputed modules
+    (indices of MODULE_SETS)."""
     grid = grid_cost(problem, table)
-    return Grids(table, grid, totals_of(problem, table, grid))
+    totals = totals_of(problem, table, grid)
+    if not any(sets):
+        return Grids(table, grid, totals)
+    known = tuple(sorted({0, *sets}))
+    return Grids(table, grid, totals, known, _selective_totals(problem, table, grid, known))
+
+
+def _selective_totals(problem: Problem, table: Any, grid: GridCost, sets: Sequence[int]) -> SelectiveTotals:
+    """The costs of each of these sets of modules on every grid, set by set."""
+    grids = np.arange(len(table.tp))
+    of_grid = np.tile(grids, len(sets))
+    each = table.take(of_grid).replaced(recompute_modules=np.repeat(sets, len(grids)))
+    columns = SelectiveRows(problem, each, grid, of_grid).columns
+    pattern, kinds = problem.model.pattern, range(len(grid.kinds))
+    counts = np.array([*(pattern.count(k) for k in kinds), 1, 1], dtype=np.float64)
+    whole = np.tensordot(columns, counts, axes=([1], [0]))
+    layers = [[columns[field, k] for k in kinds] for field in (SECONDS, SAVED)]
+    major = major_kind(problem)
+    majors = [None if major is None else cheapest_layers_of(problem, [one[major]]) for one in layers]
+    most = columns[:, : len(grid.kinds)].max(axis=1)
+    return SelectiveTotals(
+        whole_s=whole[SECONDS],
+        whole_bytes=whole[SAVED],
+        layer_s=cheapest_layers_of(problem, layers[0]),
+        layer_bytes=cheapest_layers_of(problem, layers[1]),
+        major_s=majors[0],
+        major_bytes=majors[1],
+        most_bytes=most[SAVED],
+        recomputed_bytes=most[RECOMPUTED],
+    )
 
 
 def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
@@ -363,7 +451,7 @@ def _layer_costs(problem: Problem, kinds: Sequence[Sums]) -> LayerCosts:
         saved_bytes=cost(lambda kind: kind.saved_bytes),
         selective_bytes=cost(lambda kind: kind.selective_bytes),
         input_bytes=cost(lambda kind: kind.input_bytes),
-        output_bytes=cost(lambda kind: kind.output_bytes),
+        waiting_bytes=cost(lambda kind: kind.waiting_bytes),
         dense_weights=cost(lambda kind: kind.dense_weights),
         expert_weights=cost(lambda kind: kind.expert_weights),
     )
@@ -434,11 +522,11 @@ def traffic_table(problem: Problem, grids: Grids, used: Any, degrees: Any) -> Tr
     few = table.take(each)
     own = np.where(few.dp * few.cp % degree == 0, degree, 1)
     few, few_cost = few.replaced(param_shard=own, grad_shard=own, optim_shard=own), taken(cost, each)
-    dense, expert = shard_degrees(few, few_cost)
+    dense, expert = shard_degrees(problem, few, few_cost)
     blocks = ShardedBlocks.of(few_cost.blocks)
     moved = [
         part.reshape(len(part), len(degrees), len(rows))[:, :, of_row]
-        for part in blocks.traffic_s(problem, few_cost.fabric, dense, expert)
+        for part in blocks.traffic_s(problem, few, few_cost.fabric, dense, expert)
     ]
     exposed = ShardedBlocks.of(cost.blocks).across.exposed(problem, *moved)
     counts = [problem.model.pattern.count(k) for k in range(len(cost.kinds))]

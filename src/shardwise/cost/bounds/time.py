@@ -22,7 +22,7 @@ from shardwise.cost.sharding import device_update_s, host_update_s, norm_passes_
 from shardwise.cost.stages import Sums, block_columns, whole_sums
 from shardwise.equations import compute
 from shardwise.schedule import in_flight
-from shardwise.strategy import SCHEDULES
+from shardwise.strategy import INTERLEAVED, SCHEDULES
 
 # Bounds of grids
 
@@ -169,7 +169,6 @@ def end_s(problem: Problem, subproblem: Subproblem, totals: Totals) -> Any:
 
 ONE_F_ONE_B = SCHEDULES.index("1f1b")
 GPIPE = SCHEDULES.index("gpipe")
-INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
 
 
 def lower_bound_s(

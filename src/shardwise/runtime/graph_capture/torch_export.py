@@ -26,7 +26,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import nearest, printable
+from shardwise.inputs import listed, printable, unknown
+from shardwise.runtime.graph_capture.users_code import error_text, prints_to_stderr, users_code
 
 # The user's function
 
@@ -58,17 +59,18 @@ def user_function(path: str, name: str) -> Callable[..., Any]:
         raise ConfigError("is not a Python file", file=printable(path), allowed="a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up the names of their module here
-    with _users_code(file, import_folder=os.path.dirname(file)):
+    with users_code(file, import_folder=os.path.dirname(file)):
         spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not callable(found):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        guess = nearest(name, functions)
-        hint = f" (did you mean {guess}?)" if guess else ""
-        raise ConfigError(
-            f"has no function {printable(name)}{hint}",
+        raise unknown(
+            f"has no function {printable(name)}",
+            name,
+            functions,
             file=printable(path),
-            allowed=", ".join(functions[:10]) or "a file with a function",
+            found=None,
+            allowed=listed(functions) if functions else "a file with a function",
         )
     function: Callable[..., Any] = found
     return function
@@ -80,7 +82,7 @@ def example_of(function: Callable[..., Any], file: str, arguments: Mapping[str, 
 
     ConfigError where it returns something else, or has a tensor on another device.
     """
-    with _users_code(file, import_folder=os.path.dirname(file)), torch.device("meta"):
+    with users_code(file, import_folder=os.path.dirname(file)), torch.device("meta"):
         returned = function(**arguments)
     is_answer = isinstance(returned, tuple) and 2 <= len(returned) <= 3
     if not is_answer or not isinstance(returned[0], torch.nn.Module):
@@ -166,33 +168,6 @@ def batch_of(example: Example, file: str) -> int:
 
 def _on_meta(value: Any) -> Any:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
-
-
-@contextlib.contextmanager
-def _users_code(file: str, *, import_folder: str) -> Iterator[None]:
-    """Runs the user's code: modules in its folder can be imported, prints go to stderr, and exceptions become
-    a ConfigError with their line."""
-    sys.path.insert(0, import_folder)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:  # the user's code may call sys.exit
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == file]
-        if isinstance(error, SyntaxError) and error.filename == file:
-            lines = [error.lineno]
-        raise ConfigError(
-            "raises an error",
-            file=printable(file),
-            key=f"line {lines[-1]}" if lines else None,
-            found=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
-            allowed="code that runs with torch.device('meta') as the default device",
-        ) from error
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(import_folder)
 
 
 # Parameters with gradients
@@ -347,7 +322,9 @@ def exported(
             warnings.simplefilter("ignore")
             program = torch.export.export(module, inputs, dict(named), strict=False)
             return program, frozenset(trained)
-    except (Exception, SystemExit) as error:  # the user's forward may call sys.exit
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, and exceptions of the user's own that derive from it
         raise capture_error(error, file) from error
 
 
@@ -393,7 +370,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(io.StringIO()):
+        with prints_to_stderr(), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         logging.disable(before)
@@ -518,12 +495,11 @@ def capture_error(error: BaseException, file: str) -> ConfigError:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_TORCH, _PACKAGE, "<"))
     ]
-    message = " ".join(str(error).split("\n\n")[0].split())
     return ConfigError(
         "stops the capture",
         file=file,
         key=_innermost(frames, file),
-        found=f"{type(error).__name__}: {message[:300]}",
+        found=error_text(error),
         allowed="a forward pass that depends on shapes, not on values of tensors (no .item(), no branch on a "
         "tensor), with all tensors created on the default device",
     )

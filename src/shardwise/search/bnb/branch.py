@@ -58,7 +58,7 @@ from shardwise.search.bnb.nodes import (
 from shardwise.search.bnb.prune import BoundTightening, Pruner
 from shardwise.search.space import FAMILIES, FULL, Space, Variants, expanded
 from shardwise.search.step_times import microbatches_of
-from shardwise.strategy import MEMORY, Column, StrategyTable
+from shardwise.strategy import MEMORY, Column, StrategyTable, most_stages
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Branching:
     def variants(self, pp: int) -> Variants:
         """Schedules of a pipeline of `pp` ranks for which the model has enough layers."""
         variants = self.space.variants(pp)
-        return variants.take(pp * variants.vpp <= self.space.layers)
+        return variants.take(pp * variants.vpp <= most_stages(self.space.layers, variants.schedule))
 
     def candidates_with(self, nodes: SearchNodes, pp: int, variants: Variants) -> NDArray[np.int64]:
         """Candidates below each node (down) with each schedule of `variants` (across); 0 where it is
@@ -171,8 +171,10 @@ class CoarseBranching(Branching):
     def branch_recompute(self, nodes: SearchNodes) -> SearchNodes:
         """Branches on recomputation and offload; states count as sharded as far as possible."""
         space = self.space
-        kinds, offloads = np.meshgrid(space.recomputes, space.offloads, indexing="ij")
-        options = {"recompute": kinds.ravel(), "offload": offloads.ravel()}
+        kinds = space.recompute_options
+        kind, offloads = np.meshgrid(np.arange(len(space.recomputes)), space.offloads, indexing="ij")
+        options = {name: column[kind.ravel()] for name, column in kinds.items()}
+        options["offload"] = offloads.ravel()
         parent, table = expanded(nodes.table, [0 * nodes.table.tp], lambda _: options)
         m = microbatches_of(self.problem, table)
         legal = map_distinct(space.count_legal, table.pp, m, table.recompute)
@@ -182,7 +184,7 @@ class CoarseBranching(Branching):
         table = table.replaced(recompute_layers=least, optim_shard=common)
         nodes = nodes.children(parent, table, candidates).take(candidates > 0)
         block = replace(self.block(nodes, NO_SPLIT), recompute_most=self.space.layers)
-        totals = self.grids.totals_at(nodes.of_grid)
+        totals = self.grids.totals_at(nodes.of_grid, nodes.table.recompute_modules)
         time_s = grid_lower_bound_s(self.problem, block, totals, nodes.traffic)
         nodes = self.pruner.pruned(nodes, "kept", np.maximum(time_s, nodes.lower_bound_s))
         return self.tightening.recomputes_within_capacity(nodes)
@@ -251,7 +253,7 @@ class CoarseBranching(Branching):
         traffic = traffic_table(problem, grids, used, np.unique([param, grad]))
         block = self.as_column(nodes, NO_SPLIT, recompute_most=self.space.layers)
         block = replace(block, optim_shard=optim[None])
-        totals = grids.totals_at(nodes.of_grid[:, None])
+        totals = grids.totals_at(nodes.of_grid[:, None], nodes.table.recompute_modules[:, None])
         pair_traffic = traffic.at(param[None], grad[None], place[:, None])
         time_s = np.maximum(
             grid_lower_bound_s(problem, block, totals, pair_traffic), nodes.lower_bound_s[:, None]
@@ -339,6 +341,9 @@ def ranges_from(
 
 # Lower levels
 
+EVERY = slice(None)
+"""All options of a node."""
+
 
 class FineBranching(Branching):
     """Branching from known sharding down to nodes in which only the sharding of optimizer states is open."""
@@ -403,7 +408,7 @@ class FineBranching(Branching):
         """Node, option and bound of the pairs that may improve; the others count as pruned. Pairs without
         candidates are left out."""
         problem, layer_counts = self.problem, layer_counts_of(block)
-        totals = self.grids.totals_at(nodes.of_grid[:, None])
+        totals = self.grids.totals_at(nodes.of_grid[:, None], nodes.table.recompute_modules[:, None])
         traffic = nodes.traffic.taken(np.arange(len(nodes))[:, None])
         time_s = np.maximum(
             lower_bound_s(problem, block, layer_counts, totals, traffic), nodes.lower_bound_s[:, None]
@@ -414,8 +419,22 @@ class FineBranching(Branching):
         row, option = self.improving_options(nodes, time_s, device_bytes, candidates, level)
         return row, option, time_s[row, option]
 
-    def branch_split(self, nodes: SearchNodes) -> SearchNodes:
-        """Branches on the layers of the first and last stage."""
+    def schedules_of(self, nodes: SearchNodes) -> NDArray[np.int64]:
+        """How many schedules each node is branched on, at most."""
+        return map_distinct(lambda pp: len(self.variants(pp)), nodes.table.pp)
+
+    def splits_of(self, nodes: SearchNodes) -> NDArray[np.int64]:
+        """How many splits each node is branched on."""
+        return map_distinct(lambda n: len(self._end_layers(n)[0]), nodes.table.pp * nodes.table.vpp)
+
+    def recompute_layers_of(self, nodes: SearchNodes) -> NDArray[np.int64]:
+        """How many numbers of recomputed layers each node is branched on, at most."""
+        largest = np.asarray(self.split_of(nodes.table).largest)
+        return np.where(nodes.table.recompute == FULL, largest, 1).astype(np.int64)
+
+    def branch_split(self, nodes: SearchNodes, which: slice = EVERY) -> SearchNodes:
+        """Branches on the layers of the first and last stage: on all splits, or on some of the splits of one
+        node."""
         table, parts, few = nodes.table, [empty_like(nodes)], np.zeros(len(nodes), dtype=bool)
         first, of_each = distinct_rows([table.pp, table.vpp, table.schedule])
         for index, row in enumerate(first.tolist()):
@@ -425,7 +444,8 @@ class FineBranching(Branching):
                 continue
             for same in alike_nodes(nodes, is_alike, count):
                 for part in slices(len(same), max(PAIRS_PER_BATCH // max(count, 1), 1)):
-                    parts.append(self._split_alike(nodes.take(same[part])))
+                    alike = nodes.take(same[part])
+                    parts += [self._split_alike(alike, some) for some in self._parts_of_splits(count, which)]
         parts.extend(self._split_each(nodes.take(part)) for part in self._parts_of_few(nodes, few))
         below = SearchNodes.joined(parts)
         split = self.split_of(below.table)
@@ -461,7 +481,10 @@ class FineBranching(Branching):
         layers = np.minimum(table.recompute_layers, split.largest)
         each = nodes.children(parent, table.replaced(recompute_layers=layers), candidates)
         each, split = each.take(candidates > 0), take_splits(split, candidates > 0)
-        block, totals = self.block(each, split), self.grids.totals_at(each.of_grid)
+        block, totals = (
+            self.block(each, split),
+            self.grids.totals_at(each.of_grid, each.table.recompute_modules),
+        )
         block, layer_counts = replace(block, recompute_most=split.largest), layer_counts_of(block)
         time_s = np.maximum(
             lower_bound_s(self.problem, block, layer_counts, totals, each.traffic), each.lower_bound_s
@@ -476,11 +499,17 @@ class FineBranching(Branching):
         most = replace(block, recompute_layers=np.where(block.recompute == FULL, block.split.largest, 0))
         return lower_bound_bytes(self.problem, most, layer_counts, totals)
 
-    def _split_alike(self, nodes: SearchNodes) -> SearchNodes:
-        """The same for nodes of one schedule: every node (down) with every split (across)."""
+    def _parts_of_splits(self, count: int, which: slice) -> Iterator[slice]:
+        """The splits `which` of `count`, in slices of at most PAIRS_PER_BATCH."""
+        first, last, _ = which.indices(count)
+        for start in range(first, last, PAIRS_PER_BATCH):
+            yield slice(start, min(start + PAIRS_PER_BATCH, last))
+
+    def _split_alike(self, nodes: SearchNodes, which: slice) -> SearchNodes:
+        """The same for nodes of one schedule: every node (down) with the splits `which` (across)."""
         space, table = self.space, nodes.table
         stages = int(table.pp[0] * table.vpp[0])
-        ends = space.splits(stages)
+        ends = {name: column[which] for name, column in space.splits(stages).items()}
         split = known_split(space.layers, stages, ends["first_stage_layers"], ends["last_stage_layers"])
         split = Split(*(np.asarray(getattr(split, name))[None] for name in SPLIT_FIELDS))
         numbers = np.array(
@@ -540,7 +569,10 @@ class FineBranching(Branching):
         table = nodes.table.take(row).replaced(recompute_layers=ranges.least)
         below = nodes.children(row, table, nodes.candidates[row] * ranges.width)
         block = replace(self.block(below, self.split_of(table)), recompute_most=ranges.most)
-        layer_counts, totals = layer_counts_of(block), self.grids.totals_at(below.of_grid)
+        layer_counts, totals = (
+            layer_counts_of(block),
+            self.grids.totals_at(below.of_grid, below.table.recompute_modules),
+        )
         time_s = np.maximum(
             lower_bound_s(problem, block, layer_counts, totals, below.traffic), below.lower_bound_s
         )
@@ -561,6 +593,29 @@ FIRST_BATCHES = (512, 2048, 4096, 1 << 14, 2048, 1 << 14)
 
 LARGE_BATCH, BATCH_GROWTH = 1 << 14, 8
 """Nodes that are branched first once there is an incumbent, and the factor from each batch to the next."""
+
+MOST_CHILDREN = 1 << 20
+"""Most children of a batch, before any is pruned: 250 bytes each, and twice that while they are joined. It
+bounds memory, since every level has one batch of children at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchingLevel:
+    """A level of the tree. `branch` gives the children of nodes, and `count` how many each has, at most;
+    None: few. Where `divides`, `branch` also takes a slice of the options of each node."""
+
+    name: str
+    branch: Callable[..., SearchNodes]
+    count: Callable[[SearchNodes], NDArray[np.int64]] | None = None
+    divides: bool = False
+
+    def children(self, nodes: SearchNodes) -> Iterator[SearchNodes]:
+        """The children of nodes; of one node with more than MOST_CHILDREN, some at a time."""
+        if self.divides and self.count is not None and len(nodes) == 1:
+            for part in slices(int(self.count(nodes)[0]), MOST_CHILDREN):
+                yield self.branch(nodes, part)
+        else:
+            yield self.branch(nodes)
 
 
 class SubtreeSearch:
@@ -595,7 +650,8 @@ class SubtreeSearch:
 
     @cached_property
     def _grids(self) -> Grids:
-        return grids_of(self._problem, self._table)
+        sets = self._space.recompute_options["recompute_modules"].tolist()
+        return grids_of(self._problem, self._table, sets)
 
     @cached_property
     def _leaves(self) -> Leaves:
@@ -609,17 +665,17 @@ class SubtreeSearch:
         )
 
     @cached_property
-    def _levels(self) -> tuple[tuple[str, Callable[[SearchNodes], SearchNodes]], ...]:
+    def _levels(self) -> tuple[BranchingLevel, ...]:
         """The levels with their branching rules."""
         coarse = self._coarse
         fine = FineBranching(self._problem, self._space, self._goal, self._grids, self._pruner, self._weights)
         return (
-            ("micro_batch", coarse.branch_recompute),
-            ("kept", coarse.branch_family),
-            ("family", coarse.branch_sharding),
-            ("sharded", fine.branch_schedule),
-            ("schedule", fine.branch_split),
-            ("split", fine.branch_recompute_layers),
+            BranchingLevel("micro_batch", coarse.branch_recompute),
+            BranchingLevel("kept", coarse.branch_family),
+            BranchingLevel("family", coarse.branch_sharding),
+            BranchingLevel("sharded", fine.branch_schedule, fine.schedules_of),
+            BranchingLevel("schedule", fine.branch_split, fine.splits_of, divides=True),
+            BranchingLevel("split", fine.branch_recompute_layers, fine.recompute_layers_of),
         )
 
     def _descend(self, nodes: SearchNodes, depth: int) -> None:
@@ -628,7 +684,8 @@ class SubtreeSearch:
         if depth == len(self._levels):
             self._leaves.evaluate(nodes)
             return
-        name, branch = self._levels[depth]
+        level = self._levels[depth]
+        name = level.name
         order, start, size = (
             self._goal.order(nodes.lower_bound_s, nodes.device_bytes),
             0,
@@ -638,10 +695,19 @@ class SubtreeSearch:
             self._check()
             if self._goal.incumbents:
                 size = max(size, LARGE_BATCH)
-            batch = nodes.take(order[start : start + size])
+            taken = self._fitting(level, nodes, order[start : start + size])
+            batch = nodes.take(order[start : start + taken])
             batch = self._pruner.pruned_to(
                 batch, name, self._pruner.may_improve(name, batch.lower_bound_s, batch.device_bytes)
             )
             if len(batch):
-                self._descend(branch(batch), depth + 1)
-            start, size = start + size, BATCH_GROWTH * size
+                for children in level.children(batch):
+                    self._descend(children, depth + 1)
+            start, size = start + taken, BATCH_GROWTH * size
+
+    def _fitting(self, level: BranchingLevel, nodes: SearchNodes, rows: NDArray[np.intp]) -> int:
+        """How many of the first `rows` have at most MOST_CHILDREN children; at least one."""
+        if level.count is None or not len(rows):
+            return len(rows)
+        children = np.cumsum(level.count(nodes.take(rows)))
+        return max(int(np.searchsorted(children, MOST_CHILDREN, side="right")), 1)

@@ -128,8 +128,12 @@ class NeighbourhoodSpace(Space):
         return variants.take(keep)
 
     @cached_property
-    def recomputes(self) -> Column:
-        return _known(super().recomputes, self.centers.recompute)
+    def recompute_options(self) -> dict[str, Column]:
+        options = super().recompute_options
+        is_known = options["recompute"] == NONE
+        for center in zip(self.centers.recompute, self.centers.recompute_modules, strict=True):
+            is_known |= (options["recompute"] == center[0]) & (options["recompute_modules"] == center[1])
+        return {name: column[is_known] for name, column in options.items()}
 
     @cached_property
     def offloads(self) -> Column:

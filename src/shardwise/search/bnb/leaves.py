@@ -140,7 +140,7 @@ class Leaves:
     def _pipeline_bounds_s(self, rows: SearchNodes) -> NDArray[np.float64]:
         """Lower bound of each node's pipeline makespan, without the time outside the schedule."""
         block = subproblem_of(self._problem, rows.table, NO_SPLIT)
-        totals = self._grids.totals_at(rows.of_grid)
+        totals = self._grids.totals_at(rows.of_grid, rows.table.recompute_modules)
         return np.asarray(rows.lower_bound_s - end_s(self._problem, block, totals))
 
     def _evaluate_leaves(self, table: StrategyTable, of_grid: Any, least_s: Any, device_bytes: Any) -> None:

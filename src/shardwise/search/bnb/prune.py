@@ -32,7 +32,7 @@ from shardwise.cost import (
     schedules_lower_bound_bytes,
     subproblem_of,
 )
-from shardwise.schedule import in_flight
+from shardwise.schedule import full_moment
 from shardwise.search.bnb.incumbent import Goal
 from shardwise.search.bnb.ledger import OutcomeCounts
 from shardwise.search.bnb.nodes import NO_SPLIT, SPLIT_FIELDS, SearchNodes, empty_like, take_splits
@@ -158,7 +158,7 @@ class BoundTightening:
         parts = [empty_like(nodes)]
         for pp in np.unique(nodes.table.pp).tolist():
             few = nodes.take(np.flatnonzero(nodes.table.pp == pp))
-            problem, totals = self._problem, self._grids.totals_at(few.of_grid)
+            problem, totals = self._problem, self._grids.totals_at(few.of_grid, few.table.recompute_modules)
             block = self._block(few, replace(NO_SPLIT, largest=self._layers))
             block, ranks = replace(block, recompute_most=self._layers), few.table.dp * few.table.cp
             most = most_sharded(replace(block, recompute_layers=self._layers), ranks)
@@ -176,7 +176,7 @@ class BoundTightening:
 
         At level "family", memory counts everything as sharded as far as possible.
         """
-        problem, totals = self._problem, self._grids.totals_at(nodes.of_grid)
+        problem, totals = self._problem, self._grids.totals_at(nodes.of_grid, nodes.table.recompute_modules)
         family, m = FAMILIES[nodes.table.schedule], microbatches_of(problem, nodes.table)
         first, of_row = np.unique(family, return_inverse=True)
         each = [families[index] for index in first.tolist()]
@@ -209,14 +209,14 @@ class BoundTightening:
         return self._pruner.pruned_by_capacity(nodes, level, device_bytes, capacity)
 
     def _in_flight_per_rank(self, nodes: SearchNodes, pp: int) -> Any:
-        """Micro-batches in flight on each rank, as the mean over its chunks; shape (pp, nodes)."""
+        """Micro-batches in flight on every stage of each rank at one moment; shape (pp, nodes)."""
         table, rank = nodes.table, np.arange(pp)[:, None]
         m = microbatches_of(self._problem, table)
-        return in_flight(table.schedule, table.pp, m, table.vpp, rank) / table.vpp
+        return full_moment(table.schedule, table.pp, m, table.vpp, rank).each
 
     def schedules_within_capacity(self, nodes: SearchNodes, split: Split, pp: int) -> SearchNodes:
         """The nodes of one `pp`, each with a schedule, whose ranks have capacity for all layers."""
-        problem, totals = self._problem, self._grids.totals_at(nodes.of_grid)
+        problem, totals = self._problem, self._grids.totals_at(nodes.of_grid, nodes.table.recompute_modules)
         block = replace(self._block(nodes, split), recompute_most=split.largest)
         most = replace(block, recompute_layers=np.where(block.recompute == FULL, split.largest, 0))
         layer_counts = layer_counts_of(block)
@@ -236,7 +236,10 @@ class BoundTightening:
         """
         block = self._block(nodes, split)
         most = replace(block, recompute_layers=np.where(block.recompute == FULL, split.largest, 0))
-        totals, layer_counts = self._grids.totals_at(nodes.of_grid), layer_counts_of(most)
+        totals, layer_counts = (
+            self._grids.totals_at(nodes.of_grid, nodes.table.recompute_modules),
+            layer_counts_of(most),
+        )
         device_bytes = np.maximum(
             lower_bound_bytes(self._problem, most, layer_counts, totals), nodes.device_bytes
         )
@@ -260,7 +263,7 @@ class BoundTightening:
         least = self._fewest_that_fit(few, few_split, pp)
         few = few.replaced(table=few.table.replaced(recompute_layers=least))
         block = replace(self._block(few, few_split), recompute_most=few_split.largest)
-        totals = self._grids.totals_at(few.of_grid)
+        totals = self._grids.totals_at(few.of_grid, few.table.recompute_modules)
         full_s = lower_bound_s(self._problem, block, layer_counts_of(block), totals, few.traffic)
         layers, time_s = nodes.table.recompute_layers.copy(), nodes.lower_bound_s.copy()
         layers[full], time_s[full] = least, np.maximum(full_s, few.lower_bound_s)
@@ -273,7 +276,7 @@ class BoundTightening:
     def _fewest_that_fit(self, nodes: SearchNodes, split: Split, pp: int | None) -> NDArray[np.int64]:
         """The fewest recomputed layers with which each node may fit, by bisection; all nodes fit with the
         most."""
-        problem, totals = self._problem, self._grids.totals_at(nodes.of_grid)
+        problem, totals = self._problem, self._grids.totals_at(nodes.of_grid, nodes.table.recompute_modules)
         block = self._block(nodes, split)
         layer_counts, in_flight_count = (
             layer_counts_of(block),

@@ -32,7 +32,7 @@ from shardwise.search.bnb.roots import (
     list_roots,
     listing_batches,
 )
-from shardwise.search.clock import SearchClock
+from shardwise.search.clock import SearchClock, left_text
 from shardwise.search.space import Degrees, Space
 from shardwise.search.step_times import step_times_s
 from shardwise.search.worker_pool import SearchWorkers
@@ -254,6 +254,7 @@ class BranchAndBound:
     ) -> None:
         """Runs rounds until no grid may improve or time is over."""
         space, total, size = self._space_of(region), len(left.table), FIRST_ROUND
+        started_s, all_work = time.perf_counter(), self._work(space, left)
         while len(left.table):
             if self._prunes_roots:
                 left = left.pruned(whole.goal, whole.ledger)
@@ -267,10 +268,19 @@ class BranchAndBound:
             undone = [task.grids for task, answer in results if not whole.merged(answer)]
             whole.left = RootNodes.joined([*undone, rest])
             if progress is not None:
-                progress(f"{total - len(whole.left.table):,} of {total:,} grids, best {whole.best_s:.4g} s")
+                done = f"{total - len(whole.left.table):,} of {total:,} grids, best {whole.best_s:.4g} s"
+                left_work = self._work(space, whole.left)
+                rest_text = left_text(time.perf_counter() - started_s, all_work - left_work, all_work)
+                progress(f"{done}, {rest_text}" if rest_text and left_work else done)
             if undone:
                 return
             left, size = rest, min(2 * size, LARGEST_ROUND)
+
+    @staticmethod
+    def _work(space: Space, grids: RootNodes) -> float:
+        """Nodes of grids with their micro-batch sizes, to which the time of the search is about
+        proportional."""
+        return float(space.count_micro_batches(grids.table.dp).sum()) if len(grids.table) else 0.0
 
     def _must_end(self, region: SearchRegion, goal: Goal) -> bool:
         """Whether time is over. Without an incumbent or an upper bound, the restricted space or a small space

@@ -4,7 +4,6 @@ is faster."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 from shardwise.cluster import pools_of
 from shardwise.errors import Infeasible
@@ -17,7 +16,7 @@ from shardwise.search.hetero.branch_and_bound import UnevenOutcome, UnevenPlan, 
 from shardwise.search.hetero.result import uneven_result
 from shardwise.search.hetero.space import UnevenLimits, UnevenSpace
 from shardwise.search.question import Question
-from shardwise.search.targets import plan_for
+from shardwise.search.targets import plan_for, without_target
 from shardwise.strategy import Target
 
 EXACT_DEVICES = 16
@@ -36,19 +35,6 @@ class UnevenSearchResult:
     lower_bound_s: float
 
 
-def refusal(question: Question) -> str | None:
-    """Why no uneven plans are searched for the question; None where they are."""
-    if question.space != "default" or question.fixed or question.axes:
-        return "a space or fields were chosen: only uniform strategies have them"
-    if question.frontier or question.exhaustive:
-        return "a frontier or every candidate was requested: only uniform strategies have them"
-    if question.model.experts is not None:
-        return "uneven plans of mixtures of experts are not searched"
-    if len(question.model.kinds) > 1:
-        return "uneven plans of models whose layers differ are not searched"
-    return None
-
-
 def plan_mixed_cluster(
     question: Question, *, target: Target | None = None, progress: Progress | None = None
 ) -> Answer:
@@ -60,7 +46,7 @@ def plan_mixed_cluster(
     """
     if target is not None and not target.runs_mixed_pool_stages:
         question = replace(question, mixed_stage_rows=1)
-    why = refusal(question) or _refusal_by(target, question)
+    why = question.why_uniform or _refusal_by(target, question)
     if why is not None:
         return _with_reason(_uniform(question, target, SearchClock(question.budget_s), progress), why)
     with SearchClock(question.budget_s).handling_interrupts() as clock:
@@ -84,8 +70,8 @@ def _uniform(
 ) -> Answer:
     """The best uniform strategy on any part of the cluster."""
     if target is None:
-        return plan(question, progress=progress, clock=clock)
-    return plan_for(target, question, partial(plan, clock=clock), progress=progress)
+        return plan(without_target(question), progress=progress, clock=clock)
+    return plan_for(target, question, plan, progress=progress, clock=clock)
 
 
 def _plan_mixed(
@@ -95,12 +81,13 @@ def _plan_mixed(
     half = clock.with_budget(None if question.budget_s is None else question.budget_s / 2.0)
     if target is not None:
         return _of_target(question, target, half, clock, progress)
-    found = searched(question, half, progress)
+    uniform = without_target(question)
+    found = searched(uniform, half, progress)
     if clock.is_interrupted:
-        return answered(question, found, clock, progress)
+        return answered(uniform, found, clock, progress)
     uneven, why, gap = _faster(question, _figures(question, found), clock, progress)
     if uneven is None:
-        return _with_reason(answered(question, found, clock, progress), why, gap)
+        return _with_reason(answered(uniform, found, clock, progress), why, gap)
     is_idle = uneven.idle.devices > 0
     return replace(
         uneven,
@@ -108,7 +95,32 @@ def _plan_mixed(
         pruned_parts=found.pruned,
         unexplored_parts=found.unexplored,
         all_devices_step_time_s=(
-            all_devices_s(question, found, clock, progress) if is_idle else uneven.best.step_time_s
+            all_devices_s(uniform, found, clock, progress) if is_idle else uneven.best.step_time_s
+        ),
+    )
+
+
+def plan_uneven(
+    question: Question, target: Target, of_any: Answer, *, progress: Progress | None = None
+) -> Answer:
+    """The best uneven plan that the target runs, compared with the uniform strategies of `of_any`, the answer
+    for any software: those of the target are not searched.
+
+    Infeasible where no uneven plan is faster than these.
+    """
+    if not target.runs_mixed_pool_stages:
+        question = replace(question, mixed_stage_rows=1)
+    with SearchClock(question.budget_s).handling_interrupts() as clock:
+        uneven, why, _ = _faster(question, of_any.mixed or _figures(question, None), clock, progress)
+    if uneven is None:
+        raise Infeasible(why, reasons={})
+    return replace(
+        uneven,
+        parts=of_any.parts,
+        pruned_parts=of_any.pruned_parts,
+        unexplored_parts=of_any.unexplored_parts,
+        all_devices_step_time_s=(
+            of_any.all_devices_step_time_s if uneven.idle.devices else uneven.best.step_time_s
         ),
     )
 
@@ -183,7 +195,7 @@ def best_uneven(
     """The best uneven plan for the question that takes less than `cutoff_s`, to within the share `gap` (None:
     the default gap of the cluster)."""
     is_many = len(pools_of(question.cluster)) > MOST_POOLS
-    if refusal(question) is not None or question.cluster.links or is_many:
+    if question.why_uniform is not None or question.cluster.links or is_many:
         return UnevenSearchResult(result=None, lower_bound_s=float("inf"))
     space = _space_of(question)
     gap = _default_gap(question) if gap is None else gap

@@ -15,6 +15,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.cost import with_sends
 from shardwise.search.clock import SearchClock
 from shardwise.search.hetero.lower_bounds import (
     INFINITE_S,
@@ -346,14 +347,17 @@ def pipeline_s(
     figures = layout_figures(options, kinds, pools, layers)
     if not all(np.isfinite(getattr(figures, name)).all() for name in STAGE_FIGURES):
         return float("inf")
+    forward_s, backward_s, hops_s = with_sends(
+        figures.forward_s[0], figures.backward_s[0], figures.hop_s[0], options.sends_overlap
+    )
     durations = Durations.of(
         stages=len(stages),
-        forward_s=figures.forward_s[0],
-        backward_s=figures.backward_s[0],
+        forward_s=forward_s,
+        backward_s=backward_s,
         gather_s=figures.gather_s[0],
         reduce_s=figures.reduce_s[0],
-        hop_forward_s=figures.hop_s[0],
-        hop_backward_s=figures.hop_s[0],
+        hop_forward_s=hops_s,
+        hop_backward_s=hops_s,
     )
     drained = makespan_s("1f1b", pp=len(stages), microbatches=microbatches, vpp=1, durations=durations)
     return float(drained[0] + figures.end_s.max())

@@ -24,6 +24,7 @@ from shardwise.cost import (
     stage_bytes,
     stage_costs,
     stage_kinds_of,
+    with_sends,
 )
 from shardwise.equations import memory
 from shardwise.model import Model, model_flop_per_token
@@ -53,6 +54,15 @@ class StageFigures:
     capacity_bytes: float
     fragmentation_ratio: float
     fullest_part: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedStage:
+    """A stage as the cost functions take it; a mixed-pool stage has a kind for each of its parts."""
+
+    parts: tuple[StageKinds, ...]
+    shape: StageShape
+    node_slot: NodeSlot
 
 
 class RecordCostModel:
@@ -113,21 +123,11 @@ class RecordCostModel:
     def _stage_figures(
         self, result: Result, stage: Stage, way: str, place: tuple[int, int], node_slot: NodeSlot
     ) -> StageFigures:
-        union = self.union(result)
-        from_end, stages = place
-        replicas = len(result.layout.pipelines) * (len(stage.parts) or 1)
-        shape = StageShape(
-            layers=np.array([[sum(stage.layers)]]),
-            in_flight=np.array([[from_end]]),
-            is_first=np.array([[1.0 * (from_end == stages)]]),
-            is_last=np.array([[1.0 * (from_end == 1)]]),
-            replicas=(replicas,),
-            groups=1 if result.is_alike or len(union) == 1 else 2,
-        )
-        found = []
-        for pool, kind, rows in _kinds(self._names, stage, result.micro_batch_size):
-            kinds = self._kinds_of(pool, union, result.is_alike, kind, rows)
-            found.append(_figures_of(kinds, shape, node_slot, RECOMPUTES.index(way)))
+        shape = self._shape(result, stage, place)
+        found = [
+            _figures_of(kinds, shape, node_slot, RECOMPUTES.index(way))
+            for kinds in self._stage_kinds(result, stage)
+        ]
         part = int(first_largest([one.device_bytes / one.usable_bytes for one in found]))
         return replace(
             found[part],
@@ -138,6 +138,33 @@ class RecordCostModel:
             end_s=max(one.end_s for one in found),
             fullest_part=part,
         )
+
+    def placed_stage(self, result: Result, pipeline: Pipeline, index: int) -> PlacedStage:
+        """Stage number `index` of a pipeline, as the cost functions take it."""
+        stages, stage = len(pipeline.stages), pipeline.stages[index]
+        endpoints = hop_endpoints(self._space, pipeline, self.nodes.stages_per_node_of(pipeline))
+        return PlacedStage(
+            parts=tuple(self._stage_kinds(result, stage)),
+            shape=self._shape(result, stage, (stages - index, stages)),
+            node_slot=self._node_slot(endpoints, index),
+        )
+
+    def _shape(self, result: Result, stage: Stage, place: tuple[int, int]) -> StageShape:
+        from_end, stages = place
+        return StageShape(
+            layers=np.array([[sum(stage.layers)]]),
+            in_flight=np.array([[from_end]]),
+            is_first=np.array([[1.0 * (from_end == stages)]]),
+            is_last=np.array([[1.0 * (from_end == 1)]]),
+            replicas=(len(result.layout.pipelines) * (len(stage.parts) or 1),),
+            groups=1 if result.is_alike or len(self.union(result)) == 1 else 2,
+        )
+
+    def _stage_kinds(self, result: Result, stage: Stage) -> Iterator[StageKinds]:
+        """The kind of the stage, or of each part of one."""
+        union = self.union(result)
+        for pool, kind, rows in _kinds(self._names, stage, result.micro_batch_size):
+            yield self._kinds_of(pool, union, result.is_alike, kind, rows)
 
     def _kinds_of(
         self, pool: int, union: tuple[int, ...], is_alike: bool, kind: tuple[int, int], rows: int
@@ -244,7 +271,7 @@ def predict_with(prices: RecordCostModel, result: Result, global_batch_size: int
             pipeline, ways, share, stages_per_node = one
             figures = prices.figures(result, pipeline, ways, stages_per_node)
             hops = prices.hops(result, pipeline, stages_per_node)
-            times = _times(figures, hops)
+            times = _times(figures, hops, prices.job.profile.pipeline_overlap)
             known[one] = _step_s(times, share), figures, times
     stages = [one for _, figures, _ in known.values() for one in figures]
     tightest = stages[int(first_largest([one.device_bytes / one.usable_bytes for one in stages]))]
@@ -277,11 +304,14 @@ def _pipelines(nodes: NodeLookup, result: Result) -> Iterator[_Pipeline]:
         )
 
 
-def _times(stages: Sequence[StageFigures], hops: Sequence[float]) -> PipelineTimes:
+def _times(stages: Sequence[StageFigures], hops: Sequence[float], overlap: float) -> PipelineTimes:
+    forward_s, backward_s, hops = with_sends(
+        [stage.forward_s for stage in stages], [stage.backward_s for stage in stages], hops, overlap
+    )
     durations = Durations.of(
         stages=len(stages),
-        forward_s=[stage.forward_s for stage in stages],
-        backward_s=[stage.backward_s for stage in stages],
+        forward_s=forward_s,
+        backward_s=backward_s,
         gather_s=[stage.gather_s for stage in stages],
         reduce_s=[stage.reduce_s for stage in stages],
         hop_forward_s=hops,
@@ -315,7 +345,7 @@ def predicted_result(prices: RecordCostModel, result: Result, global_batch_size:
         for is_causal in (True, False)
     )
     low, high = widest_band(cluster, job.profile, result.pools)
-    tightest, peak = _peak(prediction, result)
+    tightest, peak = tightest_of(stage_peaks(prediction, result))
     return replace(
         result,
         layout=result.layout.with_times(prediction.pipeline_s),
@@ -325,6 +355,8 @@ def predicted_result(prices: RecordCostModel, result: Result, global_batch_size:
         mfu=mfu,
         mfu_full_attention=mfu_full_attention,
         peak_memory=peak,
+        memory_band_bytes=job.profile.peak_errors.band_bytes(peak.device),
+        fits_probability=job.profile.peak_errors.fits_probability(peak.device, peak.capacity),
         breakdown=_breakdown(prediction, result),
         memory=peak.parts,
         tightest_rank=tightest,
@@ -354,8 +386,8 @@ def _devices(result: Result) -> Iterator[tuple[str, int]]:
             yield stage.device_class, stage.devices
 
 
-def _peak(prediction: RecordPrediction, result: Result) -> tuple[int, PeakMemory]:
-    """The first rank of the stage or part whose devices are fullest, and its peak memory."""
+def stage_peaks(prediction: RecordPrediction, result: Result) -> list[tuple[int, PeakMemory]]:
+    """Of every stage in order, the first rank of it, or of its fullest part, with its peak memory."""
     found: list[tuple[int, PeakMemory]] = []
     figures = (one for pipeline in prediction.stages for one in pipeline)
     for stage, one in zip(result.layout.stages, figures, strict=True):
@@ -367,7 +399,7 @@ def _peak(prediction: RecordPrediction, result: Result) -> tuple[int, PeakMemory
         )
         on: Stage | StagePart = stage.parts[one.fullest_part] if stage.parts else stage
         found.append((int(on.ranks.partition("-")[0]), peak))
-    return tightest_of(found)
+    return found
 
 
 def tightest_of(peaks: Sequence[tuple[int, PeakMemory]]) -> tuple[int, PeakMemory]:

@@ -60,6 +60,7 @@ def uneven_record(space: UnevenSpace, plan: UnevenPlan) -> Result:
         fields=None, layout=Layout(pipelines=pipelines), step_time_s=time_s, band_s=(time_s, time_s),
         tokens_per_s_per_device=0.0, mfu=0.0, mfu_full_attention=0.0, breakdown={}, memory={},
         peak_memory=PeakMemory(allocated=0.0, reserved=0.0, device=0.0, capacity=0.0), tightest_rank=0,
+        memory_band_bytes=(0.0, 0.0), fits_probability=1.0,
         pools=tuple(space.pools[pool].name for pool in plan.subproblem.pools),
         is_alike=plan.subproblem.is_alike, evaluator=UNEVEN_EVALUATOR,
     )  # fmt: skip

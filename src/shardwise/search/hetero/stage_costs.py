@@ -49,7 +49,6 @@ from shardwise.search.hetero.space import (
     devices_by_pool,
     max_stages_per_node,
 )
-from shardwise.ties import first_largest
 
 Floats = NDArray[np.float64]
 
@@ -84,37 +83,16 @@ class PoolPart:
             hops_s[list(chosen)],
         )
 
-    @property
-    def filled(self) -> Any:
-        """The share of the usable bytes that each stage fills."""
-        return self.nbytes.device / self.usable_bytes
 
-
-def _is_fuller(one: Any, other: Any) -> Any:
-    """Whether the other part is fuller; of ties the first counts."""
-    return first_largest(np.stack(np.broadcast_arrays(one, other))) == 1
-
-
-def mixed_pool_cost(one: PoolPart, other: PoolPart) -> tuple[StageCosts, StageBytes, Any, Any]:
-    """Costs of mixed-pool stages for every pair of tp, the tp of `other` varying fastest.
-
-    Returns the times of the slower part, the bytes of the fuller one, whether both fit, and which part (0 or
-    1) has the fuller devices.
-    """
+def mixed_pool_cost(one: PoolPart, other: PoolPart) -> tuple[StageCosts, Any]:
+    """Costs of mixed-pool stages for every pair of tp, the tp of `other` varying fastest: the times of the
+    slower part, and whether both fit."""
     price = {
         field.name: _all_pairs(np.maximum, getattr(one.price, field.name), getattr(other.price, field.name))
         for field in fields(StageCosts)
     }
-    fullest = _all_pairs(_is_fuller, one.filled, other.filled)
-
-    def fuller(name: str) -> Any:
-        mine, theirs = getattr(one.nbytes, name)[..., None], getattr(other.nbytes, name)[..., None, :]
-        both = np.broadcast_arrays(mine, theirs)
-        mine, theirs = (values.reshape(*values.shape[:-2], -1) for values in both)
-        return np.where(fullest, theirs, mine)
-
     fits = _all_pairs(np.logical_and, *(part.nbytes.device <= part.usable_bytes for part in (one, other)))
-    return StageCosts(**price), StageBytes(fuller("allocated"), fuller("device")), fits, 1 * fullest
+    return StageCosts(**price), fits
 
 
 def mixed_pool_hops(one: PoolPart, other: PoolPart) -> Floats:
@@ -282,8 +260,7 @@ class SiteCosts:
 
     Seconds of a forward and a backward of a micro-batch; of gathering, reduction and the end of the step, for
     each of its `node_slots`. `recompute` is the index in RECOMPUTES of the chosen recomputation, -1 where
-    nothing fits. Bytes are per device. Of a mixed-pool stage they are those of the part with the fuller
-    devices, which `fullest` names (0 or 1).
+    nothing fits.
     """
 
     kinds: tuple[StageKind | MixedPoolKind, ...]
@@ -294,9 +271,6 @@ class SiteCosts:
     reduce_s: Floats
     end_s: Floats
     recompute: Ints
-    allocated_bytes: Floats
-    device_bytes: Floats
-    fullest: Ints
 
     @property
     def work_s(self) -> Floats:
@@ -311,7 +285,8 @@ class StageOptions:
 
     `sites` index `pools`, and the single pools are first. `spread` has how the stages of each kind are
     spread. Sets of identical pipelines take devices in multiples of `units`. Where the subproblem has a range
-    of numbers of pipelines, all seconds are the least for any of them.
+    of numbers of pipelines, all seconds are the least for any of them. The share `sends_overlap` of each hop
+    overlaps with the next action of its sender.
     """
 
     pools: tuple[int, ...]
@@ -324,6 +299,7 @@ class StageOptions:
     layers: int
     most_stages: int
     microbatches: int
+    sends_overlap: float
 
     @property
     def available(self) -> tuple[int, ...]:
@@ -395,6 +371,7 @@ class StageCostModel:
             layers=space.model.layers,
             most_stages=space.most_stages,
             microbatches=space.job.global_batch_size // subproblem.micro_batch_size,
+            sends_overlap=space.job.profile.pipeline_overlap,
         )
 
     def _extreme_pipeline_counts(self, subproblem: UnevenSubproblem, own: int) -> list[int]:
@@ -485,9 +462,7 @@ class StageCostModel:
             node_slots,
             prices,
             at,
-            nbytes,
             fits,
-            0,
         )
 
     def _degree_indices(self, pool: int, size: int) -> list[int]:
@@ -498,7 +473,7 @@ class StageCostModel:
     def _node_slots(self, pool: int, size: int) -> tuple[NodeSlot, ...]:
         space = self._space
         sizes = [tp * dp for tp, dp in space.degrees(pool, size)]
-        is_tied = space.model.tied_embeddings
+        is_tied = space.model.embedding_copies > 0
         return node_slots_of_pool(space.pools[pool].node.devices, sizes, space.most_stages, is_tied)
 
     def _mixed_pool_costs_of(self, subproblem: UnevenSubproblem, pair: Site) -> tuple[SiteCosts, StageHops]:
@@ -514,11 +489,9 @@ class StageCostModel:
                 for pool, of in zip(pair, (rows, size - rows), strict=True)
             )
             some = tuple(mixed_stage for mixed_stage in mixed_pool_stages if mixed_stage.rows[0] == rows)
-            price, nbytes, fits, fullest = mixed_pool_cost(one, other)
+            price, fits = mixed_pool_cost(one, other)
             every, at = range(len(some)), np.arange(price.forward_s.shape[-2])
-            found.append(
-                self._fastest_recompute(some, every, (NodeSlot(),), [price], at, nbytes, fits, fullest)
-            )
+            found.append(self._fastest_recompute(some, every, (NodeSlot(),), [price], at, fits))
             hops_s.append(mixed_pool_hops(one, other))
         names = [field.name for field in fields(SiteCosts) if field.name not in ("kinds", "node_slots")]
         whole = {name: np.concatenate([getattr(stages, name) for stages in found]) for name in names}
@@ -565,15 +538,11 @@ class StageCostModel:
         node_slots: tuple[NodeSlot, ...],
         prices: Sequence[StageCosts],
         at: Ints,
-        nbytes: StageBytes,
         fits: Any,
-        fullest: Any,
     ) -> SiteCosts:
         place, _, count = (axis.reshape(-1, 1) for axis in np.indices(self._axes))
         is_one = (place >= 1) & (count >= 1)
-        return _fastest_recompute(
-            kinds, of, node_slots, prices, at, nbytes, fits & is_one, fullest, self._axes
-        )
+        return _fastest_recompute(kinds, of, node_slots, prices, at, fits & is_one, self._axes)
 
     def _hops_of(self, pool: int, union: tuple[int, ...], size: int) -> StageHops:
         own, across = self._kinds(pool, (pool,), size), self._kinds(pool, union, size)
@@ -602,13 +571,11 @@ def _fastest_recompute(
     node_slots: tuple[NodeSlot, ...],
     prices: Sequence[StageCosts],
     at: Ints,
-    nbytes: StageBytes,
     fits: Any,
-    fullest: Any,
     shape: tuple[int, ...],
 ) -> SiteCosts:
     """For each stage and number of pipelines the fastest recomputation that fits; then the least seconds over
-    the numbers of pipelines. The recomputation and the bytes are those of the first number.
+    the numbers of pipelines. The recomputation is that of the first number.
 
     `prices` has the costs for each node slot. `at` has the row of each stage in them, `of` the column of each
     kind.
@@ -621,10 +588,6 @@ def _fastest_recompute(
     def picked(values: Any) -> Any:
         full = np.broadcast_to(values, (*backward_s.shape[:2], *values.shape[2:]))
         return full[chosen, numbers, at[:, None], columns]
-
-    def first(values: Any) -> Any:
-        full = np.broadcast_to(values, backward_s.shape)[:, 0]
-        return arranged(np.choose(chosen[0], list(full)))
 
     def arranged(values: Any) -> Any:
         full = np.broadcast_to(values, backward_s.shape[2:])
@@ -644,7 +607,4 @@ def _fastest_recompute(
         reduce_s=by_node_slot([picked(one.reduce_s).min(axis=0) for one in prices]),
         end_s=by_node_slot([one.end_s.min(axis=0)[at] for one in prices]),
         recompute=np.where(np.isinf(backward), -1, arranged(chosen[0])),
-        allocated_bytes=first(nbytes.allocated),
-        device_bytes=first(nbytes.device),
-        fullest=first(fullest).astype(np.int64),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from shardwise.errors import ConfigError
+from shardwise.inputs import install_text
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,7 +29,7 @@ def require_numba() -> None:
     except ImportError as error:
         raise ConfigError(
             "cannot be imported, and frontiers of operator graphs need it", key="numba",
-            found=str(error), allowed="pip install 'shardwise[graph]'",
+            found=str(error), allowed=install_text("graph"),
         ) from error  # fmt: skip
 
 
@@ -55,7 +56,29 @@ def _compiled(function: Function, **others: Any) -> Function:
         found = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no folder can be written to
         found = numba.njit(**options)(function)
+    else:
+        _ignore_damage(found._cache)
     return cast(Function, found)
+
+
+def _ignore_damage(files: Any) -> None:
+    """Make damaged files of a function's cache count as missing: it is compiled again and they are replaced.
+    numba raises whatever reading them raises."""
+    load, save = files.load_overload, files.save_overload
+
+    def load_or_compile(*arguments: Any) -> Any:
+        try:
+            return load(*arguments)
+        except Exception:  # noqa: BLE001 - pickle raises errors of any kind
+            with suppress(OSError):
+                files.flush()
+            return None
+
+    def save_if_possible(*arguments: Any) -> None:
+        with suppress(Exception):
+            save(*arguments)
+
+    files.load_overload, files.save_overload = load_or_compile, save_if_possible
 
 
 @cache

@@ -1,18 +1,21 @@
-"""Import of Accelerate's YAML: the inverse of `fsdp2.fsdp2_files`. Files with FSDP of version 1 and with DDP
-are read too.
+"""Import of Accelerate's YAML: the inverse of `fsdp2.fsdp2_files`. Files with FSDP of version 1, with DDP and
+with DeepSpeed are read too.
 
 The script, not the file, has the model, the batch and the sequence length.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import parse_mapping
+from shardwise.inputs import parse_mapping, unknown
 from shardwise.targets.fsdp2 import PRECISIONS, TARGET
+from shardwise.targets.imports.deepspeed_import import read_deepspeed
 from shardwise.targets.imports.imported import (
     FileSection,
     ImportedRun,
@@ -49,6 +52,18 @@ SIZES = {
 
 KINDS = ("FSDP", "MULTI_GPU", "NO")
 
+DEEPSPEED_KEYS = {
+    "deepspeed_config_file", "deepspeed_hostfile", "deepspeed_multinode_launcher",
+    "deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "deepspeed_moe_layer_cls_names",
+    "gradient_accumulation_steps",
+    "gradient_clipping", "offload_optimizer_device", "offload_optimizer_nvme_path", "offload_param_device",
+    "offload_param_nvme_path", "zero3_init_flag", "zero3_save_16bit_model", "zero_stage",
+}  # fmt: skip
+"""Keys of `deepspeed_config` that Accelerate reads."""
+
+POLICY = "reduce_dtype=torch.float32"
+"""What a comment of the YAML has where the script passes a policy that reduces gradients in fp32."""
+
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 """`fsdp_sharding_strategy` of version 1, and the ZeRO stage of each."""
 
@@ -65,10 +80,12 @@ def read_accelerate(text: str, *, devices: int, supplied: Supplied) -> ImportedR
     value that cannot be used."""
     read = FileSection(parse_mapping(text))
     kind = read.text("distributed_type", "NO")
-    if kind not in KINDS:
-        allowed = "FSDP, MULTI_GPU; with DEEPSPEED, review its JSON"
-        raise ConfigError("is not read", key="distributed_type", found=kind, allowed=allowed)
     require_devices("num_processes", read.integer("num_processes"), devices)
+    if kind == "DEEPSPEED":
+        return _read_with_deepspeed(read, devices=devices, supplied=supplied)
+    if kind not in KINDS:
+        allowed = ", ".join((*KINDS[:2], "DEEPSPEED"))
+        raise ConfigError("is not read", key="distributed_type", found=kind, allowed=allowed)
     model = model_of_file(supplied.model, "a YAML of Accelerate")
     sizes, fsdp = read.section("parallelism_config"), read.section("fsdp_config")
     fields = _degrees(sizes, devices)
@@ -80,19 +97,50 @@ def read_accelerate(text: str, *, devices: int, supplied: Supplied) -> ImportedR
     given = dict(supplied.fields)
     if is_recomputed or given.get("recompute") in ("none", fields["recompute"]):
         given.pop("recompute", None)
-    batch = chosen("global_batch_size", None, supplied.global_batch_size, "--global-batch-size")
     return ImportedRun(
         target=TARGET,
         model=model,
         fields={"micro_batch_size": 1, **fields, **given},
         seq_len=chosen("seq_len", None, supplied.seq_len, "--seq-len"),
-        global_batch_size=batch,
+        global_batch_size=supplied.batch(fields["dp"]),
         dtype=_dtype(read),
         optimizer="adamw",
         profile={},
         names=NAMES,
-        findings=tuple(_findings(read, sizes, fsdp, supplied)),
+        findings=(*_findings(read, sizes, fsdp, supplied, text), *read.misspelt()),
+        options={"grad_reduce_dtype": "bf16"} if _reduces_in_bf16(read, text) else {},
     )
+
+
+def _reduces_in_bf16(read: FileSection, text: str) -> bool:
+    """Whether FSDP reduces gradients in bf16, as Accelerate does without a policy of the script."""
+    return read.text("distributed_type") == "FSDP" and _dtype(read) == "bf16" and POLICY not in text
+
+
+def _read_with_deepspeed(read: FileSection, *, devices: int, supplied: Supplied) -> ImportedRun:
+    """The run of a YAML that starts DeepSpeed: its `deepspeed_config` as DeepSpeed's own JSON."""
+    given = read.section("deepspeed_config")
+    if (path := given.text("deepspeed_config_file", "none")) != "none":
+        raise ConfigError(
+            "names another file", key=given.key("deepspeed_config_file"), found=path,
+            allowed="shardwise review of that file",
+        )  # fmt: skip
+    zero: dict[str, Any] = {"stage": given.count("zero_stage", 2, low=0)}
+    for name in ("offload_optimizer", "offload_param"):
+        zero[name] = {"device": given.text(f"{name}_device", "none")}
+    config: dict[str, Any] = {"zero_optimization": zero}
+    if (steps := given.integer("gradient_accumulation_steps")) is not None:
+        config["gradient_accumulation_steps"] = steps
+    dtype = _dtype(read)
+    if dtype in ("bf16", "fp16"):
+        config[dtype] = {"enabled": True}
+    run = read_deepspeed(json.dumps(config), devices=devices, supplied=supplied)
+    stage, ours = given.key("zero_stage"), ("dp", "micro_batch_size", "global_batch_size")
+    names = {**{name: NAMES[name] for name in ours}, "optim_shard": stage, "param_shard": stage,
+             "offload": given.key("offload_optimizer_device")}  # fmt: skip
+    unknown = [name for name in given.values if name not in DEEPSPEED_KEYS]
+    findings = (ignored(given.key(name), "Accelerate ignores this key") for name in unknown)
+    return replace(run, names={**run.names, **names}, findings=(*run.findings, *findings))
 
 
 def _per_node(read: FileSection, devices: int) -> int:
@@ -151,12 +199,12 @@ def _dtype(read: FileSection) -> str:
         found = "no"  # YAML of version 1.1 writes no as false
     ours = {theirs: name for name, theirs in PRECISIONS.items()} | {"fp16": "fp16", "fp8": "fp8"}
     if found not in ours:
-        raise ConfigError("is not predicted", key="mixed_precision", found=found, allowed=", ".join(ours))
+        raise unknown("is not predicted", found, ours, key="mixed_precision")
     return ours[found]
 
 
 def _findings(
-    read: FileSection, sizes: FileSection, fsdp: FileSection, supplied: Supplied
+    read: FileSection, sizes: FileSection, fsdp: FileSection, supplied: Supplied, text: str
 ) -> Iterator[ReviewFinding]:
     for name in sizes.values:
         if name not in SIZES:
@@ -187,3 +235,8 @@ def _findings(
         )  # fmt: skip
     if "micro_batch_size" not in supplied.fields:
         yield assumed(NAMES["micro_batch_size"], "1 sequence: --fix micro_batch_size=N for another")
+    # The Trainer passes no policy.
+    if _reduces_in_bf16(read, text) and supplied.micro_batches is None:
+        yield assumed(
+            "mixed_precision", f"gradients are reduced in bf16; a comment with {POLICY} says otherwise"
+        )

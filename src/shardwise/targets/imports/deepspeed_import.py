@@ -51,6 +51,9 @@ KNOWN = frozenset((
 ))  # fmt: skip
 """Keys at the top that DeepSpeed looks up; it accepts others and ignores them."""
 
+WIDE = {"fp32", "float32", "float"}
+"""Names of fp32."""
+
 REMOVED = {"mics_shard_size": "MiCS was removed", "mics_hierarchical_params_gather": "MiCS was removed"}
 """Keys of `zero_optimization` that this version refuses."""
 
@@ -92,10 +95,30 @@ def read_deepspeed(text: str, *, devices: int, supplied: Supplied) -> ImportedRu
         global_batch_size=batch,
         dtype=_dtype(read),
         optimizer=_optimizer(read, findings),
-        profile={} if zero.is_on("overlap_comm", True) else {"state_overlap": 0.0, "shard_overlap": 0.0},
+        profile={**_accumulated(read), **_unoverlapped(zero)},
         names=NAMES,
         findings=(*findings, *_key_findings(read, zero)),
+        options=_options(read),
     )
+
+
+def _unoverlapped(zero: FileSection) -> dict[str, Any]:
+    return {} if zero.is_on("overlap_comm", True) else {"state_overlap": 0.0, "shard_overlap": 0.0}
+
+
+def _accumulated(read: FileSection) -> dict[str, Any]:
+    """Gradients that are accumulated in fp32, and reduced in bf16."""
+    accumulated = read.section("data_types").text("grad_accum_dtype", "")
+    is_wide = _dtype(read) == "bf16" and accumulated in WIDE and not _options(read)
+    return {"accumulates_in_fp32": True} if is_wide else {}
+
+
+def _options(read: FileSection) -> dict[str, str]:
+    """Gradients in fp32, where they are both accumulated and reduced in it."""
+    reduced = read.text("communication_data_type", "")
+    accumulated = read.section("data_types").text("grad_accum_dtype", "")
+    is_wide = _dtype(read) == "bf16" and {reduced, accumulated} <= WIDE
+    return {"grad_reduce_dtype": "fp32"} if is_wide else {}
 
 
 def _seq_len(supplied: Supplied, longest: int | None) -> int:
@@ -109,7 +132,7 @@ def _batch(read: FileSection, dp: int, supplied: Supplied) -> tuple[int, int, li
     accumulation, and refuses three that do not agree."""
     whole = read.integer("train_batch_size")
     micro = read.integer("train_micro_batch_size_per_gpu", supplied.fields.get("micro_batch_size"))
-    steps = read.integer("gradient_accumulation_steps")
+    steps = read.integer("gradient_accumulation_steps", supplied.micro_batches)
     if whole is None and micro is not None and steps is not None:
         whole = micro * steps * dp
     batch = chosen("train_batch_size", whole, supplied.global_batch_size, "--global-batch-size")
@@ -161,6 +184,7 @@ def _key_findings(read: FileSection, zero: FileSection) -> Iterator[ReviewFindin
     for name in read.values:
         if name not in KNOWN:
             yield ignored(name, "DeepSpeed does not look this key up")
+    yield from (one for one in read.misspelt() if "." in one.field)
     for name, why in REMOVED.items():
         if name in zero.values:
             yield ReviewFinding(

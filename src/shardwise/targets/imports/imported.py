@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import short_repr
+from shardwise.inputs import misspelt, short_repr
 from shardwise.model import Model
 from shardwise.strategy import even_ends, largest_stage, layer_counts
 
@@ -27,12 +27,22 @@ class ReviewFinding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supplied:
     """What the user gives in addition to the file: a model, tokens per sequence, sequences per step, and
-    fields of the strategy that the file lacks."""
+    fields of the strategy that the file lacks. `micro_batches` of a step, None: not given. `folder`: where
+    other files that the file names are looked for first."""
 
     model: Model | None = None
     seq_len: int | None = None
     global_batch_size: int | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    micro_batches: int | None = None
+    folder: str = ""
+
+    def batch(self, dp: int) -> int:
+        """Sequences of a step on `dp` replicas, where the file has no batch. ConfigError where it is neither
+        given nor follows."""
+        micro = self.fields.get("micro_batch_size")
+        whole = None if self.micro_batches is None or micro is None else self.micro_batches * int(micro) * dp
+        return chosen("global_batch_size", whole, self.global_batch_size, "--global-batch-size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +50,9 @@ class ImportedRun:
     """What a configuration file says, in the terms of a plan.
 
     `fields` are those of a strategy as `complete` takes them. `profile` has the fields of the software
-    profile that the file changes. `names` has the flag or key of the file for fields of the strategy and the
-    job.
+    profile that the file changes, `options` the options of the software with their values. `names` has the
+    flag or key of the file for fields of the strategy and the job, `renamed` the word of the file for a flag
+    or key of the target.
     """
 
     target: str
@@ -54,6 +65,8 @@ class ImportedRun:
     profile: Mapping[str, Any]
     names: Mapping[str, str]
     findings: tuple[ReviewFinding, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+    renamed: Callable[[str], str] = str
 
 
 def required(key: str, value: int | None, option: str) -> int:
@@ -88,13 +101,28 @@ def model_of_file(model: Model | None, what: str) -> Model:
     return model
 
 
+class _RequestedKeys(dict[str, Any]):
+    """A mapping that notes in `requested` which keys are looked up."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.requested: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.requested.add(key)
+        return super().get(key, default)
+
+
 class FileSection:
     """The values of a mapping in the file, with their full keys in errors. `name` is its own key."""
 
-    def __init__(self, values: object, name: str = "") -> None:
+    def __init__(
+        self, values: object, name: str = "", sections: dict[str, _RequestedKeys] | None = None
+    ) -> None:
         if not isinstance(values, Mapping):
             raise ConfigError("is no mapping", key=name, found=short_repr(values), allowed="a mapping")
-        self.values: Mapping[str, Any] = values
+        self._sections: dict[str, _RequestedKeys] = {} if sections is None else sections
+        self.values: Mapping[str, Any] = self._sections.setdefault(name, _RequestedKeys(values))
         self.name = name
 
     def key(self, name: str) -> str:
@@ -104,7 +132,17 @@ class FileSection:
     def section(self, name: str) -> FileSection:
         """The mapping under this name; an empty one where it is missing or null."""
         found = self.values.get(name)
-        return FileSection({} if found is None else found, self.key(name))
+        return FileSection({} if found is None else found, self.key(name), self._sections)
+
+    def misspelt(self) -> Iterator[ReviewFinding]:
+        """Findings for keys of this mapping and of those below it that differ by one letter from a key that
+        was looked up, which the file does not have."""
+        for section, values in self._sections.items():
+            for name in values:
+                meant = None if name in values.requested else misspelt(name, values.requested - {*values})
+                if meant is not None:
+                    key = f"{section}.{name}" if section else name
+                    yield ignored(key, f"is not a known key (did you mean {meant}?)")
 
     def integer(self, name: str, default: int | None = None, *, low: int = 1) -> int | None:
         """The whole number under this name, at least `low`; `default` where it is missing, null or

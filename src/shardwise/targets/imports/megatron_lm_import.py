@@ -11,9 +11,19 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from shardwise.cost import FP32_BYTES
 from shardwise.errors import ConfigError
-from shardwise.inputs import short_repr
-from shardwise.model import Model, model_from_config
+from shardwise.inputs import short_repr, unknown
+from shardwise.model import (
+    MODULES,
+    OFFLOADED,
+    Model,
+    model_from_config,
+    modules_of_layers,
+    offloading_modules,
+    set_text,
+)
+from shardwise.strategy import target_of
 from shardwise.targets.imports.imported import (
     FileSection,
     ImportedRun,
@@ -27,6 +37,7 @@ from shardwise.targets.imports.imported import (
     require_devices,
     required,
 )
+from shardwise.targets.imports.megatron_bridge_text import bridge_values, is_bridge
 from shardwise.targets.imports.megatron_lm_text import (
     flag_values,
     is_flags,
@@ -50,6 +61,7 @@ NAMES = {
     "micro_batch_size": "--micro-batch-size",
     "sequence_parallel": "--sequence-parallel",
     "recompute": "--recompute-granularity",
+    "recompute_modules": "--recompute-modules",
     "recompute_layers": "--recompute-num-layers",
     "offload": "--optimizer-cpu-offload",
     "first_stage_layers": "--pipeline-model-parallel-layout",
@@ -66,15 +78,17 @@ _VOCAB_MULTIPLE = 128
 
 
 def is_megatron_lm(text: str) -> bool:
-    """Whether the text has arguments or flags of Megatron-LM without Megatron-FSDP."""
-    return (is_log(text) or is_flags(text)) and not is_megatron_fsdp(text)
+    """Whether the text has arguments or flags of Megatron-LM, or a recipe, without Megatron-FSDP."""
+    return (is_log(text) or is_flags(text) or is_bridge(text)) and not is_megatron_fsdp(text)
 
 
 def is_megatron_fsdp(text: str) -> bool:
     """Whether the text has arguments or flags of Megatron-LM with Megatron-FSDP."""
-    return is_flags(text, "use-megatron-fsdp") or (
-        is_log(text) and log_values(text).get("use_megatron_fsdp") is True
-    )
+    if is_log(text):
+        return log_values(text).get("use_megatron_fsdp") is True
+    if is_flags(text, "use-megatron-fsdp"):
+        return True
+    return not is_flags(text) and is_bridge(text) and bridge_values(text).get("use_megatron_fsdp") is True
 
 
 def read_megatron_fsdp(text: str, *, devices: int, supplied: Supplied) -> ImportedRun:
@@ -85,7 +99,7 @@ def read_megatron_fsdp(text: str, *, devices: int, supplied: Supplied) -> Import
 def read_megatron_lm(text: str, *, devices: int, supplied: Supplied) -> ImportedRun:
     """The run that a log or flags describe, on `devices`. Raises ConfigError, with the name of the argument,
     for a value that cannot be used."""
-    found, repeated = (log_values(text), []) if is_log(text) else flag_values(text)
+    found, repeated = _values(text)
     arguments = FileSection(found)
     require_devices("world_size", arguments.integer("world_size"), devices)
     # The program follows the options of torchrun.
@@ -105,6 +119,8 @@ def read_megatron_lm(text: str, *, devices: int, supplied: Supplied) -> Imported
         for flag in repeated
     ]
     findings += _model_findings(arguments, supplied.model)
+    moved = _moved_modules(arguments, model, fields)
+    is_option = moved in target_of(TARGET).options["offload_modules"]
     return ImportedRun(
         target=TARGET,
         model=model,
@@ -115,10 +131,18 @@ def read_megatron_lm(text: str, *, devices: int, supplied: Supplied) -> Imported
         ),
         dtype=_dtype(arguments),
         optimizer=_optimizer(arguments),
-        profile=_profile(arguments),
+        profile={**_profile(arguments), **({"offload_modules": moved} if moved and not is_option else {})},
+        options={**_options(arguments), **({"offload_modules": moved} if is_option else {})},
         names=NAMES,
-        findings=(*findings, *_overlap_findings(arguments, fields)),
+        findings=(*findings, *_overlap_findings(arguments, fields), *arguments.misspelt()),
     )
+
+
+def _values(text: str) -> tuple[dict[str, Any], list[str]]:
+    """The values of arguments in the text, and flags that are repeated with another value."""
+    if is_log(text):
+        return log_values(text), []
+    return flag_values(text) if is_flags(text) else (bridge_values(text), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +208,14 @@ class _Reading:
             if (chunks := read.integer(name)) is not None:
                 return chunks
         each = read.integer("num_layers_per_virtual_pipeline_stage")
-        return 1 if each is None else max(self.model.layers // (pp * each), 1)
+        return 1 if each is None else max((self.model.layers + sum(self._ends_counted())) // (pp * each), 1)
+
+    def _ends_counted(self) -> tuple[bool, bool]:
+        """Whether the embedding and the loss each take the place of a layer."""
+        first, last = (
+            self.arguments.is_on(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")
+        )
+        return first, last
 
     def _uneven_ends(self, fields: dict[str, Any], pp: int, vpp: int) -> Iterator[ReviewFinding]:
         """Numbers of layers for the first and the last pipeline rank, where they are given."""
@@ -192,7 +223,11 @@ class _Reading:
         first = read.integer("decoder_first_pipeline_num_layers")
         last = read.integer("decoder_last_pipeline_num_layers")
         if first is None and last is None:
-            if pp > 1 and layers % (pp * vpp):
+            ends = self._ends_counted()
+            each, left = divmod(layers + sum(ends), pp * vpp)
+            if pp > 1 and any(ends) and each and not left:
+                fields.update(first_stage_layers=each - ends[0], last_stage_layers=each - ends[1])
+            elif pp > 1 and left:
                 yield ReviewFinding(
                     code="layers_lost", severity="error", field="--num-layers",
                     text=f"{layers} layers do not divide over {pp * vpp} stages: Megatron-LM refuses them "
@@ -259,10 +294,10 @@ class _Reading:
         if granularity in ("", "None"):
             granularity = "selective" if read.is_on("recompute_activations") else "none"
         if granularity not in ("none", "selective", "full"):
-            raise ConfigError(
-                "is unknown", key=NAMES["recompute"], found=granularity, allowed="selective, full"
-            )
+            raise unknown("is unknown", granularity, ("selective", "full"), key=NAMES["recompute"])
         fields["recompute"] = granularity
+        if granularity == "selective":
+            yield from self._modules(fields)
         if granularity != "full":
             if read.integer("recompute_num_layers") is not None:
                 yield ignored("--recompute-num-layers", "it counts only with --recompute-granularity full")
@@ -280,17 +315,71 @@ class _Reading:
                 f"{layers} layers, but a stage has {largest}; Megatron-LM accepts it",
             )
 
+    def _modules(self, fields: dict[str, Any]) -> Iterator[ReviewFinding]:
+        """The named modules that are recomputed: `core_attn` where none are named."""
+        given = self.arguments.values.get("recompute_modules")
+        names = ["core_attn"] if given is None else given if isinstance(given, list) else str(given).split()
+        flag = NAMES["recompute_modules"]
+        for name in names:
+            if name not in MODULES:
+                raise unknown("is unknown", name, MODULES, key=flag)
+        if self.arguments.is_on("moe_layer_recompute"):
+            names = [*names, "moe"]
+        own = modules_of_layers(kind.operators for kind in self.model.kinds)
+        for name in names:
+            if name not in own:
+                yield ignored(flag, f"the model has no {name}")
+        is_fused = self.arguments.text("transformer_impl", "transformer_engine") != "local"
+        if "layernorm" in names and "mla_up_proj" not in own and is_fused:
+            yield ReviewFinding(
+                code="approximated", severity="info", field=flag,
+                text="Transformer Engine computes the norms before attention and before a dense MLP with the"
+                " next product, and keeps their outputs; the prediction drops them",
+            )  # fmt: skip
+        fields["recompute_modules"] = set_text(name for name in names if name in own)
+        if not fields["recompute_modules"]:
+            fields["recompute"] = "none"
+
     def _offload(self, fields: dict[str, Any]) -> Iterator[ReviewFinding]:
         read = self.arguments
         states = read.is_on("optimizer_cpu_offload")
-        activations = read.is_on("fine_grained_activation_offloading") or read.is_on("cpu_offloading")
+        activations = read.is_on("cpu_offloading")
         kinds = {(False, False): "none", (True, False): "optimizer", (False, True): "activations"}
         fields["offload"] = kinds.get((states, activations), "both")
         if activations:
             yield ReviewFinding(
-                code="approximated", severity="info", field="--fine-grained-activation-offloading",
+                code="approximated", severity="info", field="--cpu-offloading-num-layers",
                 text="the prediction offloads all activations that are saved",
             )  # fmt: skip
+        yield from self._moved(fields)
+
+    def _moved(self, fields: dict[str, Any]) -> Iterator[ReviewFinding]:
+        """What is wrong with modules whose saved tensors go to the host."""
+        if not self.arguments.is_on("fine_grained_activation_offloading"):
+            if self.arguments.values.get("offload_modules"):
+                yield ignored(OFFLOAD_FLAG, "--fine-grained-activation-offloading is off")
+            return
+        names = _offload_modules(self.arguments)
+        if fields.get("recompute") == "full":
+            yield ignored(OFFLOAD_FLAG, "layers that are recomputed save nothing that could be moved")
+        own = offloading_modules(kind.operators for kind in self.model.kinds)
+        for name in names:
+            if name not in own:
+                yield ignored(OFFLOAD_FLAG, f"{name} moves nothing of this model: it has no such module, or"
+                              " Transformer Engine computes it with the next one")  # fmt: skip
+        if "attn_proj" in names and "core_attn" not in names:
+            yield _refused(OFFLOAD_FLAG, "Megatron-LM refuses attn_proj without core_attn")
+        if "moe" in str(fields.get("recompute_modules", "")).split("+") and {"expert_fc1", "moe_act"} & set(
+            names
+        ):
+            yield _refused(OFFLOAD_FLAG, "Megatron-LM refuses modules of experts that are recomputed")
+        for name, default in (("min_offloaded_tensor_size", 1 << 20), ("activation_offload_fraction", 1),
+                              ("delta_offload_bytes_across_pp_ranks", 0)):  # fmt: skip
+            if self.arguments.values.get(name) not in (None, default, float(default)):
+                yield ReviewFinding(
+                    code="approximated", severity="info", field=f"--{name.replace('_', '-')}",
+                    text=f"predicted as {default}",
+                )  # fmt: skip
 
 
 def model_of(read: FileSection) -> Model:
@@ -423,9 +512,15 @@ def _model_findings(read: FileSection, model: Model | None) -> list[ReviewFindin
 
 
 def _dtype(read: FileSection) -> str:
-    recipe = read.text("fp8")
-    if recipe and recipe != "None":
-        return FP8_RECIPES.get(read.text("fp8_recipe", "delayed"), "fp8")
+    """The number format. Raises ConfigError for a recipe that is not predicted."""
+    for kind, recipes, default in (("fp8", FP8_RECIPES, "delayed"), ("fp4", {"nvfp4": "nvfp4"}, "nvfp4")):
+        found = read.text(f"{kind}_format") or read.text(kind)
+        if found and found != "None":
+            recipe = read.text(f"{kind}_recipe", default)
+            if recipe not in recipes:
+                allowed = ", ".join(recipes)
+                raise ConfigError("is not predicted", key=f"--{kind}-recipe", found=recipe, allowed=allowed)
+            return recipes[recipe]
     return "bf16" if read.is_on("bf16") else "fp16" if read.is_on("fp16") else "fp32"
 
 
@@ -433,7 +528,7 @@ def _optimizer(read: FileSection) -> str:
     found = read.text("optimizer", "adam")
     ours = {theirs: name for name, theirs in OPTIMIZERS.items()} | {"muon": "muon", "dist_muon": "muon"}
     if found not in ours:
-        raise ConfigError("is not predicted", key="--optimizer", found=found, allowed=", ".join(ours))
+        raise unknown("is not predicted", found, ours, key="--optimizer")
     return ours[found]
 
 
@@ -442,11 +537,77 @@ def _profile(read: FileSection) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     if not _overlaps(read):
         changed |= {"data_overlap": 0.0, "state_overlap": 0.0}
-    if read.is_on("grad_reduce_in_bf16"):
-        changed["reduce_in_fp32"] = False
+    if _dtype(read) == "fp16" and not read.is_on("accumulate_allreduce_grads_in_fp32"):
+        changed["reduce_in_fp32"] = False  # in the dtype of the parameters
+    if _is_precise(read):
+        moments = _moments(read)
+        changed["moment_bytes"] = sum(_MOMENT_BYTES[dtype] for dtype in moments) / len(moments)
+        has_remainders = _dtype(read) == "bf16" and not read.is_on("use_megatron_fsdp")
+        changed["master_bytes"] = 2.0 if has_remainders else FP32_BYTES
     if read.text("attention_backend", "auto").removeprefix("AttnBackend.") in ("unfused", "local"):
         changed["attention"] = ()
     return changed
+
+
+def _options(read: FileSection) -> dict[str, str]:
+    """The options that the flags set, but for moments of two sizes."""
+    found = {"tp_comm_overlap": "on" if read.is_on("tp_comm_overlap") else "off"}
+    if read.is_on("overlap_moe_expert_parallel_comm"):
+        found["ep_overlap"] = "on"
+    if _dtype(read) not in ("fp16", "fp32"):
+        of_fsdp = read.text("megatron_fsdp_main_grads_dtype", "fp32") == "bf16"
+        is_narrow = of_fsdp if read.is_on("use_megatron_fsdp") else read.is_on("grad_reduce_in_bf16")
+        found["grad_reduce_dtype"] = "bf16" if is_narrow else "fp32"
+    if read.is_on("fp8_param_gather") and _dtype(read) in FP8_RECIPES.values():
+        found["fp8_param_gather"] = "on"
+    has_narrow_moments = _is_precise(read) and set(_moments(read)) == {"bf16"}
+    if has_narrow_moments and _dtype(read) == "bf16" and _optimizer(read) == "adamw":
+        found["moment_dtype"] = "bf16"
+    return found
+
+
+OFFLOAD_FLAG = "--offload-modules"
+
+
+def _offload_modules(read: FileSection) -> list[str]:
+    """The modules of the flag. ConfigError for an unknown one."""
+    given = read.values.get("offload_modules")
+    names = [] if given is None else given if isinstance(given, list) else str(given).split()
+    for name in names:
+        if name not in OFFLOADED:
+            raise unknown("is unknown", name, OFFLOADED, key=OFFLOAD_FLAG)
+    return [str(name) for name in names]
+
+
+def _moved_modules(read: FileSection, model: Model, fields: Mapping[str, Any]) -> str:
+    """The modules that move tensors, as a set; empty where none do."""
+    if not read.is_on("fine_grained_activation_offloading") or fields.get("recompute") == "full":
+        return ""
+    names = _offload_modules(read)
+    own = offloading_modules(kind.operators for kind in model.kinds)
+    return "+".join(name for name in own if name in names)
+
+
+def _refused(field: str, text: str) -> ReviewFinding:
+    return ReviewFinding(code="refused", severity="error", field=field, text=text)
+
+
+_MOMENT_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
+"""Values of `--exp-avg-dtype` and their bytes."""
+
+_LOGGED = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.uint8": "fp8"}
+
+
+def _is_precise(read: FileSection) -> bool:
+    """Whether states on the device have the dtypes of the flags."""
+    return read.is_on("use_precision_aware_optimizer") and not read.is_on("optimizer_cpu_offload")
+
+
+def _moments(read: FileSection) -> tuple[str, ...]:
+    """The dtypes of both moments."""
+    found = (read.text(f"exp_avg{kind}_dtype", "fp32") for kind in ("", "_sq"))
+    named = (_LOGGED.get(dtype, dtype) for dtype in found)
+    return tuple(dtype if dtype in _MOMENT_BYTES else "fp32" for dtype in named)
 
 
 def _overlaps(read: FileSection) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import parse_mapping
+from shardwise.inputs import parse_mapping, unknown
 from shardwise.model import Model, load_model
 from shardwise.strategy import PROFILES
 from shardwise.targets.imports.imported import (
@@ -102,7 +102,13 @@ def read_torchtitan(text: str, *, devices: int, supplied: Supplied) -> ImportedR
         optimizer="adamw",
         profile={} if is_compiled else {"pointwise_passes": PROFILES[_EAGER].pointwise_passes},
         names=NAMES,
-        findings=(*findings, *reading.passes(fields, local, whole)),
+        findings=(
+            *findings,
+            *reading.passes(fields, local, whole),
+            *_reduction(training),
+            *read.misspelt(),
+        ),
+        options=_options(read),
     )
 
 
@@ -127,7 +133,7 @@ def _python_values(text: str) -> Mapping[str, object]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     found: dict[str, dict[str, object]] = {}
     for section, name in (("parallelism", "ParallelismConfig"), ("training", "TrainingConfig"),
-                          ("compile", "CompileConfig")):  # fmt: skip
+                          ("compile", "CompileConfig"), ("optimizer", "replace")):  # fmt: skip
         call = next((one for one in calls if ast.unparse(one.func) == name), None)
         found[section] = {} if call is None else dict(_literals(call))
     for name in ("FullAC.Config", "FirstLayersAC.Config"):
@@ -316,10 +322,27 @@ def _dtype(training: FileSection) -> str:
     found = training.text("mixed_precision_param", "bfloat16")
     ours = {theirs: name for name, theirs in DTYPES.items()}
     if found not in ours:
-        raise ConfigError(
-            "is not predicted", key="training.mixed_precision_param", found=found, allowed=", ".join(ours)
-        )
+        raise unknown("is not predicted", found, ours, key="training.mixed_precision_param")
     return ours[found]
+
+
+def _reduction(training: FileSection) -> Iterator[ReviewFinding]:
+    if (found := training.text("mixed_precision_reduce", "float32")) != "float32":
+        yield ReviewFinding(
+            code="refused", severity="error", field="training.mixed_precision_reduce",
+            text=f"TorchTitan reduces gradients in float32 alone, and refuses {found}",
+        )  # fmt: skip
+
+
+def _options(read: FileSection) -> dict[str, str]:
+    """Async tensor parallelism, which older versions had in `parallelism`; moments in 16 bits."""
+    sections = (("compile", "enable_async_tensor_parallel"), ("parallelism", "enable_async_tensor_parallel"))
+    is_async = any(read.section(section).is_on(name) for section, name in sections)
+    is_narrow = read.section("optimizer").text("implementation", "") == "fused_opt_states_bf16"
+    return {
+        "tp_comm_overlap": "on" if is_async else "off",
+        **({"moment_dtype": "bf16"} if is_narrow else {}),
+    }
 
 
 def _is_compiled(read: FileSection) -> bool:

@@ -12,33 +12,37 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import TypeVar
 
 from shardwise import api
+from shardwise.app.cli.activity import progress
 from shardwise.app.cli.card import NOT_AS_GIVEN, next_lines
 from shardwise.app.cli.frontier.graphs import graph_subject
 from shardwise.app.cli.frontier.output import (
     curve_table,
     frontier_document,
     frontier_idle_lines,
+    is_of_uniform_strategies,
     pick_lines,
     plot_of,
     profile_table,
     reference_lines,
 )
 from shardwise.app.cli.frontier.subject import StrategySubject, Subject
-from shardwise.app.cli.output import Line, Output, progress, row
+from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.planning import inputs_of, question_arguments
-from shardwise.app.cli.request import JobOptions, count, fraction, job_arguments, workers
-from shardwise.app.cli.words import counted, percent
+from shardwise.app.cli.request import JobOptions, LongRun, count, fraction, job_arguments, workers
+from shardwise.app.cli.whole_run import runs_table
+from shardwise.app.cli.words import counted, percent, text_rows
 from shardwise.app.plot import check_plot_file, write_plot
 from shardwise.cluster import pools_of
 from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import printable, short_repr
-from shardwise.plans import check_output_path, write_file, write_plan
-from shardwise.questions import FrontierAnswer, GraphSource, StrategySource
+from shardwise.plans import Reliability, check_output_path, remove_abandoned, write_file, write_plan
+from shardwise.questions import FrontierAnswer, GraphSource, RunOnPart, StrategySource, runs_of_length
 from shardwise.search import MOST_UNITED, Curve
 from shardwise.units import format_bytes
 
@@ -65,14 +69,21 @@ def check_folder(folder: str) -> None:
 def save(
     folder: str, subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], *, inputs: Sequence[str]
 ) -> list[str]:
-    """Write a plan file for each point that a plan file can represent, then the answer with their names. Each
-    file is written atomically, the index last. Returns a note."""
+    """Write a plan file for each point that a plan file can represent, then the answer with their names and
+    hashes. Each file is written atomically. An older index is removed first and the new one written last, so
+    an interrupted write leaves no index of other files. Returns a note."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot be created: {why}", file=printable(folder), key="--save") from error
+    index = os.path.join(folder, INDEX)
+    check_output_path("--save", index, inputs=inputs)
+    remove_abandoned(folder)
+    with suppress(FileNotFoundError):
+        os.unlink(index)
     names: list[str | None] = []
+    hashes: list[str | None] = []
     digits = len(str(len(found.points)))
     for number, point in enumerate(found.points, start=1):
         name = f"devices-{point.devices}-point-{number:0{digits}}.yaml"
@@ -80,15 +91,14 @@ def save(
             plan = found.plan(point)
         except ConfigError:
             names.append(None)
+            hashes.append(None)
             continue
         path = os.path.join(folder, name)
         check_output_path("--save", path, inputs=inputs)
-        write_plan(path, plan)
+        hashes.append(write_plan(path, plan))
         names.append(name)
-    index = os.path.join(folder, INDEX)
-    check_output_path("--save", index, inputs=inputs)
-    document = frontier_document(subject, found)
-    write_file(index, (json.dumps({**document, "plans": names}, indent=2) + "\n").encode("ascii"))
+    document = {**frontier_document(subject, found), "plans": names, "plan_hashes": hashes}
+    write_file(index, (json.dumps(document, indent=2) + "\n").encode("ascii"))
     plans_written = sum(name is not None for name in names)
     return [f"wrote {plans_written} plans for {len(names)} points and {INDEX} to {folder}"]
 
@@ -97,7 +107,7 @@ def save(
 class FrontierOptions:
     """The options of `frontier` other than those of the job, as given; None where one was left out."""
 
-    mode: str
+    mode: str | None
     memory_limit: str | None
     devices: str | None
     stages: str | None
@@ -105,6 +115,7 @@ class FrontierOptions:
     meshes: str
     objectives: str
     epsilon: str
+    target: str | None = None
     space: str
     fix: str
     workers: str
@@ -112,6 +123,7 @@ class FrontierOptions:
     plot: str | None
     use_all: bool
     is_json: bool
+    run: LongRun | None = None
 
 
 def frontier(options: JobOptions, frontier_options: FrontierOptions) -> Output:
@@ -120,7 +132,7 @@ def frontier(options: JobOptions, frontier_options: FrontierOptions) -> Output:
     sizes, microbatches = frontier_options.devices, frontier_options.microbatches
     arguments = {
         **job_arguments(options),
-        "mode": frontier_options.mode,
+        "mode": frontier_options.mode or ("profile" if _has_length(frontier_options) else "time"),
         "memory_limit": frontier_options.memory_limit,
         "devices": None if sizes is None else _counts("--devices", sizes),
         "stages": None if frontier_options.stages is None else count("--stages", frontier_options.stages),
@@ -128,6 +140,7 @@ def frontier(options: JobOptions, frontier_options: FrontierOptions) -> Output:
         "meshes": frontier_options.meshes,
         "objectives": frontier_options.objectives,
         "epsilon": fraction("--epsilon", frontier_options.epsilon, default=0.001, low=0.0, high=1.0),
+        "target": frontier_options.target,
         "space": frontier_options.space,
         "fix": frontier_options.fix,
         "workers": workers(frontier_options.workers),
@@ -150,6 +163,11 @@ def frontier(options: JobOptions, frontier_options: FrontierOptions) -> Output:
     return answered(subject, found, frontier_options, inputs=inputs, next_commands=following)
 
 
+def _has_length(frontier_options: FrontierOptions) -> bool:
+    """Whether the length of a whole run is requested."""
+    return frontier_options.run is not None and frontier_options.run.length is not None
+
+
 def _counts(option: str, text: str) -> list[int]:
     """The counts in `1,2,4`; whether they can be requested is checked later."""
     if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
@@ -160,11 +178,12 @@ def _counts(option: str, text: str) -> list[int]:
 def _next_commands(options: JobOptions, frontier_options: FrontierOptions) -> tuple[str, ...]:
     """The same question with --plot and with --save, where they were not given."""
     given = (
-        ("--mode", frontier_options.mode, "time"),
+        ("--mode", frontier_options.mode, None),
         ("--memory-limit", frontier_options.memory_limit, None),
         ("--devices", frontier_options.devices, None),
         ("--stages", frontier_options.stages, None),
         ("--objectives", frontier_options.objectives, "time,memory"),
+        ("--target", frontier_options.target, None),
         ("--space", frontier_options.space, "default"),
         ("--fix", frontier_options.fix, ""),
     )
@@ -192,12 +211,23 @@ def answered(
     if frontier_options.plot is not None:
         write_plot(frontier_options.plot, plot_of(subject, found))
         notes.append(f"wrote {frontier_options.plot}")
+    run, runs = frontier_options.run, None
+    if run is not None and run.length is not None:
+        runs = runs_of_length(
+            found.curves,
+            run.length,
+            run.reliability or Reliability(),
+            limit_bytes=found.limit_bytes,
+            tokens_per_step=found.tokens_per_step,
+        )
     if frontier_options.is_json:
-        return Output(document=frontier_document(subject, found), notes=notes)
-    return Output(lines=[*_lines(subject, found), *next_lines(next_commands)], notes=notes)
+        return Output(document=frontier_document(subject, found, runs), notes=notes)
+    return Output(lines=[*_lines(subject, found, runs), *next_lines(next_commands)], notes=notes)
 
 
-def _lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
+def _lines(
+    subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], runs: Sequence[RunOnPart] | None
+) -> Iterator[Line]:
     yield from subject.heading()
     counts = [curve for curve in found.curves if curve.points]
     where = _where(counts)
@@ -206,10 +236,15 @@ def _lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterato
     )
     proven = _proven(max(curve.epsilon for curve in counts), found.epsilon)
     yield row("", (NOT_AS_GIVEN if subject.priced_as else proven, "dim"))
+    if is_of_uniform_strategies(subject):
+        text = "uniform strategies only; `plan` has uneven plans, maybe faster"
+        yield from text_rows("", text, "warn")
     yield from _unsearched(subject, found)
     if found.pick is not None:
-        yield from pick_lines(subject, found.pick, _why(found))
+        yield from pick_lines(subject, found.pick, _why(subject, found))
         yield from frontier_idle_lines(subject, found)
+    if runs is not None:
+        yield from runs_table(runs)
     if len(found.curves) > 1 or found.mode == "profile":
         yield from profile_table(subject, found)
     if found.pick is not None:
@@ -261,8 +296,9 @@ def _listed(found: FrontierAnswer[LayoutT]) -> str:
     return ", ".join(found.objectives[:-1]) + f" and {found.objectives[-1]}"
 
 
-def _why(found: FrontierAnswer[LayoutT]) -> str:
+def _why(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> str:
+    of = " uniform strategy" if is_of_uniform_strategies(subject) else ""
     within = f" within {format_bytes(found.limit_bytes)}" if isfinite(found.limit_bytes) else ""
-    return {"time": f"the fastest{within}", "devices": f"the fewest devices{within}, the fastest there"}[
+    return {"time": f"the fastest{of}{within}", "devices": f"the fewest devices{within}, the fastest there"}[
         found.mode
     ]

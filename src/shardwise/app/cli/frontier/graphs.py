@@ -12,7 +12,7 @@ from itertools import groupby
 
 from shardwise.app.cli import words
 from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
-from shardwise.app.cli.output import WIDTH, Line, row
+from shardwise.app.cli.output import Line, columns, row
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import (  # fmt: skip
     GRAPH_PREFIX,
@@ -103,9 +103,9 @@ class GraphSubject:
         graph, cluster = self._request.graph, self._request.cluster
         yield (("", ""),)
         yield ((f" {GRAPH_PREFIX}{graph.name}", "title"), (" on ", "dim"), (cluster.name, "title"))
-        for line in words.wrapped(self._facts(), " · ", WIDTH - 1):
+        for line in words.wrapped(self._facts(), " · ", columns() - 1):
             yield ((f" {line}", "dim"),)
-        yield (("─" * WIDTH, "dim"),)
+        yield (("─" * columns(), "dim"),)
 
     def _facts(self) -> tuple[str, ...]:
         graph, training = self._request.graph, self._request.training

@@ -11,12 +11,13 @@ from math import isfinite
 from typing import TypeVar
 
 from shardwise.app.cli import words
-from shardwise.app.cli.card import NOT_AS_GIVEN, all_devices_line, idle_line, spaced_indices
-from shardwise.app.cli.frontier.subject import Subject
-from shardwise.app.cli.output import WIDTH, Line, row
+from shardwise.app.cli.card import NOT_AS_GIVEN, all_devices_line, idle_line
+from shardwise.app.cli.frontier.subject import StrategySubject, Subject
+from shardwise.app.cli.output import Line, columns, row
+from shardwise.app.cli.whole_run import run_document
 from shardwise.app.plot import Dot, Mark, Plot, PlotLine
 from shardwise.cluster import Cluster, pools_of
-from shardwise.questions import FrontierAnswer, point_document
+from shardwise.questions import FrontierAnswer, RunOnPart, point_document
 from shardwise.search import Curve, Point, Reference, chosen, smallest
 
 LayoutT = TypeVar("LayoutT")
@@ -24,8 +25,10 @@ LayoutT = TypeVar("LayoutT")
 VERSION = 1
 
 
-def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> dict[str, object]:
-    """The whole answer."""
+def frontier_document(
+    subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], runs: Sequence[RunOnPart] | None = None
+) -> dict[str, object]:
+    """The whole answer; with the whole `runs` on each part where a length is requested."""
     return {
         "schema": "shardwise.frontier",
         "version": VERSION,
@@ -44,12 +47,19 @@ def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT])
             for reference in found.references
         ],
         "profile": [_profile(curve, found) for curve in found.curves],
+        **({} if runs is None else {"whole_run": [run_document(run) for run in runs]}),
         "search_s": sum(curve.search_s for curve in found.curves),
         "search_cpu_s": sum(curve.search_cpu_s for curve in found.curves),
         "epsilon": found.epsilon,
+        "uneven": "not searched" if is_of_uniform_strategies(subject) else None,
         **subject.sizes(),
         "certificate": subject.certificate(found.curves),
     }
+
+
+def is_of_uniform_strategies(subject: Subject[LayoutT]) -> bool:
+    """Whether uneven plans, which `plan` searches on a mixed cluster, are left out."""
+    return isinstance(subject, StrategySubject) and not subject.source.curves.cluster.is_uniform
 
 
 def _profile(curve: Curve[LayoutT], found: FrontierAnswer[LayoutT]) -> Mapping[str, object]:
@@ -64,12 +74,16 @@ def _profile(curve: Curve[LayoutT], found: FrontierAnswer[LayoutT]) -> Mapping[s
         "fastest": _figures(fastest),
         "knee": _figures(curve.knee),
         "smallest": _figures(smallest(curve.points) if curve.points else None),
+        "device_memory_bytes": curve.device_bytes,
+        "highlights": [{"name": name, **_point_figures(point)} for name, point in curve.highlights().items()],
     }
 
 
 def _figures(point: Point[LayoutT] | None) -> Mapping[str, object] | None:
-    if point is None:
-        return None
+    return None if point is None else _point_figures(point)
+
+
+def _point_figures(point: Point[LayoutT]) -> Mapping[str, object]:
     return {
         "time_s": point.time_s,
         "memory_bytes": point.memory_bytes,
@@ -79,9 +93,6 @@ def _figures(point: Point[LayoutT] | None) -> Mapping[str, object] | None:
 
 
 # Tables
-
-POINTS = 16
-"""Most points of a curve that are shown, in addition to the pick and the knee."""
 
 
 def dollars(cost_usd: float | None) -> str:
@@ -137,38 +148,47 @@ def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Ite
 def curve_table(
     subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], curve: Curve[LayoutT]
 ) -> Iterator[Line]:
-    """The frontier on one part: points at even distances, with both extreme points, the pick and the knee."""
-    points, knee_point, pick = curve.points, curve.knee, found.pick
-    required = {points.index(point) for point in (pick, knee_point) if point is not None and point in points}
-    places = sorted({*spaced_indices(len(points), POINTS), *required})
+    """The points of one part that really differ (`Curve.highlights`) and the pick, in shares of the device's
+    memory."""
+    points, pick = curve.points, found.pick
+    names = {points.index(point): name for name, point in curve.highlights().items()}
+    if pick is not None and pick in points:
+        names.setdefault(points.index(pick), "chosen")
     most_bytes = max(point.memory_bytes for point in points)
-    shown = f"{len(places)} of {len(points):,}" if len(places) < len(points) else f"{len(points):,}"
-    head = f" on {part_text(found, curve.part)}"
+    head = f"on {part_text(found, curve.part)}"
     yield ()
     yield (
-        (f" {head:<27}{'step time':>12}{'slower':>11}{'memory':>11}{'per step':>11}  ", "label"),
-        (f"{shown} points", "dim"),
+        (f" {words.shortened(head, 32):<32}{'step time':>11}{'slower':>9}{'memory':>10}", "label"),
+        (f"{'share':>7}{'per step':>10}", "label"),
     )
-    for place in places:
+    for place, name in sorted(names.items()):
         point = points[place]
-        slower = point.time_s / points[0].time_s - 1.0
+        slower = f"{(point.time_s / points[0].time_s - 1.0) * 100:+.1f} %" if place else ""
+        share = words.percent(point.memory_bytes / curve.device_bytes, 0)
         fixed = (
-            f"  {words.shortened(subject.title(point), 25):<25} {words.seconds(point.time_s):>12}"
-            f"{f'{slower * 100:+.1f} %':>11}{words.memory(point.memory_bytes, most_bytes):>11}"
-            f"{dollars(point.cost_usd):>11}  "
+            f"{words.shortened(subject.title(point), 20):<20}{words.seconds(point.time_s):>11}{slower:>9}"
+            f"{words.memory(point.memory_bytes, most_bytes):>10}{share:>7}{dollars(point.cost_usd):>10}"
         )
-        marks = [
-            name
-            for name, marked in (("chosen", pick), ("knee", knee_point))
-            if marked is not None and point == marked
-        ]
-        mark = "".join(f"{name} " for name in marks)
-        differs = subject.difference(point, points[0]) if place else ""
-        yield (
-            (fixed, ""),
-            (mark, "value"),
-            (words.shortened(differs, max(WIDTH - len(fixed) - len(mark), 1)), "dim"),
-        )
+        is_pick = point == pick
+        yield ((f" {'→' if is_pick else ' '} {name:<9} ", "value"), (fixed, "value" if is_pick else ""))
+        if place and (differs := subject.difference(point, points[0])):
+            yield ((f"     {words.shortened(differs, columns() - 5)}", "dim"),)
+    yield from _rule(curve, len(names))
+
+
+def _rule(curve: Curve[LayoutT], shown: int) -> Iterator[Line]:
+    """What the names of points mean."""
+    text = (
+        f"{shown} of {len(curve.points):,} points; share: of {words.memory(curve.device_bytes)} of a device"
+    )
+    if any(name.startswith("in ") for name in curve.highlights()):
+        text += "; in 1/2: the fastest there"
+    if curve.knee is None:
+        rule = "no knee: no slower point frees 5 % of a device for each percent of time"
+    else:
+        rule = "knee: up to it each percent of time frees 5 % of a device, beyond it less"
+    for line in (text, rule):
+        yield ((f"   {line}", "dim"),)
 
 
 def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[LayoutT]]) -> Iterator[Line]:
@@ -176,14 +196,17 @@ def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[La
     for place, reference in enumerate(references):
         point = reference.point
         fixed = (
-            f"  {reference.name:<25} {words.seconds(point.time_s):>12}{'':>11}"
-            f"{words.memory(point.memory_bytes):>11}{dollars(point.cost_usd):>11}  "
+            f"  {reference.name:<14}{words.seconds(point.time_s):>11}{words.memory(point.memory_bytes):>11}"
+            f"{dollars(point.cost_usd):>10}  "
         )
         if place == 0:
             yield ()
-            yield ((f" for comparison, on {words.counted(point.devices, 'device')}", "label"),)
+            where = words.counted(point.devices, "device")
+            if not isinstance(subject, StrategySubject):
+                where += ", the whole batch at once"
+            yield ((f" for comparison, on {where}", "label"),)
         note = subject.title(point) if reference.fits else f"does not fit · {subject.title(point)}"
-        yield ((fixed, ""), (words.shortened(note, WIDTH - len(fixed)), "dim"))
+        yield ((fixed, ""), (words.shortened(note, columns() - len(fixed)), "dim"))
 
 
 def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
@@ -192,7 +215,7 @@ def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> 
     yield ()
     yield (
         (
-            f" {'devices':>7}  {'point':<9}{'step time':>12}{'memory':>11}{'device-s':>12}{'per step':>11}  "
+            f" {'devices':>7}  {'point':<9}{'step time':>11}{'memory':>10}{'device-s':>9}{'per step':>10}  "
             "layout",
             "label",
         ),
@@ -202,20 +225,22 @@ def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> 
         if not curve.points:
             pools = f"  {' + '.join(_pools(curve.part))}" if several else ""
             yield ((f" {curve.devices:>7,}  nothing fits{pools}", "dim"),)
+        elif several:
+            retained = f"{found.retained(curve)} of {len(curve.points)} points"
+            yield ((f" {curve.devices:>7,}  {' + '.join(_pools(curve.part))}, {retained}", "dim"),)
         rows = _profile_rows(curve, found.limit_bytes)
         for index, (name, point) in enumerate(rows):
-            number = f"{curve.devices:,}" if index == 0 else ""
+            number = f"{curve.devices:,}" if index == 0 and not several else ""
             fixed = (
-                f" {number:>7}  {name:<9}{words.seconds(point.time_s):>12}"
-                f"{words.memory(point.memory_bytes):>11}{words.digits(point.device_s, 4):>12}"
-                f"{dollars(point.cost_usd):>11}  "
+                f" {number:>7}  {name:<9}{words.seconds(point.time_s):>11}"
+                f"{words.memory(point.memory_bytes):>10}{words.digits(point.device_s, 4):>9}"
+                f"{dollars(point.cost_usd):>10}  "
             )
-            notes = [" + ".join(_pools(curve.part))] if several and index == 0 else []
-            notes += ["above the limit"] if point.memory_bytes > found.limit_bytes else []
-            if index == 0 and ("cost" in found.objectives or several):
+            notes = ["above the limit"] if point.memory_bytes > found.limit_bytes else []
+            if index == 0 and "cost" in found.objectives and not several:
                 notes.append(f"{found.retained(curve)} of {len(curve.points)} points")
             text = " · ".join((*notes, subject.title(point), *subject.details(point)))
-            yield ((fixed, ""), (words.shortened(text, WIDTH - len(fixed)), "dim"))
+            yield ((fixed, ""), (words.shortened(text, columns() - len(fixed)), "dim"))
 
 
 def _profile_rows(curve: Curve[LayoutT], limit_bytes: float) -> Iterator[tuple[str, Point[LayoutT]]]:

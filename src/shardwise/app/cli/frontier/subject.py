@@ -15,7 +15,7 @@ from shardwise.app.cli.output import Line, row
 from shardwise.errors import InternalError
 from shardwise.questions import FrontierSource, StrategySource
 from shardwise.search import Curve, Point, StrategyCurve
-from shardwise.strategy import Strategy
+from shardwise.strategy import ANY, Strategy
 from shardwise.units import format_seconds
 
 LayoutT = TypeVar("LayoutT")
@@ -87,7 +87,15 @@ class StrategySubject:
         return self._request.cluster.priced_as
 
     def heading(self) -> Iterator[Line]:
-        return card.question_lines(self._request.model, self._request.cluster, self._request.job)
+        yield from card.question_lines(self._request.model, self._request.cluster, self._request.job)
+        yield row("target", (self._target, "value"))
+        if options := self._request.job.profile.options:
+            named = " · ".join(f"{name} {value}" for name, value in options.items())
+            yield row("options", (named, "value"))
+
+    @property
+    def _target(self) -> str:
+        return ANY if self.source.target is None else self.source.target.name
 
     def caption(self) -> tuple[str, Sequence[str]]:
         job = self._request.job
@@ -95,7 +103,11 @@ class StrategySubject:
         return f"{self._request.model.name} on {self._request.cluster.name}", facts
 
     def question(self) -> Mapping[str, object]:
-        return documents.question_document(self._request.model, self._request.cluster, self._request.job)
+        job = self._request.job
+        return {
+            **documents.question_document(self._request.model, self._request.cluster, job),
+            "target": self._target,
+        }
 
     def title(self, point: Point[Strategy]) -> str:
         return words.degrees_text(point.layout).replace(" · ", " ")
@@ -107,7 +119,7 @@ class StrategySubject:
         return ()
 
     def difference(self, point: Point[Strategy], other: Point[Strategy]) -> str:
-        return words.difference_text(point.layout, other.layout, self._request.model.layers)
+        return words.short_difference_text(point.layout, other.layout, self._request.model.layers)
 
     def sizes(self) -> Mapping[str, object]:
         return {"operators": None, "layouts_per_operator": None}
@@ -147,7 +159,7 @@ class StrategySubject:
         counts = (f"{rejected:,} rejected", f"{pruned:,} pruned as dominated", f"{simulated:,} evaluated")
         yield from words.wrapped_rows("", counts)
         if not self._request.cluster.is_uniform:
-            yield row("", ("uniform strategies only, each at the speed of its slowest device", ""))
+            yield row("", ("each strategy at the speed of its slowest device", ""))
         spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
         yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))
         yield from card.assumption_lines(

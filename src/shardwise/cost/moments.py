@@ -1,0 +1,170 @@
+"""Moments of a step at which a rank can have its peak of memory, as columns over rows of a table.
+
+`moments_of` counts, from the table of each row's schedule, the layers whose activations of some micro-batch
+are saved on a rank at once, and those that wait for a weight gradient (`Moments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cost.problem import Pattern, Problem, distinct_rows
+from shardwise.schedule import IN_FLIGHT, WAITING, live_counts, live_microbatches, undominated
+from shardwise.strategy import IS_V, SCHEDULES, stage_starts
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Layers with activations at each moment, times their micro-batches; and what the rank has throughout.
+
+    Columns have shape (moments, rows), those by kind of layer (kinds, moments, rows); rows with fewer moments
+    repeat their first. `low` and `high` are layers in flight on stages between the ends, which have equally
+    many layers or one more. `first` and `last` are micro-batches in flight on the first and on the last
+    stage. `waits` are layers that wait for a weight gradient, `waits_first` and `waits_last` micro-batches of
+    the first and of the last stage that do. `rank_layers`, `rank_has_embedding` and `rank_has_head` are those
+    of all stages of `rank`, each of which has at most `most_layers`.
+
+    Per row: layers of the first and last stage by kind (none on the last stage where it is the first), and
+    the layers of a `low` stage.
+    """
+
+    rank: Any
+    low: Any
+    high: Any
+    first: Any
+    last: Any
+    waits: Any
+    waits_first: Any
+    waits_last: Any
+    rank_layers: Any
+    rank_has_embedding: Any
+    rank_has_head: Any
+    most_layers: Any
+    first_layers: Any
+    last_layers: Any
+    low_layers: Any
+
+    @property
+    def layers(self) -> Any:
+        """Layers in flight by kind, times their micro-batches."""
+        ends = self.first_layers[:, None] * self.first + self.last_layers[:, None] * self.last
+        return self.low + self.high + ends
+
+    def taken(self, rows: Any) -> Moments:
+        """The moments of these rows."""
+        return Moments(*(getattr(self, f.name)[..., rows] for f in fields(Moments)))
+
+
+def moments_of(problem: Problem, table: Any, *, of_every_rank: bool) -> Moments:
+    """The moments of each row that can have its peak of memory; of every rank, else of any."""
+    patterns = problem.patterns
+    microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
+    live = live_microbatches(table.schedule, table.pp, microbatches)
+    names = ("schedule", "pp", "vpp", "first_stage_layers", "last_stage_layers")
+    columns = [*(getattr(table, name) for name in names), live]
+    rows, inverse = distinct_rows([*columns, *patterns.columns])
+    kinds = patterns.before.shape[1]
+    of_row = np.broadcast_to(patterns.of_row, live.shape)[rows]
+    keys = np.array([column[rows] for column in columns]).T.tolist()
+    found = [
+        _moments_of_row(*key, kinds=kinds, pattern=patterns.patterns[decoder], of_every_rank=of_every_rank)
+        for key, decoder in zip(keys, of_row.tolist(), strict=True)
+    ]
+    ends = np.array([each for _, each in found], dtype=np.float64).T
+    whole, by_kind = np.split(_padded([one for one, _ in found]), [8])
+    rank, first, last, waits_first, waits_last, has_embedding, has_head, most_layers = whole
+    low, high, waits, rank_layers = np.split(by_kind, 4)
+    return Moments(
+        rank=rank, low=low, high=high, first=first, last=last, waits=waits,
+        waits_first=waits_first, waits_last=waits_last,
+        rank_layers=rank_layers, rank_has_embedding=has_embedding, rank_has_head=has_head,
+        most_layers=most_layers, first_layers=ends[:kinds], last_layers=ends[kinds:-1], low_layers=ends[-1],
+    ).taken(inverse)  # fmt: skip
+
+
+def _padded(rows: Sequence[Ints]) -> NDArray[np.float64]:
+    """The columns of all rows in one array (columns, moments, rows); short ones repeat their first moment."""
+    width = max(one.shape[1] for one in rows)
+    found = np.empty((len(rows[0]), width, len(rows)))
+    for row, one in enumerate(rows):
+        found[:, : one.shape[1], row] = one
+        found[:, one.shape[1] :, row] = one[:, :1]
+    return found
+
+
+@lru_cache(maxsize=1 << 14)
+def _moments_of_row(
+    schedule: int,
+    pp: int,
+    vpp: int,
+    first_layers: int,
+    last_layers: int,
+    microbatches: int,
+    *,
+    kinds: int,
+    pattern: Pattern,
+    of_every_rank: bool,
+) -> tuple[Ints, list[int]]:
+    """The columns of one row (columns, moments), in the order of `_measures`; and its row of ends."""
+    stages = pp * vpp
+    starts = stage_starts(len(pattern), stages, first_layers, last_layers, np.arange(stages + 1))
+    layers = np.array(
+        [
+            [pattern[start:stop].count(kind) for kind in range(kinds)]
+            for start, stop in pairwise(starts.tolist())
+        ]
+    )
+    between = layers[1:-1].sum(axis=1)
+    low = int(between.min()) if len(between) else 0
+    counts = live_counts(SCHEDULES[schedule], pp, microbatches, vpp)
+    is_v = bool(IS_V[schedule])
+    found = []
+    for rank, of_rank in enumerate(counts):
+        own = np.array([rank, 2 * pp - 1 - rank]) if is_v else rank + pp * np.arange(vpp)
+        measures = np.unique(_measures(rank, of_rank, own, layers, low), axis=0)
+        found.append(measures[undominated(measures)] if of_every_rank else measures)
+    every = np.concatenate(found)
+    if not of_every_rank:
+        every = every[np.sort(_best(every))]
+    return every.T, [*layers[0].tolist(), *(layers[-1] * (stages > 1)).tolist(), low]
+
+
+def _best(measures: Ints) -> NDArray[np.intp]:
+    """Indices of the rows that no other exceeds; the rank does not count."""
+    return np.flatnonzero(undominated(measures[:, 1:]))
+
+
+def _measures(rank: int, counts: Ints, own: Ints, layers: Ints, low: int) -> Ints:
+    """The columns of one rank, (moments, columns): `rank`, `first`, `last`, `waits_first`, `waits_last`,
+    whether the rank has the embedding and the head, `most_layers`; and by kind `low`, `high`, `waits`,
+    `rank_layers`."""
+    flying, waiting = counts[:, IN_FLIGHT], counts[:, WAITING]
+    end = len(layers) - 1
+    is_first, is_last = own == 0, own == end
+    is_between = ~is_first & ~is_last
+    is_high = is_between & (layers[own].sum(axis=1) > low)
+    of_rank = layers[own].sum(axis=0)
+    columns = [
+        np.full(len(counts), rank),
+        flying[:, is_first].sum(axis=1),
+        flying[:, is_last].sum(axis=1),
+        waiting[:, is_first].sum(axis=1),
+        waiting[:, is_last].sum(axis=1),
+        np.full(len(counts), int(is_first.any())),
+        np.full(len(counts), int(is_last.any())),
+        np.full(len(counts), layers[own].sum(axis=1).max()),
+        *(flying[:, is_between & ~is_high] @ layers[own[is_between & ~is_high]]).T,
+        *(flying[:, is_high] @ layers[own[is_high]]).T,
+        *(waiting @ layers[own]).T,
+        *np.broadcast_to(of_rank, (len(counts), len(of_rank))).T,
+    ]
+    return np.stack(columns, axis=1)
