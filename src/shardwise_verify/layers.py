@@ -123,7 +123,7 @@ def operator_seconds(operator: LayerOperator, sizes: LocalSizes) -> KernelSecond
             return KernelSeconds(
                 _matmul_s(sizes, rows, n, k) + _cast_s(sizes, rows * k),
                 _matmul_s(sizes, rows, k, n) + _cast_s(sizes, rows * n),
-                _matmul_s(sizes, k, n, rows) + _accumulation_s(sizes, k * n),
+                _matmul_s(sizes, k, n, rows, _written_in_accumulation(sizes)) + _accumulation_s(sizes, k * n),
             )
         case GroupedMatmulOperator():
             return _grouped_matmul_seconds(operator, sizes)
@@ -155,8 +155,9 @@ def _memory_bound_s(sizes: LocalSizes, nbytes: Column) -> Column:
     return sizes.figures.efficiency.launch_s + np.where(nbytes > 0, transfer, 0.0)
 
 
-def _matmul_efficiency(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Column:
-    """The share of the peak that the matmul [m, k] x [k, n] reaches."""
+def _matmul_efficiency(sizes: LocalSizes, m: Column, n: Column, k: Column, written: float = 1.0) -> Column:
+    """The share of the peak that the matmul [m, k] x [k, n] reaches. Its tiles end with `written` times the
+    bytes of an element per output."""
     curve = sizes.figures.efficiency.matmul
 
     def fill(tile_m: float, tile_n: float) -> Column:
@@ -165,14 +166,15 @@ def _matmul_efficiency(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Co
 
     large = fill(curve.tile_m, curve.tile_n)
     small = curve.small_tile_fraction * fill(curve.tile_m / 2, curve.tile_n / 2)
-    return curve.peak_fraction * k / (k + curve.k_half) * np.maximum(large, small)
+    return curve.peak_fraction * k / (k + curve.k_half * written) * np.maximum(large, small)
 
 
-def _matmul_s(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Column:
+def _matmul_s(sizes: LocalSizes, m: Column, n: Column, k: Column, written: float = 1.0) -> Column:
     """Seconds of the matmul [m, k] x [k, n]."""
     figures = sizes.figures
-    arithmetic = 2 * m * n * k / (figures.matmul_flop_per_s * _matmul_efficiency(sizes, m, n, k))
-    nbytes = (m * k + k * n + m * n) * figures.recipe.activation_bytes
+    efficiency = _matmul_efficiency(sizes, m, n, k, written)
+    arithmetic = 2 * m * n * k / (figures.matmul_flop_per_s * efficiency)
+    nbytes = (m * k + k * n + written * m * n) * figures.recipe.activation_bytes
     return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
 
 
@@ -180,6 +182,15 @@ def _cast_s(sizes: LocalSizes, elements: Column) -> Column:
     """Seconds to cast elements to the matmul dtype, where it is another."""
     each = sizes.figures.recipe.cast_bytes
     return _memory_bound_s(sizes, each * elements) if each else 0.0 * elements
+
+
+def _written_in_accumulation(sizes: LocalSizes) -> float:
+    """Elements that the matmul of a weight gradient moves per weight: it writes one, or reads and writes an
+    accumulated gradient."""
+    figures = sizes.figures
+    if figures.profile.fuses_accumulation:
+        return 2 * figures.recipe.gradient_bytes / figures.recipe.activation_bytes
+    return 1.0
 
 
 def _accumulation_s(sizes: LocalSizes, weights: Column) -> Column:
@@ -196,18 +207,18 @@ def _grouped_matmul_seconds(operator: GroupedMatmulOperator, sizes: LocalSizes) 
     rows, k, n = sizes.count(operator.rows), sizes.width(operator.k), sizes.width(operator.n)
     local = operator.experts / sizes.rows.ep
     tokens = rows / local
-    nbytes = (rows * k + rows * n + local * k * n) * figures.recipe.activation_bytes
     of_plain = grouped.fraction * tokens / (tokens + grouped.tokens_half)
 
-    def seconds(inner: Column) -> Column:
-        efficiency = curve.peak_fraction * of_plain * inner / (inner + curve.k_half)
+    def seconds(inner: Column, written: float = 1.0) -> Column:
+        nbytes = (rows * k + rows * n + written * local * k * n) * figures.recipe.activation_bytes
+        efficiency = curve.peak_fraction * of_plain * inner / (inner + curve.k_half * written)
         arithmetic = 2 * rows * n * k / (figures.matmul_flop_per_s * efficiency)
         return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
 
     return KernelSeconds(
         seconds(k) + _cast_s(sizes, rows * k),
         seconds(n) + _cast_s(sizes, rows * n),
-        seconds(tokens) + _accumulation_s(sizes, local * k * n),
+        seconds(tokens, _written_in_accumulation(sizes)) + _accumulation_s(sizes, local * k * n),
     )
 
 

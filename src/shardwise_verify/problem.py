@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
+from statistics import NormalDist
 
 import numpy as np
 
@@ -154,7 +155,7 @@ def figures_of(model: LayersRecord, cluster: ClusterRecord, job: JobRecord) -> F
     devices = [cluster.classes[name] for name in used]
     slowest = min(devices, key=lambda device: device.peak_flop_per_s[recipe.matmul])
     efficiency = slowest.efficiency
-    speed = min(node.speed for node in nodes)
+    speed = min(node.speed for node in nodes) / _slowest_of(cluster.devices, efficiency.speed_spread)
     of_dtype = {"fp8": efficiency.matmul.fp8_fraction, "fp4": efficiency.matmul.fp4_fraction}
     return Figures(
         model=model,
@@ -175,6 +176,14 @@ def figures_of(model: LayersRecord, cluster: ClusterRecord, job: JobRecord) -> F
         host_capacity_bytes=min(node.host_memory_bytes / node.devices for node in nodes),
         host_link_bytes_per_s=min(node.host_link_bytes_per_s for node in nodes),
     )
+
+
+def _slowest_of(devices: int, spread: float) -> float:
+    """The expected time of the slowest of `devices`, relative to the mean. Normally distributed; the expected
+    quantile of the largest is (n - 3/8) / (n + 1/4) (Blom 1958)."""
+    if devices == 1:
+        return 1.0
+    return 1 + spread * NormalDist().inv_cdf((devices - 3 / 8) / (devices + 1 / 4))
 
 
 def _without_dropout(model: LayersRecord) -> LayersRecord:

@@ -360,6 +360,7 @@ class EfficiencyRecord:
     communicator_bytes: Amount
     fragmentation_ratio: Amount
     is_calibrated: bool
+    speed_spread: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -495,6 +496,7 @@ class SoftwareRecord:
     moment_bytes: Amount = 4.0
     master_bytes: Amount = 4.0
     accumulated_bytes: Amount = 0.0
+    fuses_accumulation: bool = False
     has_fp8_parameters: bool = False
     bucket_elements: Amount = 0.0
     gathered_elements: Amount = 0.0

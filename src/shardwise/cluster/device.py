@@ -124,10 +124,11 @@ class Efficiency:
     `attention` has a curve per kernel (`flash-2`, `flash-3`, `efficient`); it is empty where only unfused
     attention runs.
     `launch_s` is per kernel. `overlap_slowdown` multiplies the time of computation that overlaps with
-    communication. `context_bytes` is the memory of driver and libraries before the first tensor, and
-    `communicator_bytes` that of each communicator. `fragmentation_ratio` is reserved over allocated memory,
-    minus 1. `provenance` names the source of every field. `is_calibrated` is true for measured or fitted
-    numbers only; prediction bands are wider where it is false.
+    communication. `speed_spread` is the standard deviation of the speed of devices of one kind, relative to
+    its mean: ranks wait for the slowest device. `context_bytes` is the memory of driver and libraries before
+    the first tensor, and `communicator_bytes` that of each communicator. `fragmentation_ratio` is reserved
+    over allocated memory, minus 1. `provenance` names the source of every field. `is_calibrated` is true for
+    measured or fitted numbers only; prediction bands are wider where it is false.
     """
 
     matmul: MatmulCurve
@@ -143,6 +144,7 @@ class Efficiency:
     fragmentation_ratio: float
     is_calibrated: bool
     provenance: Mapping[str, str]
+    speed_spread: float = 0.0
 
     @property
     def measured_on(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from shardwise.cluster import AttentionCurve
 from shardwise.cost.problem import Machine, Problem
+from shardwise.cost.recipe import Recipe
 from shardwise.equations import compute
 from shardwise.model import Experts
 from shardwise.operators import Attention, Extent, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise
@@ -107,20 +108,21 @@ def moved_s(problem: Machine, moved_bytes: Any) -> Any:
     )
 
 
-def product_s(problem: Machine, m: Any, n: Any, k: Any, keys: Any = None) -> Any:
+def product_s(problem: Machine, m: Any, n: Any, k: Any, keys: Any = None, written: float = 1.0) -> Any:
     """Seconds of one plain matmul [m, k] x [k, n] with its launch.
 
-    With `keys`, a batch of products with `keys` rows each, in the dtype of attention.
+    With `keys`, a batch of products with `keys` rows each, in the dtype of attention. It moves `written`
+    times the bytes of an element for each of its outputs, while its tiles end.
     """
     efficiency = problem.efficiency
     curve = efficiency.matmul
     achieved = compute.matmul_efficiency(
         m, n, k,
         peak_fraction=curve.peak_fraction, tile_m=curve.tile_m, tile_n=curve.tile_n, units=curve.units,
-        k_half=curve.k_half, small_tile_fraction=curve.small_tile_fraction,
+        k_half=curve.k_half * written, small_tile_fraction=curve.small_tile_fraction,
     )  # fmt: skip
     moved_bytes = (
-        m * k + k * n * (1.0 if keys is None else m / keys) + m * n
+        m * k + k * n * (1.0 if keys is None else m / keys) + m * n * written
     ) * problem.recipe.activation_bytes
     return efficiency.launch_s + compute.roofline_s(
         compute.matmul_work(m, n, k),
@@ -131,12 +133,13 @@ def product_s(problem: Machine, m: Any, n: Any, k: Any, keys: Any = None) -> Any
 
 
 def matmul_times(
-    machine: Machine, m: Any, n: Any, k: Any, *, batch: Any = None, parts: Any = 1.0
+    machine: Machine, m: Any, n: Any, k: Any, *, batch: Any = None, parts: Any = 1.0, written: float = 1.0
 ) -> OperatorSeconds:
     """Times of the matmul [m, k] x [k, n] and of both its gradients.
 
     Of `batch` matmuls where that is given: they have the dtype of attention, and no casts. The sums of the
-    right gradient are split into `parts` (split-k kernels).
+    right gradient are split into `parts` (split-k kernels); its product moves `written` times the bytes of
+    an element per output.
     """
     if batch is not None:
         return OperatorSeconds(
@@ -147,14 +150,25 @@ def matmul_times(
     return OperatorSeconds(
         forward_s=product_s(machine, m, n, k) + cast_s(machine, m * k),
         input_s=product_s(machine, m, k, n) + cast_s(machine, m * n),
-        weight_s=product_s(machine, k * parts, n, m / parts),
+        weight_s=product_s(machine, k * parts, n, m / parts, written=written),
     )
 
 
 def _matmul(problem: Problem, table: Any, operator: Matmul, rows: Any) -> OperatorSeconds:
     k, n = width_of(problem, table, operator.k), width_of(problem, table, operator.n)
-    times = matmul_times(problem, rows, n, k)
+    times = matmul_times(problem, rows, n, k, written=written_of(problem.profile, problem.recipe))
     return replace(times, weight_s=times.weight_s + accumulate_s(problem, k * n))
+
+
+def written_of(profile: Profile, recipe: Recipe) -> float:
+    """What the product that computes a weight gradient moves per weight, relative to writing an element.
+
+    It reads and writes the accumulated gradient where the software fuses the two: 4 for one in fp32 and
+    elements of 16 bits.
+    """
+    if not profile.fuses_accumulation:
+        return 1.0
+    return 2.0 * recipe.gradient_bytes / recipe.activation_bytes
 
 
 def accumulate_s(problem: Problem, weights: Any) -> Any:
@@ -177,21 +191,21 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
     """All experts of a rank in one kernel per phase; the weights of every expert are read once."""
     efficiency = problem.efficiency
     k, n = width_of(problem, table, operator.k), width_of(problem, table, operator.n)
-    local = operator.experts / table.ep
+    local, written = operator.experts / table.ep, written_of(problem.profile, problem.recipe)
     forward_s, input_s, weight_s = (
         efficiency.launch_s
         + compute.roofline_s(
             compute.matmul_work(rows, n, k),
-            (rows * k + rows * n + local * k * n) * problem.recipe.activation_bytes,
+            (rows * k + rows * n + local * k * n * moved) * problem.recipe.activation_bytes,
             problem.matmul_flop_per_s
             * compute.grouped_matmul_efficiency(
                 rows / local, inner, peak_fraction=efficiency.matmul.peak_fraction,
-                k_half=efficiency.matmul.k_half, fraction=efficiency.grouped_matmul.fraction,
+                k_half=efficiency.matmul.k_half * moved, fraction=efficiency.grouped_matmul.fraction,
                 tokens_half=efficiency.grouped_matmul.tokens_half,
             ),
             problem.stream_bytes_per_s,
         )
-        for inner in (k, n, rows / local)
+        for inner, moved in ((k, 1.0), (n, 1.0), (rows / local, written))
     )  # fmt: skip
     return OperatorSeconds(
         forward_s + cast_s(problem, rows * k),

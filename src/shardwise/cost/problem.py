@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardwise.cluster import AttentionCurve, Backend, Cluster, Device, Efficiency, Tier
 from shardwise.cost.recipe import OPTIMIZERS, OptimizerCost, Recipe, find_recipe
+from shardwise.equations import compute
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
@@ -136,7 +137,8 @@ class Machine:
     """Figures of the devices: rates, capacities, number formats and optimizer. Units: flop/s, bytes/s, bytes.
 
     On a mixed cluster the figures are those of the slowest class, because every rank keeps its pace.
-    `matmul_flop_per_s` and `other_flop_per_s` are dense peaks times the slowest node's speed.
+    `matmul_flop_per_s` and `other_flop_per_s` are dense peaks times the slowest node's speed, over the time
+    of the slowest of its devices relative to their mean.
     `capacity_bytes` is the smallest device's memory, `host_bytes_per_device` a device's share of its node's
     memory.
     """
@@ -263,6 +265,7 @@ def machine_of(cluster: Cluster, dtype: str, optimizer: Optimizer, profile: Prof
         key=lambda device: device.peak_flop_per_s[recipe.matmul],
     )
     speed = min(node.speed for node in cluster.nodes)
+    speed /= compute.slowest_of(cluster.devices, slowest.efficiency.speed_spread)
     return Machine(
         cluster=cluster,
         recipe=recipe,

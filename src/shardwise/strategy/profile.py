@@ -80,7 +80,9 @@ class Profile:
 
     `accumulated_bytes` are moved per weight and micro-batch by kernels of their own: they add a gradient to
     those of other micro-batches, or copy weights and gradients out of and into the buffers of collectives.
-    Software that reduces by block has such copies once per step instead.
+    Software that reduces by block has such copies once per step instead. With `fuses_accumulation` the
+    product that computes a weight gradient adds it to those of other micro-batches (Megatron-LM's
+    gradient_accumulation_fusion): it reads and writes the accumulated gradient.
 
     With `has_fp8_parameters` the low-precision copies of weights replace those in 16 bits (8-bit formats).
 
@@ -140,6 +142,7 @@ class Profile:
     moment_bytes: float = 4.0
     master_bytes: float = 4.0
     accumulated_bytes: float = 0.0
+    fuses_accumulation: bool = False
     has_fp8_parameters: bool = False
     bucket_elements: float = 0.0
     gathered_elements: float = 0.0
@@ -241,6 +244,7 @@ _RARE_FIELDS = (
     "moment_bytes",
     "master_bytes",
     "accumulated_bytes",
+    "fuses_accumulation",
     "has_fp8_parameters",
     "bucket_elements",
     "gathered_elements",

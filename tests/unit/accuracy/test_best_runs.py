@@ -75,22 +75,23 @@ def test_no_published_run_is_predicted_far_above_all_of_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "cluster", "seq_len", "batch"),
+    ("model", "cluster", "seq_len", "batch", "most"),
     [
-        ("llama-3.1-8b", "1x8xA100-80G", 4096, 256),
-        ("llama-2-13b", "4x8xA100-80G", 4096, 512),
-        ("llama-3.1-8b", "4x8xH100-SXM", 8192, 256),
-        ("llama-3.1-70b", "8x8xH100-SXM", 8192, 256),
+        ("llama-3.1-8b", "1x8xA100-80G", 4096, 256, 1.1),
+        ("llama-2-13b", "4x8xA100-80G", 4096, 512, 1.1),
+        ("llama-3.1-70b", "8x8xH100-SXM", 8192, 256, 1.1),
+        # No tensor parallelism, and cuDNN's attention; measured runs in 16 bits had FlashAttention-1.
+        ("llama-3.1-8b", "4x8xH100-SXM", 8192, 256, 1.17),
     ],
 )
 def test_a_pick_is_not_far_above_what_was_ever_measured(
-    model: str, cluster: str, seq_len: int, batch: int
+    model: str, cluster: str, seq_len: int, batch: int, most: float
 ) -> None:
-    """Picks are the best of billions of strategies, of which few were measured: up to a fifth above these,
-    and where it is more than a tenth, the card says so."""
+    """Picks are the best of billions of strategies, of which few were measured. Where one is more than a
+    tenth above these, the card says so."""
     plan = sw.plan(model, cluster=cluster, seq_len=seq_len, global_batch_size=batch, target="megatron-lm")
     over = _over_best(plan.best.mfu, plan.cluster.classes, plan.job.dtype)
-    assert over < 1.2
+    assert over < most
     text = implausible_mfu(plan.best.mfu, plan.cluster.classes, plan.job.dtype)
     assert (text is not None) == (over > MARGIN)
 

@@ -358,3 +358,25 @@ def test_gradients_that_a_kernel_of_its_own_adds_up(software: dict[str, Any], ad
     plain = seconds(given({}, experts=EXPERTS), grouped, "", EXPERTS)
     found = seconds(with_software(given({}, experts=EXPERTS), **software), grouped, "", EXPERTS)
     assert found == pytest.approx((plain[0], plain[1], plain[2] + 8 * added_s))
+
+
+def test_a_product_that_adds_its_gradient_to_the_accumulated_one() -> None:
+    """It reads and writes 4 bytes per weight where it would write 2: 4 times the end of a tile."""
+    matmul = Matmul(name="m", k=Extent(10), n=Extent(20))
+    efficiency = {"matmul": HALF_SPEED}
+    plain = seconds(given(efficiency), matmul, "")
+    found = seconds(with_software(given(efficiency), fuses_accumulation=True), matmul, "")
+    # Weight gradient, inner 5: 2000 flop at 500 * 5 / (5 + 10) flop/s, then at 500 * 5 / (5 + 40).
+    assert plain[2] == pytest.approx(12.0) and found == pytest.approx((*plain[:2], 36.0))
+    # Gradients in 16 bits: 2 + 2 bytes, 500 * 5 / (5 + 20).
+    narrow = with_software(given(efficiency), fuses_accumulation=True, reduce_in_fp32=False)
+    assert seconds(narrow, matmul, "")[2] == pytest.approx(20.0)
+    # Limited by memory: (5 * 10 + 5 * 20 + 4 * 10 * 20) * 2 B = 1900 B at 100 B/s.
+    slow = {"memory": MemoryCurve(fraction=0.1, half_bytes=0.0)}
+    assert seconds(with_software(given(slow), fuses_accumulation=True), matmul, "")[2] == pytest.approx(19.0)
+    # Of eight experts, 5 * 2 / 8 tokens each: 8 * 200 weights.
+    grouped = GroupedMatmul(name="g", experts=8, k=Extent(10), n=Extent(20), weights=())
+    p = with_software(given(slow, experts=EXPERTS), fuses_accumulation=True)
+    # (10 * 10 + 10 * 20 + 4 * 1600) * 2 B = 13400 B; without: (300 + 1600) * 2 B = 3800 B.
+    assert seconds(p, grouped, "", EXPERTS)[2] == pytest.approx(134.0)
+    assert seconds(given(slow, experts=EXPERTS), grouped, "", EXPERTS)[2] == pytest.approx(38.0)

@@ -33,6 +33,7 @@ from shardwise.cost.operators import (
     matmul_times,
     moved_s,
     unfused_attention_s,
+    written_of,
 )
 from shardwise.equations import compute
 from shardwise.errors import InternalError
@@ -230,7 +231,8 @@ def _matmul(context: CostContext, choices: OperatorLayouts, work: KernelWork, ne
     m, n, k = (_extent(choices, work, dims) for dims in (work.m, work.n, work.k))
     batch = _extent(choices, work, work.batch) if work.batch else None
     parts = _sum_parts(context, k, n, m) if work.splits_sums else 1.0
-    times = matmul_times(context.machine, m, n, k, batch=batch, parts=parts)
+    written = written_of(context.profile, context.machine.recipe)
+    times = matmul_times(context.machine, m, n, k, batch=batch, parts=parts, written=written)
     steps = _steps(choices, work)
     backward_s = float(needs.left) * times.input_s + float(needs.right) * times.weight_s
     return Times(steps * times.forward_s, steps * backward_s)
