@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from shardwise.cluster import AttentionCurve, Backend, Cluster, Device, Efficiency, Tier
 from shardwise.cost.recipe import OPTIMIZERS, OptimizerCost, Recipe, find_recipe
-from shardwise.equations import compute
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
@@ -265,7 +264,7 @@ def machine_of(cluster: Cluster, dtype: str, optimizer: Optimizer, profile: Prof
         key=lambda device: device.peak_flop_per_s[recipe.matmul],
     )
     speed = min(node.speed for node in cluster.nodes)
-    speed /= compute.slowest_of(cluster.devices, slowest.efficiency.speed_spread)
+    speed /= slowest.efficiency.lag(cluster.devices)
     return Machine(
         cluster=cluster,
         recipe=recipe,

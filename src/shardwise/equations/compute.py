@@ -6,8 +6,6 @@ single strategy, a table of strategies, and the test of units.
 
 from __future__ import annotations
 
-from statistics import NormalDist
-
 import numpy as np
 
 from shardwise.equations.quantity import Quantity
@@ -95,17 +93,6 @@ def grouped_matmul_efficiency(
     peak_fraction * fraction * t / (t + tokens_half) * k / (k + k_half), with t = tokens_per_expert.
     """
     return peak_fraction * fraction * saturation(tokens_per_expert, tokens_half) * saturation(k, k_half)
-
-
-def slowest_of(devices: int, spread: Quantity) -> Quantity:
-    """Expected time of the slowest of `devices`, relative to their mean. At least 1.
-
-    Times are normally distributed with the relative standard deviation `spread`. The largest of n lies at the
-    quantile (n - 3/8) / (n + 1/4) (Blom 1958, Statistical Estimates and Transformed Beta-Variables).
-    """
-    if devices == 1:
-        return 1.0
-    return 1.0 + spread * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
 
 
 def keys_per_query(seq_len: Quantity, window: Quantity, causal_share: Quantity) -> Quantity:

@@ -262,6 +262,7 @@ def kinds() -> list[Case]:
     ]
 
 
+@pytest.mark.usefixtures("fitted_a100")
 @pytest.mark.slow
 def test_slopes_are_those_of_predictions_one_number_at_a_time() -> None:
     """The fit predicts a table whose rows differ in one number each; here every number is changed
@@ -292,6 +293,7 @@ def test_slopes_are_those_of_predictions_one_number_at_a_time() -> None:
     assert log_changes["vtrain-mn"] < own
 
 
+@pytest.mark.usefixtures("fitted_a100")
 def test_a_slope_of_a_faster_device_is_negative_and_at_most_one() -> None:
     numbers = Numbers.shipped()
     linear = linearised(measured_runs(some(3, "vtrain-mn"), numbers), numbers)
@@ -348,6 +350,7 @@ TRUE = {
 """Numbers that differ from the initial values of a fit."""
 
 
+@pytest.mark.usefixtures("fitted_a100")
 @pytest.mark.slow
 def test_known_numbers_are_recovered_from_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fit from scratch with two outliers; two sources and two kinds of devices."""

@@ -85,6 +85,7 @@ def test_linear_errors_without_sources() -> None:
     assert weights @ np.abs(linear_errors(plain, ())) < weights @ np.abs(begun)
 
 
+@pytest.mark.usefixtures("fitted_a100")
 def test_a_source_is_warm_where_others_have_its_device_and_its_software() -> None:
     kinds: tuple[tuple[str, dict[str, str]], ...] = (
         ("a", {}),
@@ -159,6 +160,7 @@ def test_a_spread_covers_the_central_share() -> None:
     assert np.mean([np.mean(np.abs(part - within.middle) <= within.half) for part in unseen]) < 0.6
 
 
+@pytest.mark.usefixtures("fitted_a100")
 def test_nested_bands_know_nothing_of_the_source() -> None:
     plain = fit()
     spreads = nested_spreads(plain, "korthi")

@@ -160,6 +160,7 @@ def short_fit() -> Fit:
     return Fit(numbers=numbers, runs=runs, linear=linearised(runs, numbers))
 
 
+@pytest.mark.usefixtures("fitted_a100")
 def test_bands_are_of_sources_left_out_one_by_one() -> None:
     fit = short_fit()
     names = sources_of(fit.runs)

@@ -151,12 +151,3 @@ def test_what_communication_adds(
 ) -> None:
     found = compute.exposed_s(communication_s, computation_s, overlap, slowdown)
     assert found == pytest.approx(expected, rel=1e-15)
-
-
-def test_slowest_of_many_devices() -> None:
-    """Expected maxima of samples of the standard normal distribution (Harter 1961, table 1): 1.0294 of 4,
-    1.4236 of 8, 2.5076 of 100. Blom's quantile is within 2 % of them."""
-    assert compute.slowest_of(1, 0.1) == 1.0
-    for count, expected in ((4, 1.0294), (8, 1.4236), (100, 2.5076)):
-        assert (compute.slowest_of(count, 0.1) - 1.0) / 0.1 == pytest.approx(expected, rel=0.02)
-    assert compute.slowest_of(1000, 0.0) == 1.0
