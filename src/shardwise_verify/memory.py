@@ -348,7 +348,7 @@ def _states(
     all_dense, all_expert = elements.dense[rank], elements.expert[rank]
     states = dense / d.optim * own_bytes(figures, d) + expert / e.optim * own_bytes(figures, e)
     for frozen, f in ((elements.frozen_dense[rank], d), (elements.frozen_expert[rank], e)):
-        states = states + frozen / f.optim * shard_bytes(figures, f)
+        states = states + frozen / f.optim * frozen_bytes(figures, f)
     single_backward = reduces_in_single_backward(figures, family.microbatches, family.pp)
     dense_grad, expert_grad = (np.where(single_backward & (f.grad == 1), f.optim, f.grad) for f in (d, e))
     is_offloaded = offloads_optimizer(family.rows)
@@ -441,15 +441,18 @@ def own_bytes(figures: Figures, sharding: Sharding) -> Column:
     weights that are sharded less elsewhere."""
     recipe = figures.recipe
     own = recipe.master_bytes + figures.state_bytes
-    if recipe.master_bytes == 0 and figures.state_bytes > 0:
-        return own + shard_bytes(figures, sharding)
+    if figures.profile.reduces_by_block and recipe.master_bytes == 0 and figures.state_bytes > 0:
+        return own + np.where(sharding.param < sharding.optim, recipe.weight_bytes, 0)
     return own
 
 
-def shard_bytes(figures: Figures, sharding: Sharding) -> Column:
-    """Bytes per element of a rank's own shard of weights, where fully_shard has it next to unsharded ones."""
+def frozen_bytes(figures: Figures, sharding: Sharding) -> Column:
+    """Bytes per element of a rank's own share of frozen weights in addition to the weights in use: none, but
+    where fully_shard has them in the dtype of the trained ones of the same block."""
     if not figures.profile.reduces_by_block:
         return np.zeros(1)
+    if figures.recipe.master_bytes > 0:
+        return np.full(1, figures.recipe.master_bytes)
     return np.where(sharding.param < sharding.optim, figures.recipe.weight_bytes, 0)
 
 

@@ -275,7 +275,11 @@ def copies_s(
 
 
 def frozen_copies_s(figures: Figures, owned: Column, local_elements: Column) -> Column:
-    """Seconds of the same copies of frozen weights: only into and out of the all-gather buffers."""
-    if not (figures.profile.reduces_by_block and figures.recipe.master_bytes):
+    """Seconds of the same copies of frozen weights: a cast of the own share, into and out of the all-gather
+    buffers."""
+    recipe = figures.recipe
+    if not (figures.profile.reduces_by_block and recipe.master_bytes):
         return 0 * owned
-    return 2 * figures.recipe.weight_bytes * (owned + local_elements) / figures.memory_bytes_per_s
+    cast = recipe.master_bytes + recipe.weight_bytes
+    nbytes = owned * (cast + 2 * recipe.weight_bytes) + local_elements * 2 * recipe.weight_bytes
+    return nbytes / figures.memory_bytes_per_s

@@ -299,8 +299,10 @@ def shards_of(
             rank_dense, own_bytes(problem, dense.param, dense.optim), dense.optim
         )
         + memory.sharded_bytes(rank_expert, own_bytes(problem, expert.param, expert.optim), expert.optim)
-        + memory.sharded_bytes(frozen_dense, shard_bytes(problem, dense.param, dense.optim), dense.optim)
-        + memory.sharded_bytes(frozen_expert, shard_bytes(problem, expert.param, expert.optim), expert.optim),
+        + memory.sharded_bytes(frozen_dense, frozen_bytes(problem, dense.param, dense.optim), dense.optim)
+        + memory.sharded_bytes(
+            frozen_expert, frozen_bytes(problem, expert.param, expert.optim), expert.optim
+        ),
         host_state_bytes=rank_bytes(host_own_bytes(problem), dense.optim, expert.optim),
         gathered_bytes=np.where(is_whole, 0.0, gathered_bytes(problem, partition, of_partition, sharding)),
         shares_states=dense.optim > 1,
@@ -335,17 +337,24 @@ def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
     """
     recipe, state_bytes = problem.recipe, problem.optimizer.state_bytes
     own = recipe.master_bytes + state_bytes
-    if recipe.master_bytes or not state_bytes:
+    if not problem.profile.reduces_by_block or recipe.master_bytes or not state_bytes:
         return own
-    return own + shard_bytes(problem, param_shard, optim_shard)
+    return own + recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
 
 
-def shard_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
-    """Bytes per element of the weights of a rank's own share, which software that reduces block by block has
-    in addition to its parameters where these are sharded less than states; else 0."""
+def frozen_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
+    """Bytes per element of a rank's own share of frozen weights, in addition to its parameters.
+
+    0 in software that has them in the training dtype alone. Software that reduces block by block shards all
+    weights of a block together, in one dtype, so that frozen ones have the master copy of trained ones; or
+    without master copies their share, where parameters are sharded less. (PyTorch's fully_shard: "uniform
+    original parameter dtype" in _fsdp_param_group.py; accelerate casts the whole model in
+    `fsdp2_prepare_model`.)
+    """
+    recipe = problem.recipe
     if not problem.profile.reduces_by_block:
         return 0.0
-    return problem.recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
+    return recipe.master_bytes or recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
 
 
 def narrow_gradient_bytes(problem: Problem) -> float:
@@ -537,12 +546,13 @@ def copies_s(problem: Problem, table: Any, owned: Any, resident: Any) -> Any:
 
 
 def frozen_copies_s(problem: Problem, owned: Any, resident: Any) -> Any:
-    """The same of frozen weights, of which a rank owns `owned` and has `resident` elements: copied into the
-    gathering buffer and out of it again, in the dtype in which they are stored."""
-    if not problem.profile.reduces_by_block or not problem.recipe.master_bytes:
+    """The same of frozen weights, of which a rank owns `owned` and has `resident` elements: cast to the
+    compute dtype, copied into the gathering buffer and out of it again."""
+    recipe = problem.recipe
+    if not problem.profile.reduces_by_block or not recipe.master_bytes:
         return 0.0 * owned
-    weight = problem.recipe.weight_bytes
-    return 2.0 * weight * (owned + resident) / problem.stream_bytes_per_s
+    weight, master = recipe.weight_bytes, recipe.master_bytes
+    return (owned * (master + 3.0 * weight) + resident * 2.0 * weight) / problem.stream_bytes_per_s
 
 
 def host_update_s(problem: Problem, owned: Any) -> Any:

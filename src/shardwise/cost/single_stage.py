@@ -25,7 +25,7 @@ from shardwise.cost.layers import (
     tied_ends_s,
 )
 from shardwise.cost.problem import Problem
-from shardwise.cost.sharding import device_update_s, norm_s, own_bytes, shard_bytes
+from shardwise.cost.sharding import device_update_s, frozen_bytes, norm_s, own_bytes
 from shardwise.cost.stage_formulas import (
     Phases,
     StageEnds,
@@ -234,7 +234,7 @@ def stage_bytes(kinds: StageKinds, shape: StageShape) -> StageBytes:
         parameters=memory.sharded_bytes(weights.all, recipe.weight_bytes, 1) + sums.copied_bytes,
         gradients=memory.sharded_bytes(weights.trained, recipe.gradient_bytes, 1),
         optimizer=memory.sharded_bytes(weights.trained, own_bytes(problem, 1, replicas), replicas)
-        + memory.sharded_bytes(weights.frozen, shard_bytes(problem, 1, replicas), replicas),
+        + memory.sharded_bytes(weights.frozen, frozen_bytes(problem, 1, replicas), replicas),
         gathered=0.0,
         activations=peak_activation_bytes(
             shape.in_flight * saved_bytes(sums, IS_SELECTIVE, FULL_SHARE),
