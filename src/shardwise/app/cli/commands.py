@@ -779,7 +779,7 @@ def validate(
 ) -> Output:
     """Show the prediction error against measured runs.
 
-    Without ROWS: prediction error against 874 published runs (11 skipped rows are listed).
+    Without ROWS: prediction error against 885 published runs.
     """
     from shardwise.app.cli import measured_runs
 
