@@ -534,9 +534,7 @@ def _ends(
     buckets = np.maximum(layers.most_first, 1)
     names = ("dense", "expert", "dense_blocks", "expert_blocks")
     trained_names = ("trained_dense", "trained_expert", "trained_blocks")
-    of_first = {
-        name: layers.summed(pipeline.amount(name, nodes))[0] for name in (*names, *trained_names)
-    }
+    of_first = {name: layers.summed(pipeline.amount(name, nodes))[0] for name in (*names, *trained_names)}
     if figures.model.tied_embeddings and pipeline.pp == 1:  # both ends share one table, counted in one block
         of_first["dense_blocks"] = of_first["dense_blocks"] - 1
         of_first["trained_blocks"] = of_first["trained_blocks"] - (not figures.model.trains_adapters)

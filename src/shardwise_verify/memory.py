@@ -450,7 +450,7 @@ def frozen_bytes(figures: Figures, sharding: Sharding) -> Column:
     """Bytes per element of a rank's own share of frozen weights in addition to the weights in use: none, but
     where fully_shard has them in the dtype of the trained ones of the same block."""
     if not figures.profile.reduces_by_block:
-        return np.zeros(1)
+        return np.full(1, figures.recipe.master_bytes * figures.profile.has_wide_frozen_weights)
     if figures.recipe.master_bytes > 0:
         return np.full(1, figures.recipe.master_bytes)
     return np.where(sharding.param < sharding.optim, figures.recipe.weight_bytes, 0)

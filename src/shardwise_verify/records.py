@@ -512,6 +512,7 @@ class SoftwareRecord:
     host_weight_bytes: Amount = 0.0
     host_process_bytes: Amount = 0.0
     offload_modules: str = ""
+    has_wide_frozen_weights: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
 
 

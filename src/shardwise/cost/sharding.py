@@ -345,15 +345,15 @@ def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
 def frozen_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
     """Bytes per element of a rank's own share of frozen weights, in addition to its parameters.
 
-    0 in software that has them in the training dtype alone. Software that reduces block by block shards all
-    weights of a block together, in one dtype, so that frozen ones have the master copy of trained ones; or
-    without master copies their share, where parameters are sharded less. (PyTorch's fully_shard: "uniform
-    original parameter dtype" in _fsdp_param_group.py; accelerate casts the whole model in
-    `fsdp2_prepare_model`.)
+    0 in software that has them in the training dtype alone. Software that reduces block by block, or with
+    wide frozen weights, shards all weights of a block together, in one dtype, so that frozen ones have the
+    master copy of trained ones; or without master copies their share, where parameters are sharded less.
+    (PyTorch's fully_shard: "uniform original parameter dtype" in _fsdp_param_group.py; Accelerate:
+    `fsdp2_prepare_model` in utils/fsdp_utils.py.)
     """
-    recipe = problem.recipe
-    if not problem.profile.reduces_by_block:
-        return 0.0
+    recipe, profile = problem.recipe, problem.profile
+    if not profile.reduces_by_block:
+        return recipe.master_bytes if profile.has_wide_frozen_weights else 0.0
     return recipe.master_bytes or recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
 
 

@@ -3,6 +3,7 @@
 from shardwise.model.counts import (
     active_matmul_parameters,
     active_parameters,
+    adapters_text,
     attention_flop_per_token,
     model_flop_per_token,
     mtp_parameters,
@@ -21,7 +22,7 @@ from shardwise.model.load import (
     model_from_config,
     with_lora,
 )
-from shardwise.model.lora import LORA_KEY, lora_from_config, lora_of_text
+from shardwise.model.lora import ALL_LINEAR, LORA_KEY, lora_from_config, lora_of_text
 from shardwise.model.model import Experts, Layer, Lora, Model
 from shardwise.model.modules import (
     MODULE_SETS,
@@ -47,6 +48,7 @@ from shardwise.model.shape import (
 )
 
 __all__ = [
+    "ALL_LINEAR",
     "LORA_KEY",
     "MODULES",
     "MODULE_SETS",
@@ -65,6 +67,7 @@ __all__ = [
     "RoutedMlp",
     "active_matmul_parameters",
     "active_parameters",
+    "adapters_text",
     "attention_flop_per_token",
     "catalogue",
     "catalogue_entry",

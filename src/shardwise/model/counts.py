@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from shardwise.model.model import MTP_PREFIX, Experts, Model
 from shardwise.operators import Attention, Lookup, Matmul, Operator, is_trained
+from shardwise.units import format_count
 
 
 def parameters(model: Model) -> int:
@@ -30,6 +31,15 @@ def trained_parameters(model: Model) -> int:
     per_kind = [_elements(filter(is_trained, kind.operators)) for kind in model.kinds]
     ends = (*model.embedding, *_main_head(model))
     return sum(per_kind[kind] for kind in model.pattern) + _elements(filter(is_trained, ends))
+
+
+def adapters_text(model: Model) -> str:
+    """The adapters of a model in words, with the number of trained parameters; empty for one without."""
+    if model.lora is None:
+        return ""
+    names = " ".join(name.removesuffix("_proj") for name in model.lora.target_modules)
+    trained, total = format_count(trained_parameters(model)), format_count(parameters(model))
+    return f"LoRA rank {model.lora.r} on {names}: {trained} trained of {total}"
 
 
 def active_parameters(model: Model) -> int:

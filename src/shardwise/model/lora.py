@@ -187,9 +187,9 @@ def adapted(model: Model, lora: Lora) -> Model:
         replace(kind, operators=_with_adapters(kind.operators, groups, lora.r)) for kind in model.kinds
     )
     trained_head = () if model.labels is None else ("head.output",)
-    note = (
-        f"lora_dropout {lora.dropout:g} is not counted: its masks and the copies of its inputs are left out",
-    )
+    note = "LoRA: all weights but the adapters are frozen; each adapter runs as kernels of its own"
+    if lora.dropout:
+        note += f"; lora_dropout {lora.dropout:g}, its masks and the copies of its inputs are not counted"
     return replace(
         model,
         kinds=kinds,
@@ -198,7 +198,7 @@ def adapted(model: Model, lora: Lora) -> Model:
             operator if operator.name in trained_head else frozen(operator) for operator in model.head
         ),
         lora=replace(lora, target_modules=names),
-        notes=(*model.notes, *(note if lora.dropout else ())),
+        notes=(*model.notes, note),
     )
 
 
