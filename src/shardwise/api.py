@@ -59,8 +59,8 @@ Hugging Face Hub such as `meta-llama/Llama-3.1-8B`, a config as a dict, or a con
 Path = str | os.PathLike[str]
 
 LoraSource = int | Path | Mapping[str, Any] | Any
-"""Adapters: a rank, text such as `r=16,targets=q_proj+v_proj`, the path of an adapter_config.json or its folder,
-its keys as a dict, or a `LoraConfig` of PEFT."""
+"""Adapters: a rank, text such as `r=16,targets=q_proj+v_proj`, the path of an adapter_config.json or of its
+folder, its keys as a dict, or a `LoraConfig` of PEFT."""
 
 
 def plan(

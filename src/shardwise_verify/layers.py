@@ -694,8 +694,8 @@ def _copies(module: str, operator: LayerOperator, tensor: str, is_latent: bool, 
 
 def waiting_bytes(sizes: LocalSizes, operators: Sequence[LayerOperator], all_saved: Column) -> Column:
     """Bytes that a backward pass of the inputs leaves for that of the weights: of every matmul with trained
-    weights its input and the gradient of its output; where PyTorch keeps the graph, all saved tensors, and the gradients of the
-    outputs of matmuls and norms."""
+    weights its input and the gradient of its output; where PyTorch keeps the graph, all saved tensors, and
+    the gradients of the outputs of matmuls and norms."""
     recipe = sizes.figures.recipe
     keeps_all = sizes.figures.profile.keeps_split_graphs
     found: Column = all_saved if keeps_all else 0.0
@@ -736,8 +736,9 @@ def _inputs(operators: Sequence[LayerOperator], place: int) -> Iterable[SavedRec
 
 
 def eager_row_bytes(sizes: LocalSizes, operator: LayerOperator) -> Column:
-    """Bytes per row that only modules without fused kernels save: of an RMSNorm 4 per element, of a gated
-    activation the output of its function, of experts their outputs."""
+    """Bytes per row that only modules without fused kernels save: of an RMSNorm 4 per element (without the
+    normalised input, where its weight is frozen), of a gated activation the output of its function, of
+    experts their outputs."""
     each = sizes.figures.recipe.activation_bytes
     match operator:
         case GroupedMatmulOperator() if operator.n.role == "whole":
@@ -745,7 +746,8 @@ def eager_row_bytes(sizes: LocalSizes, operator: LayerOperator) -> Column:
         case PointwiseOperator() if operator.weights:
             # A LayerNorm has two weights for what it normalises, an RMSNorm one.
             is_rms = len(operator.weights) == len(operator.forward)
-            return 2 * sum(sizes.width(extent) for extent in operator.forward) if is_rms else 0
+            elements = sum(sizes.width(extent) for extent in operator.forward) / 2
+            return elements * (4 if operator.trained else 4 - each) if is_rms else 0
         case PointwiseOperator() if len(operator.saved) == 1:
             halves = operator.saved[0].width
             if operator.forward[0].size * 2 == halves.size * 3:

@@ -8,9 +8,7 @@ import pytest
 from tests.property.cost_samples import Case, problem_of
 from tests.property.software import SOFTWARE
 from tests.property.test_verification_evaluator import (
-    ample,
     assert_same_columns,
-    figures_for,
     legal_strategies,
 )
 

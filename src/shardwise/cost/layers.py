@@ -647,8 +647,8 @@ def eager_row_bytes(problem: Problem, table: Any, operator: Operator) -> Any:
     """Bytes per row that an operator of eager modules saves in addition to those of a fused one.
 
     An RMSNorm has its input in fp32 instead of its own dtype, and the normalised input before the product
-    with the weight. A gated activation has the output of its function, before the product with the other
-    half. Experts have their outputs, before the product with the router's weights.
+    with a trained weight. A gated activation has the output of its function, before the product with the
+    other half. Experts have their outputs, before the product with the router's weights.
     """
     element = problem.recipe.activation_bytes
     if isinstance(operator, GroupedMatmul) and operator.n.role == "whole":
@@ -658,7 +658,7 @@ def eager_row_bytes(problem: Problem, table: Any, operator: Operator) -> Any:
     if operator.weights and not any(weight.name.endswith(".bias") for weight in operator.weights):
         # Of the two passes over each element of an RMSNorm; 4 B for the copy, `element` more and less.
         passes = sum((width_of(problem, table, extent) for extent in operator.forward), start=0.0)
-        return passes / 2.0 * FP32_BYTES
+        return passes / 2.0 * (FP32_BYTES if operator.trained else FP32_BYTES - element)
     (inputs,) = operator.saved if len(operator.saved) == 1 else (None,)
     if inputs is not None and 3 * inputs.width.size == 2 * operator.forward[0].size:
         return width_of(problem, table, inputs.width) / 2.0 * element

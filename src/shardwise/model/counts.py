@@ -105,8 +105,8 @@ def attention_flop_per_token(model: Model, seq_len: int, *, causal_half: bool) -
 def model_flop_per_token(model: Model, seq_len: int, *, causal_half: bool = True) -> float:
     """Flop per token of forward and backward pass without recomputation: the numerator of MFU.
 
-    It is 6 per active matmul parameter (4 per frozen one) plus 3 times the forward attention; causal attention
-    counts half, or in full where `causal_half` is False.
+    It is 6 per active matmul parameter (4 per frozen one) plus 3 times the forward attention; causal
+    attention counts half, or in full where `causal_half` is False.
     """
     attention = attention_flop_per_token(model, seq_len, causal_half=causal_half)
     return 4 * active_matmul_parameters(model) + 2 * trained_matmul_parameters(model) + 3 * attention

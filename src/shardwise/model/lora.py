@@ -95,8 +95,8 @@ _IGNORED: Final = frozenset({
 
 
 def lora_from_config(config: Mapping[str, object]) -> Lora:
-    """The adapters of a mapping with PEFT's keys: `r` and `target_modules`, without which the family's default
-    of PEFT applies. ConfigError for keys that train more or other tensors."""
+    """The adapters of a mapping with PEFT's keys: `r` and `target_modules`, without which PEFT's default for
+    the family applies. ConfigError for keys that train more or other tensors."""
     kind = config.get("peft_type", "LORA")
     if str(kind).rpartition(".")[2].upper() != "LORA":
         raise ConfigError("is no LoRA adapter", key="peft_type", found=short_repr(kind), allowed="LORA")
@@ -217,8 +217,8 @@ def _all_linear(family: str) -> tuple[str, ...]:
 
 
 def frozen(operator: Operator) -> Operator:
-    """The operator with frozen weights. A matmul then has no use for its saved input: its input gradient needs
-    the weights alone."""
+    """The operator with frozen weights. A matmul then has no use for its saved input: its input gradient
+    needs the weights alone."""
     if isinstance(operator, Matmul | GroupedMatmul):
         return replace(operator, trained=False, saved=())
     if isinstance(operator, Loss) or not operator.weights:

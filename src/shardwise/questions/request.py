@@ -314,7 +314,7 @@ def adapted_model(given: JobArguments) -> Model:
 
 def lora_of(given: object) -> Lora:
     """The adapters of an argument: a rank, a text (`r=16,targets=q_proj+v_proj`), the path of an
-    adapter_config.json or of its folder, a mapping of its keys, or a config of PEFT, which has `to_dict()`."""
+    adapter_config.json or of its folder, a mapping of its keys, or a config of PEFT (with `to_dict()`)."""
     to_dict = getattr(given, "to_dict", None)
     config = to_dict() if callable(to_dict) and not isinstance(given, type) else given
     try:
