@@ -58,6 +58,10 @@ Hugging Face Hub such as `meta-llama/Llama-3.1-8B`, a config as a dict, or a con
 
 Path = str | os.PathLike[str]
 
+LoraSource = int | Path | Mapping[str, Any] | Any
+"""Adapters: a rank, text such as `r=16,targets=q_proj+v_proj`, the path of an adapter_config.json or of its
+folder, its keys as a dict, or a `LoraConfig` of PEFT."""
+
 
 def plan(
     model: ModelSource | Any,
@@ -81,6 +85,7 @@ def plan(
     attention: str | None = None,
     set: Mapping[str, str] | str | None = None,
     price: float | str | None = None,
+    lora: LoraSource | None = None,
     top: int = 8,
     frontier: bool = False,
     exhaustive: bool = False,
@@ -111,7 +116,8 @@ def plan(
       profile to price by, instead of that of the target. `set`: options of the software, such as
       `{"grad_reduce_dtype": "bf16"}`; `attention`: that one alone, `flash`, `efficient` or `unfused`.
       `price`: dollars per device and hour, or a list price such as `aws:3-years`; the default is the list
-      price on demand, where there is one.
+      price on demand, where there is one. `lora`: train adapters alone, with the weights of the model frozen:
+      a rank, `r=16,targets=q_proj+v_proj`, an `adapter_config.json`, or a `LoraConfig` of PEFT.
     - `top`: number of runners-up. `frontier`: also find the Pareto frontier of time and memory
       (`plan.answer.frontier`). `exhaustive`: evaluate every feasible candidate.
     - `stage_dp`, `mixed_pool_stages`: limits of uneven plans, as the options of `shardwise plan`.
@@ -161,6 +167,7 @@ def evaluate(
     attention: str | None = None,
     set: Mapping[str, str] | str | None = None,
     price: float | str | None = None,
+    lora: LoraSource | None = None,
 ) -> Plan:
     """The plan of one given strategy, with its step time and memory; it has no certificate.
 
@@ -202,6 +209,7 @@ def frontier(
     attention: str | None = None,
     set: Mapping[str, str] | str | None = None,
     price: float | str | None = None,
+    lora: LoraSource | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> FrontierAnswer[Any]:

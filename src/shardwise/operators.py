@@ -1,7 +1,8 @@
 """Typed operators: the vocabulary of models, operator graphs and the cost model.
 
-A transformer layer is a tuple of operators; so is an operator graph. An operator has widths, each with the
-`Role` *by which* it may be sharded; it knows no strategy. The cost model maps a role to a parallel degree
+A transformer layer is a tuple of operators; so is an operator graph. Operators with weights say whether these
+are `trained`; frozen ones have gradients of their inputs alone. An operator has widths, each with the `Role`
+*by which* it may be sharded; it knows no strategy. The cost model maps a role to a parallel degree
 (`heads`, `ffn`, `vocab` to tp, `expert_ffn` to etp), so one sum over operators estimates every layout.
 
 Widths count elements per row. A row is a token, or a token routed to an expert; `Rows` says which rows an
@@ -10,6 +11,7 @@ operator processes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
@@ -41,7 +43,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """A trained tensor: its extents and its number of experts (experts are sharded over ep)."""
+    """A weight tensor: its extents and its number of experts (experts are sharded over ep)."""
 
     name: str
     shape: tuple[Extent, ...]
@@ -50,7 +52,7 @@ class Weight:
 
     @property
     def parameters(self) -> int:
-        """Trained elements over all ranks and experts."""
+        """Elements over all ranks and experts."""
         return prod(extent.size for extent in self.shape) * max(self.experts, 1)
 
 
@@ -72,8 +74,8 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matmul:
-    """[rows, k] x [k, n]: 2*rows*k*n FLOP forward; in the backward pass as many for the input gradient and
-    as many for the weight gradient."""
+    """[rows, k] x [k, n]: 2*rows*k*n FLOP forward; in the backward pass as many for the input gradient and,
+    where it is `trained`, as many for the weight gradient."""
 
     name: str
     rows: Rows = "tokens"
@@ -81,6 +83,7 @@ class Matmul:
     n: Extent
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
+    trained: bool = True
     kind: Literal["matmul"] = field(default="matmul", init=False)
 
 
@@ -95,6 +98,7 @@ class GroupedMatmul:
     rows: Rows = "routed"
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
+    trained: bool = True
     kind: Literal["grouped_matmul"] = field(default="grouped_matmul", init=False)
 
 
@@ -116,6 +120,7 @@ class Attention:
     rows: Rows = "tokens"
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
+    trained: bool = True
     kind: Literal["attention"] = field(default="attention", init=False)
 
 
@@ -132,6 +137,7 @@ class Pointwise:
     saved: tuple[Saved, ...] = ()
     selective: bool = False
     """Recomputed under selective recomputation."""
+    trained: bool = True
     kind: Literal["pointwise"] = field(default="pointwise", init=False)
 
 
@@ -145,6 +151,7 @@ class Lookup:
     rows: Rows = "tokens"
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
+    trained: bool = True
     kind: Literal["lookup"] = field(default="lookup", init=False)
 
 
@@ -162,3 +169,13 @@ class Loss:
 
 
 Operator = Matmul | GroupedMatmul | Attention | Pointwise | Lookup | Loss
+
+
+def is_trained(operator: Operator) -> bool:
+    """Whether the weights of an operator are trained; a loss has none."""
+    return not isinstance(operator, Loss) and operator.trained
+
+
+def has_trained_weights(operators: Iterable[Operator]) -> bool:
+    """Whether some of the operators have weights that are trained."""
+    return any(operator.weights and is_trained(operator) for operator in operators)

@@ -44,9 +44,9 @@ from shardwise_verify.records import (
 )
 from shardwise_verify.schedules import Table, makespan_s, table_of
 from shardwise_verify.sharding import (
-    Reduced,
     Shardings,
     gathering_s,
+    reduced_and_gathered,
     reduction_s,
     shardings_of,
     traffic_amounts,
@@ -70,6 +70,7 @@ from shardwise_verify.strategy_rows import (
 )
 from shardwise_verify.times import (
     OptimizerStep,
+    RankElements,
     StageSeconds,
     optimizer_step,
     stage_times,
@@ -126,15 +127,22 @@ def family_costs(
     dense = with_tied_copy(family, stages, "dense", copy)
     expert = [stage["expert"] for stage in stages]
     is_joint = model.tied_embeddings and family.stages == 1  # both ends share one table, counted in one block
-    of_stages = [
+    everything = (
         dense,
         expert,
         [stage["dense_blocks"] - is_joint for stage in stages],
         [stage["expert_blocks"] for stage in stages],
-    ]
-    reduced = Reduced.of(figures, *(np.array(each) for each in of_stages))
+    )
+    copy = blocks[-2]["trained_dense"] * model.embedding_copies
+    trained_dense = with_tied_copy(family, stages, "trained_dense", copy)
+    trained_expert = [stage["trained_expert"] for stage in stages]
+    is_joint = is_joint and not model.trains_adapters
+    trained = (trained_dense, trained_expert, [stage["trained_blocks"] - is_joint for stage in stages])
+    reduced, gathered = reduced_and_gathered(
+        figures, *(tuple(np.array(each) for each in part) for part in (everything, trained))
+    )
     reductions_s = reduction_s(figures, fabric, shardings, reduced)
-    gatherings_s = gathering_s(figures, fabric, shardings, reduced)
+    gatherings_s = gathering_s(figures, fabric, shardings, gathered)
     sent_s = hops_s(family, rank_hops_s(figures, fabric, groups, rows, family.pp))
     share = figures.profile.pipeline_overlap
     # The last stage sends no activations, the first no gradients.
@@ -152,7 +160,9 @@ def family_costs(
         )
         for number in range(family.stages)
     ]
-    of_ranks = on_ranks(family, dense), on_ranks(family, expert)
+    of_ranks = RankElements(
+        *(tuple(on_ranks(family, each)) for each in (dense, expert, trained_dense, trained_expert))
+    )
     copies = on_ranks(family, [stage["copied_bytes"] for stage in stages])
     return FamilyCosts(
         family=family,
@@ -160,8 +170,8 @@ def family_costs(
         stages=stages,
         times=times,
         hops_s=tuple(share * hop_s for hop_s in sent_s),
-        end=optimizer_step(figures, fabric, groups, family, shardings, blocks, *of_ranks),
-        memory=memory_of(figures, family, shardings, blocks, stages, layers, *of_ranks, copies),
+        end=optimizer_step(figures, fabric, groups, family, shardings, blocks, of_ranks),
+        memory=memory_of(figures, family, shardings, blocks, stages, layers, of_ranks, copies),
     )
 
 
@@ -368,12 +378,14 @@ def mfu(figures: Figures, step_time_s: float, *, full_attention: bool = False) -
 
 def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> float:
     """FLOP of a token, forward and backward, without recomputation: 6 per active element of a matmul
-    weight, plus 3 times the forward attention."""
+    weight, 4 per frozen one, plus 3 times the forward attention."""
     model = figures.model
     elements = tied_head_elements(model.head)
+    trained = 0 if model.trains_adapters else elements
     attention = 0.0
-    for operator, experts in _trained(figures):
+    for operator, experts in _multiplied(figures):
         elements += active_elements(operator, experts)
+        trained += active_elements(operator, experts) if operator.trained else 0
         if isinstance(operator, AttentionOperator):
             causal = operator.causal and not full_attention
             width = min(operator.window or figures.job.seq_len, figures.job.seq_len)
@@ -381,10 +393,10 @@ def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> f
                 keys_of_query(figures.job.seq_len, operator.window, causal=True) if causal else float(width)
             )
             attention += 2 * operator.heads.size * (operator.qk_dim + operator.v_dim) * keys
-    return 6 * elements + 3 * attention
+    return 4 * elements + 2 * trained + 3 * attention
 
 
-def _trained(figures: Figures) -> Iterator[tuple[LayerOperator, RoutingRecord | None]]:
+def _multiplied(figures: Figures) -> Iterator[tuple[LayerOperator, RoutingRecord | None]]:
     """Every operator that multiplies: of all layers and the head, and of the embedding all but lookup
     tables."""
     model = figures.model

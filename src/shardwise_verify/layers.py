@@ -123,7 +123,11 @@ def operator_seconds(operator: LayerOperator, sizes: LocalSizes) -> KernelSecond
             return KernelSeconds(
                 _matmul_s(sizes, rows, n, k) + _cast_s(sizes, rows * k),
                 _matmul_s(sizes, rows, k, n) + _cast_s(sizes, rows * n),
-                _matmul_s(sizes, k, n, rows, _written_in_accumulation(sizes)) + _accumulation_s(sizes, k * n),
+                (
+                    _matmul_s(sizes, k, n, rows, _written_in_accumulation(sizes)) + _accumulation_s(sizes, k * n)
+                    if operator.trained
+                    else zero
+                ),
             )
         case GroupedMatmulOperator():
             return _grouped_matmul_seconds(operator, sizes)
@@ -141,7 +145,7 @@ def operator_seconds(operator: LayerOperator, sizes: LocalSizes) -> KernelSecond
             return KernelSeconds(
                 _memory_bound_s(sizes, 2 * elements * each),
                 zero,
-                _memory_bound_s(sizes, elements * (each + 8)),
+                _memory_bound_s(sizes, elements * (each + 8)) if operator.trained else zero,
             )
         case LossOperator():
             logits = 4 * rows * sizes.width(operator.classes)
@@ -218,7 +222,11 @@ def _grouped_matmul_seconds(operator: GroupedMatmulOperator, sizes: LocalSizes) 
     return KernelSeconds(
         seconds(k) + _cast_s(sizes, rows * k),
         seconds(n) + _cast_s(sizes, rows * n),
-        seconds(tokens, _written_in_accumulation(sizes)) + _accumulation_s(sizes, local * k * n),
+        (
+            seconds(tokens, _written_in_accumulation(sizes)) + _accumulation_s(sizes, local * k * n)
+            if operator.trained
+            else 0.0 * rows
+        ),
     )
 
 
@@ -279,8 +287,8 @@ AMOUNTS = (
     "weight_s", "matmul_s", "attention_s", "memory_bound_s", "tensor_s", "context_s", "expert_s",
     "host_s", "selective_s", "repeated_s", "forward_contended_s", "input_contended_s", "repeated_contended_s",
     "selective_contended_s",
-    "dense", "expert", "dense_blocks", "expert_blocks", "saved_bytes", "saved_selective_bytes", "input_bytes",
-    "waiting_bytes", "copied_bytes", "moved_bytes",
+    "dense", "expert", "dense_blocks", "expert_blocks", "trained_dense", "trained_expert", "trained_blocks",
+    "saved_bytes", "saved_selective_bytes", "input_bytes", "waiting_bytes", "copied_bytes", "moved_bytes",
 )  # fmt: skip
 """Amounts of a block that add up over a stage.
 
@@ -288,7 +296,8 @@ AMOUNTS = (
 - Seconds that selective and full recomputation repeat.
 - `*_contended_s`: seconds of collectives that use the same cards as the gradient reduction between replicas,
   in the forward pass, the input gradient, a repeated forward pass, and under selective recomputation.
-- Elements of dense and expert weights; 1 where the block has such weights.
+- Elements of dense and expert weights; 1 where the block has such weights. The same of weights that are not
+  frozen.
 - Bytes of saved activations for each choice of recompute, of what waits for weight gradients, and of copies
   of weights in the dtype of the matmuls. Those of tensors that named modules copy to the host.
 
@@ -371,6 +380,8 @@ def block_amounts(
     one: Column = np.ones(np.shape(sizes.tokens))
     found["dense_blocks"] = one
     found["expert_blocks"] = one if shape.experts is not None else 0.0 * one
+    trains = any(operator.trained and operator.weights for operator in shape.operators)
+    found["trained_blocks"] = one if trains else 0.0 * one
     selective = parts["selective", "forward"]
     found["selective_s"] = selective if shape.is_layer else 0.0 * selective
     started = _host_s(sizes, shape.operators[: _left_out(sizes, shape)], "forward")
@@ -500,7 +511,7 @@ def _host_s(sizes: LocalSizes, operators: Sequence[LayerOperator], phase: str) -
     profile = sizes.figures.profile
     if phase == "weight":
         return profile.dispatch_s * sum(
-            isinstance(operator, MatmulOperator | GroupedMatmulOperator | LookupOperator)
+            operator.trained and isinstance(operator, MatmulOperator | GroupedMatmulOperator | LookupOperator)
             for operator in operators
         )
     has_experts = any(isinstance(operator, GroupedMatmulOperator) for operator in operators)
@@ -589,6 +600,7 @@ def _routing_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockSh
 def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
     zero = 0.0 * sizes.tokens
     dense = expert = all_saved = selective_saved = largest = logits = copies = zero
+    trained_dense = trained_expert = zero
     each_copy = copied_bytes(sizes.figures)
     replicated = 0
     for operator in shape.operators:
@@ -601,9 +613,11 @@ def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
                 copies = copies + elements * each_copy
             if weight.experts:
                 expert = expert + elements
+                trained_expert = trained_expert + (elements if operator.trained else zero)
             else:
                 dense = dense + elements
-                if all(extent.role == "whole" for extent in weight.shape):
+                trained_dense = trained_dense + (elements if operator.trained else zero)
+                if operator.trained and all(extent.role == "whole" for extent in weight.shape):
                     replicated += weight.parameters
         if isinstance(operator, AttentionOperator) and sizes.figures.fused is None:
             scores = score_bytes(operator, sizes)
@@ -629,6 +643,8 @@ def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
         "offloaded_bytes": left,
         "dense": dense,
         "expert": expert,
+        "trained_dense": trained_dense,
+        "trained_expert": trained_expert,
         "replicated": replicated + zero,
         "saved_bytes": all_saved,
         "saved_selective_bytes": selective_saved if shape.is_layer else all_saved,
@@ -679,11 +695,13 @@ def offloaded_bytes(sizes: LocalSizes, shape: BlockShape) -> tuple[Column, Colum
 
 
 def _copies(module: str, operator: LayerOperator, tensor: str, is_latent: bool, has_experts: bool) -> bool:
-    """Whether a module copies a saved tensor of an operator."""
+    """Whether a module copies a saved tensor of an operator. The tensors within adapters stay."""
+    if tensor.endswith("_lora_a.output"):
+        return False
     if module == "mlp_norm":
         return has_experts and tensor.endswith("mlp.norm.input")
     if module in ATTENTION_INPUTS and is_latent:
-        inner = operator.name.rpartition("attention.")[2]
+        inner = operator.name.rpartition("attention.")[2].partition("_lora_")[0]
         is_norm = inner == "norm"
         if "attention." not in operator.name or inner in ("core", "out", "dropout", "residual"):
             return False
@@ -694,15 +712,17 @@ def _copies(module: str, operator: LayerOperator, tensor: str, is_latent: bool, 
 
 
 def waiting_bytes(sizes: LocalSizes, operators: Sequence[LayerOperator], all_saved: Column) -> Column:
-    """Bytes that a backward pass of the inputs leaves for that of the weights: of every matmul its input and
-    the gradient of its output; where PyTorch keeps the graph, all saved tensors, and the gradients of the
-    outputs of matmuls and norms."""
+    """Bytes that a backward pass of the inputs leaves for that of the weights: of every matmul with trained
+    weights its input and the gradient of its output; where PyTorch keeps the graph, all saved tensors, and
+    the gradients of the outputs of matmuls and norms."""
     recipe = sizes.figures.recipe
     keeps_all = sizes.figures.profile.keeps_split_graphs
     found: Column = all_saved if keeps_all else 0.0
     for place, operator in enumerate(operators):
         count = sizes.count(operator.rows)
         match operator:
+            case MatmulOperator(trained=False) | GroupedMatmulOperator(trained=False):
+                continue
             case MatmulOperator() | GroupedMatmulOperator():
                 narrow = (
                     recipe.activation_bytes if keeps_all or operator.rows == "head" else recipe.operand_bytes
@@ -721,16 +741,23 @@ def waiting_bytes(sizes: LocalSizes, operators: Sequence[LayerOperator], all_sav
 
 def _inputs(operators: Sequence[LayerOperator], place: int) -> Iterable[SavedRecord]:
     """The saved tensors that the matmul at this place reads and no matmul before it: its own ones, or the
-    output of the attention just before it."""
-    operator, before = operators[place], operators[place - 1] if place else None
+    output of the attention just before it, frozen matmuls aside."""
+    operator = operators[place]
+    earlier = [
+        one
+        for one in operators[:place]
+        if one.trained or not isinstance(one, MatmulOperator | GroupedMatmulOperator)
+    ]
+    before = earlier[-1] if earlier else None
     if not operator.saved and isinstance(before, AttentionOperator):
         return (saved for saved in before.saved if saved.selective and saved.dtype == "compute")
     return operator.saved
 
 
 def eager_row_bytes(sizes: LocalSizes, operator: LayerOperator) -> Column:
-    """Bytes per row that only modules without fused kernels save: of an RMSNorm 4 per element, of a gated
-    activation the output of its function, of experts their outputs."""
+    """Bytes per row that only modules without fused kernels save: of an RMSNorm 4 per element (without the
+    normalised input, where its weight is frozen), of a gated activation the output of its function, of
+    experts their outputs."""
     each = sizes.figures.recipe.activation_bytes
     match operator:
         case GroupedMatmulOperator() if operator.n.role == "whole":
@@ -738,7 +765,8 @@ def eager_row_bytes(sizes: LocalSizes, operator: LayerOperator) -> Column:
         case PointwiseOperator() if operator.weights:
             # A LayerNorm has two weights for what it normalises, an RMSNorm one.
             is_rms = len(operator.weights) == len(operator.forward)
-            return 2 * sum(sizes.width(extent) for extent in operator.forward) if is_rms else 0
+            elements = sum(sizes.width(extent) for extent in operator.forward) / 2
+            return elements * (4 if operator.trained else 4 - each) if is_rms else 0
         case PointwiseOperator() if len(operator.saved) == 1:
             halves = operator.saved[0].width
             if operator.forward[0].size * 2 == halves.size * 3:

@@ -44,7 +44,7 @@ from shardwise_verify.nodes import (
 )
 from shardwise_verify.records import OFFLOADS, RECOMPUTES
 from shardwise_verify.schedules import IN_FLIGHT, WAITING
-from shardwise_verify.sharding import Reduced, Shardings, gathering_s, reduction_s
+from shardwise_verify.sharding import Shardings, gathering_s, reduced_and_gathered, reduction_s
 from shardwise_verify.strategy_rows import Column
 from shardwise_verify.times import copies_s, norm_s, optimizer_s
 
@@ -86,7 +86,7 @@ def least_saved_bytes(
     return found
 
 
-NEEDED = ("largest_bytes", "saved_bytes", "dense", "logits_bytes")
+NEEDED = ("largest_bytes", "saved_bytes", "dense", "trained_dense", "logits_bytes")
 """Amounts of each block that the lower bound of memory needs."""
 
 
@@ -99,7 +99,8 @@ def memory_lower_bound(
     recipe = figures.recipe
     layers = layer_bounds_of(pipeline, nodes.box)
     shardings = shardings_of_nodes(pipeline, nodes, is_paired=is_paired)
-    dense, expert = least_rank_elements(pipeline, layers, nodes)
+    all_dense, all_expert = least_rank_elements(pipeline, layers, nodes)
+    dense, expert = least_rank_elements(pipeline, layers, nodes, of="trained_")
     d, e = shardings.dense, shardings.expert
     # Parts that depend on several degrees at once count only where all of them are fixed.
     is_known = np.full(len(nodes), is_paired) & (nodes.optim > 0)
@@ -111,7 +112,7 @@ def memory_lower_bound(
     # Where offload is open, nothing counts on the device, and nothing for certain on the host.
     is_open = nodes.offload < 0
     optimizer_offloaded = has_optimizer_offload(nodes)
-    weights = (dense / d.param + expert / e.param) * recipe.weight_bytes
+    weights = (all_dense / d.param + all_expert / e.param) * recipe.weight_bytes
     single_backward = reduces_in_single_backward(figures, grid_costs.microbatches[nodes.grid], pipeline.pp)
     dense_grad, expert_grad = (
         np.where(single_backward & ((f.grad == 1) | ~is_known), np.maximum(f.grad, f.optim), f.grad)
@@ -146,7 +147,7 @@ def memory_lower_bound(
         transient = single_backward_parts(
             figures, [*kinds, embedding], head, is_shared=is_known & (d.optim > 1), saved=live.of_one_stage,
             recomputed=recomputed, parameters=weights[0], gradients=gradients[0], degree=d.optim,
-            others=dense[0] - embedding["dense"],
+            others=all_dense[0] - embedding["dense"],
         )  # fmt: skip
         persistent = of_ranks[0] - weights[0] - gradients[0]
         allocated = np.where(is_transient, persistent + sum(transient.values()), allocated)
@@ -245,14 +246,15 @@ def _least_copied_bytes(
 
 
 def least_rank_elements(
-    pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes
+    pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes, *, of: str = ""
 ) -> tuple[Column, Column]:
-    """Lower bounds of the dense and expert elements of each rank: [pp, node] each."""
-    dense = pipeline.amount("dense", nodes)
+    """Lower bounds of the dense and expert elements of each rank: [pp, node] each. `of` is `trained_` for
+    those of trained weights."""
+    dense = pipeline.amount(f"{of}dense", nodes)
     of_ranks = pipeline.of_ranks(layers.summed(dense))
     if pipeline.ends_apart:
         of_ranks[-1] += dense[EMBEDDING] * pipeline.figures.model.embedding_copies
-    return of_ranks, pipeline.of_ranks(layers.summed(pipeline.amount("expert", nodes)))
+    return of_ranks, pipeline.of_ranks(layers.summed(pipeline.amount(f"{of}expert", nodes)))
 
 
 def _shared_bytes(
@@ -495,12 +497,13 @@ def _ends(
     is_sharded: bool,
 ) -> _Ends:
     figures, grid_costs = pipeline.figures, pipeline.grid_costs
-    dense, expert = least_rank_elements(pipeline, layers, nodes)
+    dense, expert = least_rank_elements(pipeline, layers, nodes, of="trained_")
     d, e = shardings.dense, shardings.expert
-    all_dense = layers.total(pipeline.amount("dense", nodes))
+    of_blocks = pipeline.amount("trained_dense", nodes)
+    all_dense = layers.total(of_blocks)
     if pipeline.ends_apart:
-        all_dense = all_dense + pipeline.amount("dense", nodes)[EMBEDDING] * figures.model.embedding_copies
-    all_expert = layers.total(pipeline.amount("expert", nodes))
+        all_dense = all_dense + of_blocks[EMBEDDING] * figures.model.embedding_copies
+    all_expert = layers.total(pipeline.amount("trained_expert", nodes))
     mean = (all_dense / d.optim + all_expert / e.optim) / pipeline.pp
     owned = np.maximum((dense / d.optim + expert / e.optim).max(axis=0), mean)
     optimizer_offloaded = has_optimizer_offload(nodes)
@@ -530,13 +533,17 @@ def _ends(
         last_s = zero
     buckets = np.maximum(layers.most_first, 1)
     names = ("dense", "expert", "dense_blocks", "expert_blocks")
-    of_first = {name: layers.summed(pipeline.amount(name, nodes))[0] for name in names}
+    trained_names = ("trained_dense", "trained_expert", "trained_blocks")
+    of_first = {name: layers.summed(pipeline.amount(name, nodes))[0] for name in (*names, *trained_names)}
     if figures.model.tied_embeddings and pipeline.pp == 1:  # both ends share one table, counted in one block
         of_first["dense_blocks"] = of_first["dense_blocks"] - 1
+        of_first["trained_blocks"] = of_first["trained_blocks"] - (not figures.model.trains_adapters)
     # Fewer elements in fewer collectives never take longer.
-    first_stage = Reduced.of(figures, **{name: of_first[name] for name in names})
-    reduction = reduction_s(figures, pipeline.fabric, shardings, first_stage)
-    gathering = gathering_s(figures, pipeline.fabric, shardings, first_stage)
+    reduced, gathered = reduced_and_gathered(
+        figures, *(tuple(of_first[name] for name in each) for each in (names, trained_names))
+    )
+    reduction = reduction_s(figures, pipeline.fabric, shardings, reduced)
+    gathering = gathering_s(figures, pipeline.fabric, shardings, gathered)
     profile = figures.profile
     overlap = np.where(d.optim == 1, profile.data_overlap, profile.state_overlap)
     return _Ends(

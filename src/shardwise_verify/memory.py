@@ -17,7 +17,7 @@ from shardwise_verify.problem import Figures
 from shardwise_verify.schedules import IN_FLIGHT, WAITING, moments_of
 from shardwise_verify.sharding import Sharding, Shardings
 from shardwise_verify.strategy_rows import Column, Family, first_largest
-from shardwise_verify.times import offloads_activations, offloads_optimizer, saved_bytes
+from shardwise_verify.times import RankElements, offloads_activations, offloads_optimizer, saved_bytes
 
 ALLOCATED = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "temporaries", "buffers",
@@ -58,18 +58,18 @@ def memory_of(
     blocks: Sequence[Amounts],
     stages: Sequence[Mapping[str, Column]],
     layers: Sequence[Column],
-    dense: Sequence[Column],
-    expert: Sequence[Column],
+    elements: RankElements,
     copies: Sequence[Column],
 ) -> Memory:
-    """The memory of every row; `dense` and `expert` are the elements on each pipeline rank, `copies` the
-    bytes of their copies in the dtype of the matmuls."""
+    """The memory of every row; `copies` are the bytes of copies of weights in the dtype of the matmuls."""
     of_ranks: list[Column] = []
     parts_of_ranks: list[Mapping[str, Column]] = []
     host: Column = np.zeros(len(family.rows))
     *kinds, embedding, head = blocks
     shared = _shared(figures, family, shardings, kinds)
     ends = np.maximum(embedding["dense"], head["dense"])
+    trained_ends = np.maximum(embedding["trained_dense"], head["trained_dense"])
+    dense, expert = elements.dense, elements.expert
     weights = reduce(np.maximum, [one + other for one, other in zip(dense, expert, strict=True)])
     if figures.profile.gathered_elements:
         shared["gathered"] = prefetched_bytes(figures, shardings, weights, ends)
@@ -77,7 +77,7 @@ def memory_of(
     is_early = (shardings.dense.grad > 1) | (single_backward & (shardings.dense.optim > 1))
     recomputed, nothing = _recomputed(family, kinds), np.zeros(len(family.rows))
     for rank in range(family.pp):
-        states, host_states = _states(figures, family, shardings, dense[rank], expert[rank])
+        states, host_states = _states(figures, family, shardings, elements, rank)
         states["parameters"] = states["parameters"] + np.where(shardings.dense.param == 1, copies[rank], 0)
         moments = [
             _at_moment(figures, family, kinds, head, stages, layers, rank, counts, single_backward)
@@ -104,8 +104,8 @@ def memory_of(
         if figures.profile.bucket_elements:
             layer = temporary_bytes(figures, kinds, None)
             parts["buffers"] = parts["buffers"] + bucketed_bytes(
-                figures, family, shardings, dense[rank] + expert[rank], parts,
-                np.maximum(layer, ends * figures.recipe.weight_bytes),
+                figures, family, shardings, elements.trained_dense[rank] + elements.trained_expert[rank],
+                parts, np.maximum(layer, trained_ends * figures.recipe.weight_bytes),
             )  # fmt: skip
         allocated = sum(parts[name] for name in ALLOCATED)
         parts["fragmentation"] = figures.efficiency.fragmentation_ratio * allocated
@@ -240,18 +240,21 @@ def single_backward_parts(
     *blocks, embedding = blocks
     layer = temporary_bytes(figures, blocks, None)
     of_head = head_bytes(figures, head)
-    layer = np.where(is_shared, np.maximum(layer, _largest(blocks, "dense") * recipe.reduced_bytes), layer)
-    of_head = np.where(is_shared, np.maximum(of_head, head["dense"] * recipe.reduced_bytes), of_head)
+    sent = _largest(blocks, "trained_dense") * recipe.reduced_bytes
+    layer = np.where(is_shared, np.maximum(layer, sent), layer)
+    sent = head["trained_dense"] * recipe.reduced_bytes
+    of_head = np.where(is_shared, np.maximum(of_head, sent), of_head)
     each = recipe.gradient_bytes / degree
-    least = blocks[0]["dense"]
+    least, least_trained = blocks[0]["dense"], blocks[0]["trained_dense"]
     for block in blocks[1:]:
         least = np.minimum(least, block["dense"])
+        least_trained = np.minimum(least_trained, block["trained_dense"])
     left = recipe.weight_bytes * (others - least)
-    own = embedding["dense"] * (recipe.weight_bytes + recipe.reduced_bytes)
-    early = gradients - (least + embedding["dense"]) * each
+    own = embedding["trained_dense"] * (recipe.weight_bytes + recipe.reduced_bytes)
+    early = gradients - (least_trained + embedding["trained_dense"]) * each
     instants = (
         (parameters, 0 * saved, saved, of_head),
-        (parameters, head["dense"] * each, saved + recomputed, layer),
+        (parameters, head["trained_dense"] * each, saved + recomputed, layer),
         (parameters - np.maximum(left, 0), early, _largest(blocks, "saved_bytes"), layer),
         (parameters - recipe.weight_bytes * others, gradients, 0 * saved, own),
     )
@@ -266,7 +269,7 @@ def single_backward_parts(
 
 def head_bytes(figures: Figures, head: Amounts) -> Column:
     """Bytes that the head needs: the loss; then the gradient of the logits and the weight gradients."""
-    own = head["dense"] * figures.recipe.weight_bytes
+    own = head["trained_dense"] * figures.recipe.weight_bytes
     narrow = head["logits_bytes"] * figures.recipe.activation_bytes / 4
     return np.maximum(loss_bytes(figures, head), narrow + own)
 
@@ -307,7 +310,7 @@ def temporary_bytes(figures: Figures, kinds: Sequence[Amounts], head: Amounts | 
     """Bytes of the largest operation of a stage: a tensor and its gradient, or the logits, and weight
     gradients before they are accumulated: those of a layer, or of each block."""
     weight_bytes = figures.recipe.weight_bytes
-    layer = _largest(kinds, "dense") * weight_bytes
+    layer = _largest(kinds, "trained_dense") * weight_bytes
     found = 2 * _largest(kinds, "largest_bytes") + layer
     if head is None:
         return found
@@ -323,7 +326,7 @@ def reduced_bytes(
     backward pass) or in addition to them, and a copy."""
     if not figures.profile.reduces_by_block:
         return np.zeros(1)
-    weights = _largest([*kinds, *([] if head is None else [head])], "dense")
+    weights = _largest([*kinds, *([] if head is None else [head])], "trained_dense")
     recipe = figures.recipe
     return weights * (recipe.reduced_bytes + np.where(single_backward, 0, recipe.weight_bytes))
 
@@ -336,11 +339,16 @@ def _largest(blocks: Sequence[Amounts], name: str) -> Column:
 
 
 def _states(
-    figures: Figures, family: Family, shardings: Shardings, dense: Column, expert: Column
+    figures: Figures, family: Family, shardings: Shardings, elements: RankElements, rank: int
 ) -> tuple[dict[str, Column], Column]:
-    """Bytes of weights, gradients and optimizer states of a rank; and its optimizer bytes on the host."""
+    """Bytes of weights, gradients and optimizer states of a rank; and its optimizer bytes on the host. Frozen
+    weights have neither of the latter."""
     recipe, d, e = figures.recipe, shardings.dense, shardings.expert
+    dense, expert = elements.trained_dense[rank], elements.trained_expert[rank]
+    all_dense, all_expert = elements.dense[rank], elements.expert[rank]
     states = dense / d.optim * own_bytes(figures, d) + expert / e.optim * own_bytes(figures, e)
+    for frozen, f in ((elements.frozen_dense[rank], d), (elements.frozen_expert[rank], e)):
+        states = states + frozen / f.optim * frozen_bytes(figures, f)
     single_backward = reduces_in_single_backward(figures, family.microbatches, family.pp)
     dense_grad, expert_grad = (np.where(single_backward & (f.grad == 1), f.optim, f.grad) for f in (d, e))
     is_offloaded = offloads_optimizer(family.rows)
@@ -351,7 +359,7 @@ def _states(
     grads = [np.asarray(degree) for degree in (dense_grad, expert_grad)]
     grad_d, grad_e = (np.where(is_whole, np.where(one > 1, narrowed, 1), one) for one in grads)
     resident = {
-        "parameters": (dense / param_d + expert / param_e) * recipe.weight_bytes,
+        "parameters": (all_dense / param_d + all_expert / param_e) * recipe.weight_bytes,
         "gradients": (dense / grad_d + expert / grad_e) * recipe.gradient_bytes,
         "optimizer": np.where(is_offloaded, 0.0, states),
     }
@@ -436,6 +444,16 @@ def own_bytes(figures: Figures, sharding: Sharding) -> Column:
     if figures.profile.reduces_by_block and recipe.master_bytes == 0 and figures.state_bytes > 0:
         return own + np.where(sharding.param < sharding.optim, recipe.weight_bytes, 0)
     return own
+
+
+def frozen_bytes(figures: Figures, sharding: Sharding) -> Column:
+    """Bytes per element of a rank's own share of frozen weights in addition to the weights in use: none, but
+    where fully_shard has them in the dtype of the trained ones of the same block."""
+    if not figures.profile.reduces_by_block:
+        return np.full(1, figures.recipe.master_bytes * figures.profile.has_wide_frozen_weights)
+    if figures.recipe.master_bytes > 0:
+        return np.full(1, figures.recipe.master_bytes)
+    return np.where(sharding.param < sharding.optim, figures.recipe.weight_bytes, 0)
 
 
 def boundary_buffers(figures: Figures, microbatches: Column, tp: Column) -> Column:

@@ -65,28 +65,49 @@ def _of_attention(attention: _Block) -> list[ModulePart]:
     if "kv_up" in attention:
         names = ("q_up" if "q_up" in attention else "q", "kv_up", "rotary")
         inputs = [(core, saved) for saved in core.saved if not saved.selective]
+        repeated = _with_adapters(attention, names)
         found.append(
             ModulePart(
                 module="mla_up_proj",
                 half="attention",
-                repeated=tuple(attention[name] for name in names if name in attention),
-                dropped=tuple(inputs),
+                repeated=repeated,
+                dropped=(*inputs, *_inside_adapters(repeated)),
             )
         )
     return found
+
+
+def _matrix_of(name: str) -> str:
+    """The operator, or that whose matrix an adapter's operator is for."""
+    return name.partition("_lora_")[0]
+
+
+def _with_adapters(block: _Block, names: Sequence[str]) -> tuple[LayerOperator, ...]:
+    """These operators of a block with those of their adapters."""
+    return tuple(operator for name, operator in block.items() if _matrix_of(name) in names)
+
+
+def _inside_adapters(operators: Sequence[LayerOperator]) -> list[tuple[LayerOperator, SavedRecord]]:
+    """The saved tensors between the two matrices of adapters."""
+    return [
+        (operator, saved)
+        for operator in operators
+        for saved in operator.saved
+        if saved.name.endswith("_lora_a.output")
+    ]
 
 
 def _norms(by_block: dict[str, _Block]) -> list[ModulePart]:
     """Norms whose output is an operand of the first matmul of the same half. (After a block, a norm makes
     the residual stream, which is no operand.)"""
     first = {
-        "attention": ("attention", ("q", "q_down")),
-        "mlp": ("router", ("logits",)) if "router" in by_block else ("mlp", ("up",)),
+        "attention": ("attention", ("q", "q_down", "k", "v", "q_k_v", "kv_down")),
+        "mlp": ("router", ("logits",)) if "router" in by_block else ("mlp", ("up", "gate", "gate_up")),
     }
     found = []
     for half, (block, names) in first.items():
         norm = by_block.get(half, {}).get("norm")
-        readers = [operator for name, operator in by_block.get(block, {}).items() if name in names]
+        readers = _with_adapters(by_block.get(block, {}), names)
         outputs = [
             (reader, saved)
             for reader in readers
@@ -107,11 +128,14 @@ def _of_mlp(by_block: dict[str, _Block]) -> list[ModulePart]:
     found = []
     inner = ("activation", "down")
     if "up" in dense:
-        repeated = tuple(dense[name] for name in ("up", *inner))
+        repeated = _with_adapters(dense, ("gate", "up", "gate_up", *inner))
+        # The input of the down projection, which an adapter of it saves where the projection is frozen.
+        inputs = [(one, each) for one in _with_adapters(dense, inner) for each in one.saved]
+        inputs = [pair for pair in inputs if not pair[1].name.endswith("_lora_a.output")]
         found.append(
             ModulePart(
-                module="mlp", half="mlp", repeated=repeated, dropped=saved_by(dense, *inner),
-                collectives=("tensor",),
+                module="mlp", half="mlp", repeated=repeated,
+                dropped=(*inputs, *_inside_adapters(repeated)), collectives=("tensor",),
             )
         )  # fmt: skip
     of_shared = saved_by(shared, *inner) if shared else ()

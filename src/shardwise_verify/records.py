@@ -103,14 +103,14 @@ class ExtentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightRecord:
-    """A trained tensor; `experts` that each have one, 0 outside of experts."""
+    """A weight tensor; `experts` that each have one, 0 outside of experts."""
 
     shape: tuple[ExtentRecord, ...]
     experts: Whole = 0
 
     @property
     def parameters(self) -> int:
-        """Trained elements over all ranks and experts."""
+        """Elements over all ranks and experts."""
         return prod(extent.size for extent in self.shape) * max(self.experts, 1)
 
 
@@ -127,12 +127,14 @@ class SavedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedOperator:
-    """What all operators have; subclasses are the kinds of operators of the cost model, section 6."""
+    """What all operators have; subclasses are the kinds of operators of the cost model, section 6. Only
+    weights of `trained` operators have gradients."""
 
     name: str
     rows: Rows = "tokens"
     weights: tuple[WeightRecord, ...] = ()
     saved: tuple[SavedRecord, ...] = ()
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +272,12 @@ class LayersRecord:
     def layer_kinds(self) -> tuple[int, ...]:
         """The kind of each decoder layer."""
         return tuple(chain.from_iterable([kind] * number for kind, number in self.pattern))
+
+    @cached_property
+    def trains_adapters(self) -> bool:
+        """Whether weights are frozen, so that adapters are trained instead."""
+        of_layers = chain.from_iterable(kind.operators for kind in self.kinds)
+        return not all(operator.trained for operator in (*self.embedding, *of_layers, *self.head))
 
     @property
     def experts(self) -> RoutingRecord | None:
@@ -506,6 +514,7 @@ class SoftwareRecord:
     host_weight_bytes: Amount = 0.0
     host_process_bytes: Amount = 0.0
     offload_modules: str = ""
+    has_wide_frozen_weights: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
 
 

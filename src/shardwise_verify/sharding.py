@@ -100,16 +100,16 @@ def traffic_amounts(
     recipe = figures.recipe
     gather = all_gather_s(fabric, block["dense"] * recipe.weight_bytes, dense.param_group)
     scatter = reduce_scatter_s(
-        fabric, figures.backend, block["dense"] * recipe.reduced_bytes, dense.grad_group
+        fabric, figures.backend, block["trained_dense"] * recipe.reduced_bytes, dense.grad_group
     )
+    scatter = np.where(block["trained_dense"] > 0, scatter, 0.0)
     if shardings.has_experts:
-        has = block["expert"] > 0
         more = all_gather_s(fabric, block["expert"] * recipe.weight_bytes, expert.param_group)
-        gather = gather + np.where(has, more, 0.0)
+        gather = gather + np.where(block["expert"] > 0, more, 0.0)
         more = reduce_scatter_s(
-            fabric, figures.backend, block["expert"] * recipe.reduced_bytes, expert.grad_group
+            fabric, figures.backend, block["trained_expert"] * recipe.reduced_bytes, expert.grad_group
         )
-        scatter = scatter + np.where(has, more, 0.0)
+        scatter = scatter + np.where(block["trained_expert"] > 0, more, 0.0)
     return {
         f"{phase}_traffic_s": figures.exposed_s(
             np.where(shardings.once, 0.0, scatter if phase == "weight" else gather),
@@ -141,6 +141,21 @@ class Reduced:
         return Reduced(dense=dense, expert=expert, dense_parts=parts[0], expert_parts=parts[1])
 
 
+def reduced_and_gathered(
+    figures: Figures,
+    everything: tuple[Column, Column, Column, Column],
+    trained: tuple[Column, Column, Column],
+) -> tuple[Reduced, Reduced]:
+    """What a stage reduces and what it gathers in a step, from `everything`: dense and expert elements and
+    blocks of each; and the `trained` part: dense and expert elements, and blocks with such weights.
+
+    Frozen weights have no gradients. They change in no update, so they are gathered only by software that
+    has each block in shards."""
+    dense, expert, blocks = trained
+    reduced = Reduced.of(figures, dense, expert, blocks, everything[3])
+    return reduced, Reduced.of(figures, *everything) if figures.profile.reduces_by_block else reduced
+
+
 def reduction_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: Reduced) -> Column:
     """Seconds of a stage's gradient reduction at the end of the step."""
 
@@ -165,8 +180,9 @@ def gathering_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: R
 
 
 def _of_both(shardings: Shardings, stage: Reduced, of: Callable[[Sharding, Column], Column]) -> Column:
-    """The sum over both families, each in equal parts; experts count only where there are any."""
+    """The sum over both families, each in equal parts; each counts only where there are any weights of it."""
     seconds = stage.dense_parts * of(shardings.dense, stage.dense / stage.dense_parts)
+    seconds = np.where(np.asarray(stage.dense) > 0, seconds, 0.0)
     if not shardings.has_experts:
         return seconds
     more = stage.expert_parts * of(shardings.expert, stage.expert / stage.expert_parts)

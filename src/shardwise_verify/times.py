@@ -135,6 +135,24 @@ def times_of_row(times: Sequence[StageSeconds], index: int) -> list[StageSeconds
     return [stage.row(index) for stage in times]
 
 
+@dataclass(frozen=True, slots=True)
+class RankElements:
+    """Elements of weights on each pipeline rank: of all dense and expert weights, and of trained ones."""
+
+    dense: tuple[Column, ...]
+    expert: tuple[Column, ...]
+    trained_dense: tuple[Column, ...]
+    trained_expert: tuple[Column, ...]
+
+    @property
+    def frozen_dense(self) -> tuple[Column, ...]:
+        return tuple(own - part for own, part in zip(self.dense, self.trained_dense, strict=True))
+
+    @property
+    def frozen_expert(self) -> tuple[Column, ...]:
+        return tuple(own - part for own, part in zip(self.expert, self.trained_expert, strict=True))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
     """Seconds after the makespan."""
@@ -156,16 +174,12 @@ def optimizer_step(
     family: Family,
     shardings: Shardings,
     blocks: Sequence[Amounts],
-    dense: Sequence[Column],
-    expert: Sequence[Column],
+    of_ranks: RankElements,
 ) -> OptimizerStep:
-    """The end of the step on every row; `dense` and `expert` are the elements on each pipeline rank."""
+    """The end of the step on every row."""
     rows = family.rows
-    owned = dense[0] / shardings.dense.optim + expert[0] / shardings.expert.optim
-    local_elements = dense[0] + expert[0]
-    for of_dense, of_expert in zip(dense[1:], expert[1:], strict=True):
-        owned = np.maximum(owned, of_dense / shardings.dense.optim + of_expert / shardings.expert.optim)
-        local_elements = np.maximum(local_elements, of_dense + of_expert)
+    owned, local_elements = _most_elements(shardings, of_ranks.trained_dense, of_ranks.trained_expert)
+    frozen = _most_elements(shardings, of_ranks.frozen_dense, of_ranks.frozen_expert)
     ranks = rows.tp * rows.cp * rows.pp * rows.dp
     return OptimizerStep(
         norm_s=norm_s(figures, fabric, ranks, owned),
@@ -177,8 +191,21 @@ def optimizer_step(
             owned,
             local_elements,
             is_unsharded=(shardings.dense.optim == 1) & (shardings.expert.optim == 1),
-        ),
+        )
+        + frozen_copies_s(figures, *frozen),
     )
+
+
+def _most_elements(
+    shardings: Shardings, dense: Sequence[Column], expert: Sequence[Column]
+) -> tuple[Column, Column]:
+    """Elements that the rank with most of them owns, and that it has."""
+    owned = dense[0] / shardings.dense.optim + expert[0] / shardings.expert.optim
+    local_elements = dense[0] + expert[0]
+    for of_dense, of_expert in zip(dense[1:], expert[1:], strict=True):
+        owned = np.maximum(owned, of_dense / shardings.dense.optim + of_expert / shardings.expert.optim)
+        local_elements = np.maximum(local_elements, of_dense + of_expert)
+    return owned, local_elements
 
 
 def norm_s(figures: Figures, fabric: Fabric, ranks: Column, owned: Column) -> Column:
@@ -196,11 +223,14 @@ def tied_s(
     count = Counter(figures.model.layer_kinds)
     replicated = sum(count[kind] * block["replicated"] for kind, block in enumerate(kinds)) / family.pp
     nbytes = figures.recipe.reduced_bytes * replicated
-    found = np.where(family.rows.sequence_parallel, all_reduce_s(fabric, nbytes, groups.tensor), 0.0)
+    # Of a pair of matrices of an adapter, the one that is whole has only a part of its gradient on each rank.
+    is_partial = family.rows.sequence_parallel | figures.model.trains_adapters
+    found = np.where(is_partial, all_reduce_s(fabric, nbytes, groups.tensor), 0.0)
     if figures.model.embedding_copies and family.ends_apart:
-        nbytes = embedding["dense"] * figures.recipe.reduced_bytes
+        nbytes = embedding["trained_dense"] * figures.recipe.reduced_bytes
         tier = hop_tier(groups, 0, family.pp - 1)
-        found = found + 2 * send_s(fabric, nbytes / 2, tier, hop_senders(groups, tier))
+        both_s = 2 * send_s(fabric, nbytes / 2, tier, hop_senders(groups, tier))
+        found = found + np.where(nbytes > 0, both_s, 0.0)
     return found
 
 
@@ -241,4 +271,15 @@ def copies_s(
     nbytes = nbytes + local_elements * np.where(microbatches > 1, added, narrow + wide)
     # In a group of one rank, all-gather and reduction are copies.
     nbytes = nbytes + np.where(is_unsharded, local_elements * 2 * (narrow + wide), 0)
+    return nbytes / figures.memory_bytes_per_s
+
+
+def frozen_copies_s(figures: Figures, owned: Column, local_elements: Column) -> Column:
+    """Seconds of the same copies of frozen weights: a cast of the own share, into and out of the all-gather
+    buffers."""
+    recipe = figures.recipe
+    if not (figures.profile.reduces_by_block and recipe.master_bytes):
+        return 0 * owned
+    cast = recipe.master_bytes + recipe.weight_bytes
+    nbytes = owned * (cast + 2 * recipe.weight_bytes) + local_elements * 2 * recipe.weight_bytes
     return nbytes / figures.memory_bytes_per_s

@@ -74,7 +74,7 @@ SOFTWARE: Mapping[str, Profile] = {
         replace(PLAIN, name="instances", shards_experts_by_instance=True),
         replace(PLAIN, name="adds gradients in memory", accumulated_bytes=10.0),
         replace(PLAIN, name="adds gradients in the product", fuses_accumulation=True),
-        replace(PLAIN, name="whole stages", whole_in_pipelines=True),
+        replace(PLAIN, name="whole stages", whole_in_pipelines=True, has_wide_frozen_weights=True),
         replace(PLAIN, name="eager modules", loss="fused", eager_modules=True),
         replace(PLAIN, name="buffers", buffers_all_microbatches=True, tensor_overlap=0.4, data_overlap=0.4),
         replace(

@@ -28,7 +28,14 @@ from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.cost import Problem, bind
 from shardwise.errors import ConfigError
 from shardwise.inputs import short_repr, unknown
-from shardwise.model import Model, catalogue_entry, model_from_config, parameters
+from shardwise.model import (
+    Model,
+    catalogue_entry,
+    lora_of_text,
+    model_from_config,
+    parameters,
+    with_lora,
+)
 from shardwise.search import default_job
 from shardwise.strategy import (
     PROFILES,
@@ -48,6 +55,7 @@ from shardwise.strategy import (
 )
 
 Value = int | str | bool
+Assumed = tuple[str, ...]
 Choice = Mapping[str, Value]
 
 # Candidate strategies of a row
@@ -466,6 +474,49 @@ def _plain_expert_model(row: Row) -> tuple[Model, tuple[str, ...]]:
     return model_from_config(config, name=_name(row)), tuple(assumed)
 
 
+# Adapters
+ADAPTERS: Final[Mapping[str, str]] = {
+    "bridge": "r=16,targets=linear_qkv",
+    "automodel": "r=16,targets=all-linear",
+    "nemo": "r=32,targets=linear_qkv",
+    "": "r=16",
+}
+"""Adapters of a LoRA run that states none, by a word of its framework: those of its published recipes.
+
+Megatron-Bridge: recipes/llama/llama3.py and scripts/performance/configs/llama; AutoModel: `match_all_linear`
+of examples/benchmark/configs/peft; NeMo: `attention_qkv` and `adapter_dim` of its launcher. Else PEFT's own.
+"""
+
+_STATED_ADAPTERS: Final = re.compile(r"\blora (r=[\w=,+-]+)")
+
+
+def trains_adapters(row: Row) -> bool:
+    """Whether the row is a run that trained LoRA adapters alone."""
+    return "lora" in (row.model_name + row.notes).casefold()
+
+
+def _adapters(row: Row) -> str:
+    """The adapters of a LoRA run, as its notes state them (`LoRA r=16,targets=q_proj+v_proj`) or as its
+    framework has them; empty for a run that trained all weights."""
+    if not trains_adapters(row):
+        return ""
+    stated = _STATED_ADAPTERS.search(row.notes.casefold())
+    if stated:
+        return stated.group(1).rstrip(",")
+    framework = row.framework.casefold()
+    return next(adapters for word, adapters in ADAPTERS.items() if word in framework)
+
+
+def _trained_model(row: Row, adapters: str) -> tuple[Model, Assumed]:
+    """The model of a row with these adapters, and the assumptions."""
+    model, assumed = model_of(row)
+    if not adapters:
+        return model, assumed
+    stated = _STATED_ADAPTERS.search(row.notes.casefold())
+    own = () if stated else (f"lora: {adapters}, as the recipes of the framework",)
+    return with_lora(model, lora_of_text(adapters)), (*assumed, *own)
+
+
 # Cases
 PEAK_RANKS: Final = ("max", "last", "first")
 """Pipeline ranks of which a peak can be: the fullest (the default), the last, the first."""
@@ -503,9 +554,6 @@ class Case:
     mixed: MixedDevices | None = None
 
 
-Assumed = tuple[str, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class CaseBuilder:
     """Builds cases from rows and caches the parts that several rows share. With a `calibration`, rows have
@@ -526,7 +574,9 @@ class CaseBuilder:
         profile, of_profile = _profile(row)
         device, of_device = self._once(("device", row.gpu), lambda: device_named(row.gpu))
         sizes = tuple(getattr(row, name) for name in SIZES)
-        model, of_model = self._once(sizes, lambda: model_of(row))
+        adapters = _adapters(row)
+        sizes = (*sizes, adapters)
+        model, of_model = self._once(sizes, lambda: _trained_model(row, adapters))
         place = (row.gpu, row.gpus, row.gpus_per_node, row.interconnect)
         cluster, of_cluster = self._once(place, lambda: _cluster(row, device))
         job, of_job = _job(row, model, cluster, profile)
@@ -631,8 +681,6 @@ def fault_of(row: Row, error: ConfigError) -> Fault:
 def _refuse(row: Row) -> None:
     """Raises ConfigError for steps that the cost model does not cover and for rows without required
     columns."""
-    if "lora" in (row.model_name + row.notes).casefold():
-        raise ConfigError("LoRA is not modelled (only a part of the weights is trained)", key="model_name")
     _one_of("peak_rank", row.peak_rank or PEAK_RANKS[0], PEAK_RANKS)
     for name in ("gpu", "framework", "gpus", "global_batch", "seq_len"):
         if not getattr(row, name):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.accuracy.case import cases_of, fault_of
+from shardwise.accuracy.case import Case, cases_of, fault_of, trains_adapters
 from shardwise.accuracy.fit import (
     Fit,
     Linear,
@@ -126,17 +126,20 @@ class FitResult:
     faults: tuple[Fault, ...]
 
 
+def _left_out(case: Case) -> str:
+    """Why a case is not fitted; empty where it is."""
+    if case.mixed is not None:
+        return "ran on unequal devices, which are not fitted"
+    return "trained adapters alone (LoRA), which are not fitted" if trains_adapters(case.row) else ""
+
+
 def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> FitResult:
     """Fits all usable rows from scratch. ConfigError where fewer than LEAST_RUNS have a measured time."""
     cases, faults = cases_of(rows)
     used, times_s = [], []
     for case in cases:
-        if case.mixed is not None:
-            faults.append(
-                Fault(
-                    line=case.row.line, id=case.row.id, reason="ran on unequal devices, which are not fitted"
-                )
-            )
+        if reason := _left_out(case):
+            faults.append(Fault(line=case.row.line, id=case.row.id, reason=reason))
             continue
         try:
             measured = measured_of(case.row, case.problem)

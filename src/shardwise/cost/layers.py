@@ -38,6 +38,7 @@ from shardwise.operators import (
     Pointwise,
     Saved,
     Weight,
+    is_trained,
 )
 
 # Seconds of a phase
@@ -170,7 +171,7 @@ def temporaries_of(
     layer_weights: Any,
     head_weights: Any,
 ) -> Temporaries:
-    """Temporaries of each row of `table`; bytes and elements are those of a rank.
+    """Temporaries of each row of `table`; bytes and elements are those of a rank, weights the trained ones.
 
     A layer's weight gradients are unsharded, in the dtype of the weights, before they are accumulated. Where
     each block is reduced by itself, so are the head's, after the loss, and the reduction buffer has a copy
@@ -221,7 +222,8 @@ class BlockCost:
     the host; `repeated_s` is at least the host's dispatch time.
 
     Weights are elements per rank, before sharding: `dense_weights` can be sharded over dp x cp,
-    `expert_weights` over the replicas of an expert. `replicated_weights` are whole on every tp rank.
+    `expert_weights` over the replicas of an expert. `trained_dense` and `trained_expert` are those of them
+    that are not frozen. `replicated_weights` are trained and whole on every tp rank.
 
     Activation bytes: saved without recomputation, under selective recomputation, and the input alone.
     `largest_bytes` is the largest single tensor, `waiting_bytes` what waits for the weight gradients after a
@@ -237,6 +239,8 @@ class BlockCost:
     repeated_s: Any
     dense_weights: Any
     expert_weights: Any
+    trained_dense: Any
+    trained_expert: Any
     replicated_weights: Any
     saved_bytes: Any
     selective_bytes: Any
@@ -265,7 +269,7 @@ class GridCost:
 
     `hops` send `hop_bytes` between neighbouring pipeline ranks. `tied_ends_s` synchronises a tied embedding
     on both ends of a pipeline. `replicated_s` synchronises the gradients of weights that are whole on every
-    tp rank while each rank has a part of the sequence.
+    tp rank while each rank has a part of their sum.
     """
 
     kinds: tuple[BlockCost, ...]
@@ -331,14 +335,14 @@ def grid_cost(problem: Problem, table: Any) -> GridCost:
     embedding = block_cost(problem, table, groups, fabric, model.embedding, None, (sync_s, 0.0), of_embedding)
     head_syncs_s = (model.head_tensor_syncs * sync_s, (model.head_tensor_syncs + 1) * sync_s)
     head = block_cost(problem, table, groups, fabric, model.head, model.head_experts, head_syncs_s, of_head)
-    most = {name: _most(kinds, name) for name in ("largest_bytes", "dense_weights")}
+    most = {name: _most(kinds, name) for name in ("largest_bytes", "trained_dense")}
     temporaries = temporaries_of(
         problem,
         table,
         largest_bytes=most["largest_bytes"],
         logits_bytes=head.logits_bytes,
-        layer_weights=most["dense_weights"],
-        head_weights=head.dense_weights,
+        layer_weights=most["trained_dense"],
+        head_weights=head.trained_dense,
     )
     return GridCost(
         kinds=kinds,
@@ -386,7 +390,8 @@ def _tied_ends_s(
 ) -> Any:
     is_tied = 1.0 if problem.model.embedding_copies else 0.0
     tier, senders = groups.stages.wraparound_tier, groups.stages.wraparound_senders
-    return is_tied * tied_ends_s(problem, fabric, embedding.dense_weights, tier, senders)
+    both_s = tied_ends_s(problem, fabric, embedding.trained_dense, tier, senders)
+    return is_tied * np.where(embedding.trained_dense > 0.0, both_s, 0.0)
 
 
 def tied_ends_s(problem: Problem, fabric: CollectiveModel, elements: Any, tier: Any, senders: Any) -> Any:
@@ -402,18 +407,27 @@ def _replicated_s(
 ) -> Any:
     counts = [problem.patterns.count(k) / table.pp for k in range(len(kinds))]
     elements = sum(kind.replicated_weights * count for kind, count in zip(kinds, counts, strict=True))
-    return replicated_s(problem, fabric, elements, groups.tensor, table.sequence_parallel == 1)
+    is_partial = has_partial_gradients(problem, table.sequence_parallel == 1)
+    return replicated_s(problem, fabric, elements, groups.tensor, is_partial)
+
+
+def has_partial_gradients(problem: Problem, is_sequence_parallel: Any) -> Any:
+    """Whether each tp rank has a part of the gradients of weights that are whole on every tp rank.
+
+    Those of norms are parts under sequence parallelism, where each rank has some of the tokens. Those of an
+    adapter are parts always: one of its matrices is sharded over tp, and the whole one has a sum over it.
+    """
+    return is_sequence_parallel | (problem.model.lora is not None)
 
 
 def replicated_s(
-    problem: Problem, fabric: CollectiveModel, elements: Any, tensor: Sizes, is_sequence_parallel: Any
+    problem: Problem, fabric: CollectiveModel, elements: Any, tensor: Sizes, is_partial: Any
 ) -> Any:
-    """Seconds of the all-reduce of norm gradients under sequence parallelism.
-
-    Every tp rank has the norms whole (`elements` weights on its stage) but only a part of the tokens.
+    """Seconds of the all-reduce over tp of the gradients of weights that every tp rank has whole (`elements`
+    on its stage), where each rank has a part of them (`has_partial_gradients`).
     """
     reduced_s = fabric.all_reduce_s(elements * problem.recipe.reduced_bytes, tensor)
-    return np.where(is_sequence_parallel, reduced_s, 0.0)
+    return np.where(is_partial, reduced_s, 0.0)
 
 
 def block_cost(
@@ -458,7 +472,9 @@ def _host_s(problem: Problem, operators: Sequence[Operator]) -> tuple[float, flo
     Where the device finishes earlier, it waits.
     """
     profile = problem.profile
-    weighted = sum(isinstance(operator, Matmul | GroupedMatmul | Lookup) for operator in operators)
+    weighted = sum(
+        isinstance(operator, Matmul | GroupedMatmul | Lookup) and operator.trained for operator in operators
+    )
     routed = any(isinstance(operator, GroupedMatmul) for operator in operators)
     block_s = profile.expert_dispatch_s if routed else 0.0
     kernels = float(len(operators))
@@ -489,9 +505,8 @@ def _work_of(
             left_out_s = left_out_s + times.forward_s
         if _is_selective(operator):
             selective[part] = selective[part] + times.forward_s
-    weights = [weight for operator in operators for weight in operator.weights]
-    dense = [weight for weight in weights if not _is_of_experts(weight)]
-    of_experts = [weight for weight in weights if _is_of_experts(weight)]
+    dense, of_experts = _weights_by_family(operators)
+    trained, trained_of_experts = _weights_by_family([each for each in operators if is_trained(each)])
     saved = [
         _saved_bytes(problem, table, operator, experts)
         for operator in operators
@@ -509,7 +524,11 @@ def _work_of(
         repeated_s=left_out_s,
         dense_weights=sum((_weight_elements(problem, table, weight) for weight in dense), start=zero),
         expert_weights=sum((_weight_elements(problem, table, weight) for weight in of_experts), start=zero),
-        replicated_weights=zero + sum(weight.parameters for weight in dense if _is_whole(weight)),
+        trained_dense=sum((_weight_elements(problem, table, weight) for weight in trained), start=zero),
+        trained_expert=sum(
+            (_weight_elements(problem, table, weight) for weight in trained_of_experts), start=zero
+        ),
+        replicated_weights=zero + sum(weight.parameters for weight in trained if _is_whole(weight)),
         saved_bytes=saved_total - released,
         selective_bytes=sum((selective_saved for _, selective_saved, _ in saved), start=zero) - released,
         input_bytes=_hidden_bytes(problem, table, "sequence"),
@@ -519,6 +538,15 @@ def _work_of(
         logits_bytes=sum((_saved_bytes(problem, table, loss, experts)[0] for loss in losses), start=zero),
         offloaded_bytes=released,
         moved_bytes=moved,
+    )
+
+
+def _weights_by_family(operators: Sequence[Operator]) -> tuple[list[Weight], list[Weight]]:
+    """(Dense weights, expert weights) of operators."""
+    weights = [weight for operator in operators for weight in operator.weights]
+    return (
+        [weight for weight in weights if not _is_of_experts(weight)],
+        [weight for weight in weights if _is_of_experts(weight)],
     )
 
 
@@ -619,8 +647,8 @@ def eager_row_bytes(problem: Problem, table: Any, operator: Operator) -> Any:
     """Bytes per row that an operator of eager modules saves in addition to those of a fused one.
 
     An RMSNorm has its input in fp32 instead of its own dtype, and the normalised input before the product
-    with the weight. A gated activation has the output of its function, before the product with the other
-    half. Experts have their outputs, before the product with the router's weights.
+    with a trained weight. A gated activation has the output of its function, before the product with the
+    other half. Experts have their outputs, before the product with the router's weights.
     """
     element = problem.recipe.activation_bytes
     if isinstance(operator, GroupedMatmul) and operator.n.role == "whole":
@@ -630,7 +658,7 @@ def eager_row_bytes(problem: Problem, table: Any, operator: Operator) -> Any:
     if operator.weights and not any(weight.name.endswith(".bias") for weight in operator.weights):
         # Of the two passes over each element of an RMSNorm; 4 B for the copy, `element` more and less.
         passes = sum((width_of(problem, table, extent) for extent in operator.forward), start=0.0)
-        return passes / 2.0 * FP32_BYTES
+        return passes / 2.0 * (FP32_BYTES if operator.trained else FP32_BYTES - element)
     (inputs,) = operator.saved if len(operator.saved) == 1 else (None,)
     if inputs is not None and 3 * inputs.width.size == 2 * operator.forward[0].size:
         return width_of(problem, table, inputs.width) / 2.0 * element
@@ -644,7 +672,7 @@ def _waiting_bytes(
     problem: Problem, table: Any, operators: Sequence[Operator], experts: Experts | None, saved_bytes: Any
 ) -> Any:
     """Bytes that wait for the weight gradients after a backward pass of the inputs: inputs of products with
-    weights, and the gradients of their outputs.
+    trained weights, and the gradients of their outputs.
 
     Software that keeps the graph of a split backward pass has all saved tensors (`saved_bytes`) instead of
     the inputs, and the gradients of the outputs of norms too.
@@ -653,6 +681,8 @@ def _waiting_bytes(
     total = saved_bytes if keeps_graph else 0.0
     before: Operator | None = None
     for operator in operators:
+        if isinstance(operator, Matmul | GroupedMatmul) and not operator.trained:
+            continue
         if isinstance(operator, Matmul | GroupedMatmul):
             total = total + _output_gradient_bytes(problem, table, operator, experts)
             if not keeps_graph:

@@ -73,13 +73,15 @@ def single_backward_bytes(problem: Problem, table: Any, costs: TableCosts) -> Si
     sent = np.where(is_shared, partition.sent_bytes[0][of_partition], 0.0)
     gradients = shards.gradient_bytes[0][of_shards] - sent
     per_weight = problem.recipe.gradient_bytes / table.optim_shard[rows]
-    of_head = grid.head.dense_weights[of_grid] * per_weight
+    of_head = grid.head.trained_dense[of_grid] * per_weight
     table_weights = grid.embedding.dense_weights[of_grid]
     layer_weights = np.min([kind.dense_weights for kind in grid.kinds], axis=0)[of_grid]
-    before = gradients - (layer_weights + table_weights) * per_weight
+    trained_layer = np.min([kind.trained_dense for kind in grid.kinds], axis=0)[of_grid]
+    trained_table = grid.embedding.trained_dense[of_grid]
+    before = gradients - (trained_layer + trained_table) * per_weight
     parameters, one_layer = shards.parameter_bytes[0][of_shards], partition.layer_saved_bytes[of_partition]
     weight_bytes = problem.recipe.weight_bytes
-    of_table = table_weights * (weight_bytes + problem.recipe.reduced_bytes)
+    of_table = trained_table * (weight_bytes + problem.recipe.reduced_bytes)
     others = partition.rank.dense_weights[0][of_partition] - table_weights
     nothing = 0.0 * saved
     moments = np.array(
@@ -204,13 +206,13 @@ def bucketed_bytes(problem: Problem, table: Any, costs: TableCosts, parts: dict[
     count = np.where(reduces_whole, 0.0, np.where(is_sharded | (profile.state_overlap == 0.0), 1.0, 2.0))
     buckets = bucket * np.where(is_sharded, wide, narrow) * count
     rank, of_partition = costs.partition.rank, costs.of_partition
-    weights = (rank.dense_weights + rank.expert_weights)[:, of_partition]
+    weights = (rank.trained_dense + rank.trained_expert)[:, of_partition]
     # A gradient that micro-batches accumulated is freed when it is copied into a bucket.
     copies = np.where(table.grad_shard == 1, 0.0, narrow + is_cast * wide)
     copies = np.where(is_sharded | reduces_whole, wide, copies)
     copied = np.minimum(bucket, weights) * copies
     at_layer = costs.partitions.grid.temporaries.layer[costs.partitions.of_grid[of_partition]]
-    of_end = narrow * costs.partition.end_weights[of_partition]
+    of_end = narrow * costs.partition.trained_end_weights[of_partition]
     in_backward = buckets + np.maximum(np.maximum(at_layer, of_end) + copied - parts["temporaries"], 0.0)
     owned = weights / table.optim_shard
     owned = np.where(is_sharded, np.minimum(owned, profile.update_elements), owned)

@@ -84,7 +84,7 @@ def element_bytes(problem: Problem, dtype: str) -> float:
 def operator_times(
     problem: Problem, table: Any, operator: Operator, experts: Experts | None
 ) -> OperatorSeconds:
-    """Times of `operator` for each row of `table`."""
+    """Times of `operator` for each row of `table`. Frozen weights have no weight gradient."""
     rows = rows_of(problem, table, operator.rows, experts)
     if isinstance(operator, Matmul):
         return _matmul(problem, table, operator, rows)
@@ -157,6 +157,8 @@ def matmul_times(
 def _matmul(problem: Problem, table: Any, operator: Matmul, rows: Any) -> OperatorSeconds:
     k, n = width_of(problem, table, operator.k), width_of(problem, table, operator.n)
     times = matmul_times(problem, rows, n, k, written=written_of(problem.profile, problem.recipe))
+    if not operator.trained:
+        return replace(times, weight_s=0.0 * times.weight_s)
     return replace(times, weight_s=times.weight_s + accumulate_s(problem, k * n))
 
 
@@ -210,7 +212,7 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
     return OperatorSeconds(
         forward_s + cast_s(problem, rows * k),
         input_s + cast_s(problem, rows * n),
-        weight_s + accumulate_s(problem, local * k * n),
+        weight_s + accumulate_s(problem, local * k * n) if operator.trained else 0.0 * weight_s,
     )
 
 
@@ -310,7 +312,7 @@ def _lookup(problem: Problem, table: Any, operator: Lookup, rows: Any) -> Operat
     return OperatorSeconds(
         forward_s=moved_s(problem, 2.0 * rows * width * element),
         input_s=0.0 * table.tp,
-        weight_s=moved_s(problem, rows * width * (element + 8.0)),
+        weight_s=moved_s(problem, rows * width * (element + 8.0)) if operator.trained else 0.0 * table.tp,
     )
 
 

@@ -19,6 +19,7 @@ from shardwise.cost.problem import Machine, Problem
 from shardwise.cost.recipe import FP32_BYTES
 from shardwise.cost.stages import PartitionCosts, over_places
 from shardwise.equations import compute, memory
+from shardwise.operators import has_trained_weights
 
 SHARD_FIELDS = ("param_shard", "grad_shard", "optim_shard")
 
@@ -131,6 +132,8 @@ class ShardedBlocks:
 
     dense_weights: Any
     expert_weights: Any
+    trained_dense: Any
+    trained_expert: Any
     forward_compute_s: Any
     input_compute_s: Any
     weight_compute_s: Any
@@ -141,6 +144,8 @@ class ShardedBlocks:
         return ShardedBlocks(
             dense_weights=np.array([block.dense_weights for block in blocks]),
             expert_weights=np.array([block.expert_weights for block in blocks]),
+            trained_dense=np.array([block.trained_dense for block in blocks]),
+            trained_expert=np.array([block.trained_expert for block in blocks]),
             forward_compute_s=np.array([block.forward.compute_s for block in blocks]),
             input_compute_s=np.array([block.backward_input.compute_s for block in blocks]),
             weight_compute_s=np.array([block.backward_weight.compute_s for block in blocks]),
@@ -157,35 +162,22 @@ class ShardedBlocks:
         """Seconds of (gathering, reducing) a block's sharded parameters and gradients in a micro-batch,
         before any overlap.
 
-        ZeRO-3 gathers parameters, ZeRO-2 reduces gradients (Rajbhandari et al. 2020). Both are 0 where they
-        happen once per step.
+        ZeRO-3 gathers parameters, ZeRO-2 reduces gradients (Rajbhandari et al. 2020), which frozen weights do
+        not have. Both are 0 where they happen once per step.
         """
         weight_bytes, reduced_bytes = problem.recipe.weight_bytes, problem.recipe.reduced_bytes
-        gather_s = self._moved_s(
-            problem, fabric.all_gather_s, weight_bytes, dense.param_sizes, expert.param_sizes
-        )
-        reduce_scatter_s = self._moved_s(
-            problem, fabric.reduce_scatter_s, reduced_bytes, dense.grad_sizes, expert.grad_sizes
-        )
+        gather_s = _moved_s(
+            problem, fabric.all_gather_s,
+            (self.dense_weights * weight_bytes, dense.param_sizes),
+            (self.expert_weights * weight_bytes, expert.param_sizes),
+        )  # fmt: skip
+        reduce_scatter_s = _moved_s(
+            problem, fabric.reduce_scatter_s,
+            (self.trained_dense * reduced_bytes, dense.grad_sizes),
+            (self.trained_expert * reduced_bytes, expert.grad_sizes),
+        )  # fmt: skip
         is_whole = is_whole_in_pipeline(problem, table)
         return np.where(is_whole, 0.0, gather_s), np.where(is_whole, 0.0, reduce_scatter_s)
-
-    def _moved_s(
-        self,
-        problem: Problem,
-        collective_s: Callable[[Any, Sizes], Any],
-        element_bytes: float,
-        dense: Sizes,
-        expert: Sizes,
-    ) -> Any:
-        """One collective over all weights (or gradients) of a block in the groups that share them; 0 for
-        groups of one.
-        """
-        dense_s = collective_s(self.dense_weights * element_bytes, dense)
-        if problem.model.experts is None:
-            return dense_s
-        expert_s = collective_s(self.expert_weights * element_bytes, expert)
-        return dense_s + np.where(self.expert_weights > 0, expert_s, 0.0)
 
     def exposed(self, problem: Problem, gather_s: Any, reduce_scatter_s: Any) -> Exposed:
         """Exposed traffic per micro-batch."""
@@ -195,6 +187,20 @@ class ShardedBlocks:
             compute.exposed_s(gather_s, self.input_compute_s, overlap, slowdown),
             compute.exposed_s(reduce_scatter_s, self.weight_compute_s, overlap, slowdown),
         )
+
+
+def _moved_s(
+    problem: Problem,
+    collective_s: Callable[[Any, Sizes], Any],
+    dense: tuple[Any, Sizes],
+    expert: tuple[Any, Sizes],
+) -> Any:
+    """One collective over all weights (or gradients) of a block, given as bytes and the group that shares
+    them; 0 for groups of one, and where there are none."""
+    dense_s, expert_s = (
+        np.where(nbytes > 0, collective_s(nbytes, sizes), 0.0) for nbytes, sizes in (dense, expert)
+    )
+    return dense_s if problem.model.experts is None else dense_s + expert_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +251,12 @@ def shards_of(
     stage = tuple(
         column[..., of_partition] for column in (places.layers, places.has_embedding, places.has_head)
     )
-    rank_dense, rank_expert = (
-        partition.rank.dense_weights[:, of_partition],
-        partition.rank.expert_weights[:, of_partition],
+    rank = partition.rank
+    all_dense, all_expert, rank_dense, rank_expert = (
+        weights[:, of_partition]
+        for weights in (rank.dense_weights, rank.expert_weights, rank.trained_dense, rank.trained_expert)
     )
+    frozen_dense, frozen_expert = all_dense - rank_dense, all_expert - rank_expert
     owned = (rank_dense / dense.optim + rank_expert / expert.optim).max(axis=0)
 
     is_single_backward = 0
@@ -270,17 +278,19 @@ def shards_of(
         return np.where(is_whole, 1, degrees.param)
 
     def rank_bytes(element_bytes: float, dense_degree: Any, expert_degree: Any) -> Any:
+        """Bytes of the trained weights of a rank."""
         dense_bytes = memory.sharded_bytes(rank_dense, element_bytes, dense_degree)
         return dense_bytes + memory.sharded_bytes(rank_expert, element_bytes, expert_degree)
 
-    weights = _weights_of(problem, partition, of_partition, synced)
+    reduced_weights, gathered_weights = _weights_of(problem, partition, of_partition, synced)
     return ShardingCosts(
         forward_gather_s=over_places(sharding.forward_gather_s, *stage),
         backward_gather_s=over_places(sharding.backward_gather_s, *stage),
         reduce_scatter_s=over_places(sharding.reduce_scatter_s, *stage),
-        reduction_s=reduction_s(problem, fabric, sharding, *weights),
-        gathering_s=gathering_s(problem, fabric, sharding, *weights),
-        parameter_bytes=rank_bytes(recipe.weight_bytes, stored(dense), stored(expert))
+        reduction_s=reduction_s(problem, fabric, sharding, *reduced_weights),
+        gathering_s=gathering_s(problem, fabric, sharding, *gathered_weights),
+        parameter_bytes=memory.sharded_bytes(all_dense, recipe.weight_bytes, stored(dense))
+        + memory.sharded_bytes(all_expert, recipe.weight_bytes, stored(expert))
         + np.where(dense.param == 1, partition.rank.copied_bytes[:, of_partition], 0.0),
         gradient_bytes=rank_bytes(recipe.gradient_bytes, reduced(dense), reduced(expert))
         + np.where(dense.grad == 1, rank_bytes(narrow_gradient_bytes(problem), 1, 1), 0.0)
@@ -288,7 +298,11 @@ def shards_of(
         state_bytes=memory.sharded_bytes(
             rank_dense, own_bytes(problem, dense.param, dense.optim), dense.optim
         )
-        + memory.sharded_bytes(rank_expert, own_bytes(problem, expert.param, expert.optim), expert.optim),
+        + memory.sharded_bytes(rank_expert, own_bytes(problem, expert.param, expert.optim), expert.optim)
+        + memory.sharded_bytes(frozen_dense, frozen_bytes(problem, dense.param, dense.optim), dense.optim)
+        + memory.sharded_bytes(
+            frozen_expert, frozen_bytes(problem, expert.param, expert.optim), expert.optim
+        ),
         host_state_bytes=rank_bytes(host_own_bytes(problem), dense.optim, expert.optim),
         gathered_bytes=np.where(is_whole, 0.0, gathered_bytes(problem, partition, of_partition, sharding)),
         shares_states=dense.optim > 1,
@@ -297,7 +311,12 @@ def shards_of(
         tied_s=partition.tied_s[of_partition],
         device_update_s=device_update_s(problem, owned),
         host_update_s=host_update_s(problem, owned),
-        copies_s=copies_s(problem, table, owned, (rank_dense + rank_expert).max(axis=0)),
+        copies_s=copies_s(problem, table, owned, (rank_dense + rank_expert).max(axis=0))
+        + frozen_copies_s(
+            problem,
+            (frozen_dense / dense.optim + frozen_expert / expert.optim).max(axis=0),
+            (frozen_dense + frozen_expert).max(axis=0),
+        ),
     )
 
 
@@ -321,6 +340,21 @@ def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
     if not problem.profile.reduces_by_block or recipe.master_bytes or not state_bytes:
         return own
     return own + recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
+
+
+def frozen_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
+    """Bytes per element of a rank's own share of frozen weights, in addition to its parameters.
+
+    0 in software that has them in the training dtype alone. Software that reduces block by block, or with
+    wide frozen weights, shards all weights of a block together, in one dtype, so that frozen ones have the
+    master copy of trained ones; or without master copies their share, where parameters are sharded less.
+    (PyTorch's fully_shard: "uniform original parameter dtype" in _fsdp_param_group.py; Accelerate:
+    `fsdp2_prepare_model` in utils/fsdp_utils.py.)
+    """
+    recipe, profile = problem.recipe, problem.profile
+    if not profile.reduces_by_block:
+        return recipe.master_bytes if profile.has_wide_frozen_weights else 0.0
+    return recipe.master_bytes or recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
 
 
 def narrow_gradient_bytes(problem: Problem) -> float:
@@ -350,23 +384,31 @@ class Weights:
 
     def moved_s(self, element_bytes: Any, collective_s: Callable[[Any], Any]) -> Any:
         """Seconds of a collective over `element_bytes` per weight; each part is a collective of its own."""
-        return self.blocks * collective_s(self.elements * element_bytes / self.blocks)
+        seconds = self.blocks * collective_s(self.elements * element_bytes / self.blocks)
+        return np.where(self.elements > 0, seconds, 0.0)
+
+
+Families = tuple[Weights, Weights]
+"""Dense and expert weights."""
 
 
 def _weights_of(
     problem: Problem, partition: PartitionCosts, of_partition: Any, synced: slice
-) -> tuple[Weights, Weights]:
-    """Dense and expert weights of the `synced` places.
+) -> tuple[Families, Families]:
+    """The weights of the `synced` places whose gradients are reduced, and those that are gathered.
 
     They are in one part. Where the software reduces block by block, there is one part per layer (with
-    experts, for expert weights) and per end of the model.
+    experts, for expert weights) and per end of the model. Frozen weights are not reduced. They are gathered
+    where the software has shards of all weights: else only weights that an update changed are.
     """
-    dense, expert = (
+    stage = partition.stage
+    dense, expert, trained_dense, trained_expert = (
         weights[synced][:, of_partition]
-        for weights in (partition.stage.dense_weights, partition.stage.expert_weights)
+        for weights in (stage.dense_weights, stage.expert_weights, stage.trained_dense, stage.trained_expert)
     )
     if not problem.profile.reduces_by_block:
-        return Weights(dense), Weights(expert)
+        trained = Weights(trained_dense), Weights(trained_expert)
+        return trained, trained
     model, places = problem.model, partition.places
     have_experts = [kind.experts is not None for kind in model.kinds]
     of_dense = places.layers.sum(axis=0) + places.has_embedding + places.has_head
@@ -374,10 +416,16 @@ def _weights_of(
         of_dense = of_dense - places.has_embedding * places.has_head
     of_expert = places.layers[have_experts].sum(axis=0)
     of_expert = of_expert + (model.head_experts is not None) * places.has_head
-    return (
-        Weights(dense, np.maximum(of_dense, 1)[synced][:, of_partition]),
-        Weights(expert, np.maximum(of_expert, 1)[synced][:, of_partition]),
-    )
+    of_dense, of_expert = (np.maximum(blocks, 1)[synced][:, of_partition] for blocks in (of_dense, of_expert))
+    gathered = Weights(dense, of_dense), Weights(expert, of_expert)
+    if model.lora is None:
+        return gathered, gathered
+    trains = [1.0 * has_trained_weights(kind.operators) for kind in model.kinds]
+    of_trained = np.tensordot(trains, places.layers, 1)
+    of_trained = of_trained + has_trained_weights(model.embedding) * places.has_embedding
+    of_trained = of_trained + has_trained_weights(model.head) * places.has_head
+    of_trained = np.maximum(of_trained, 1)[synced][:, of_partition]
+    return (Weights(trained_dense, of_trained), Weights(trained_expert, of_expert)), gathered
 
 
 def reduction_s(
@@ -495,6 +543,16 @@ def copies_s(problem: Problem, table: Any, owned: Any, resident: Any) -> Any:
     moved = owned * (master + 2.0 * weight + widened) + resident * (2.0 * weight + summed + laid)
     alone = np.where(owned == resident, 2.0 * (weight + gradient), 0.0)
     return (moved + alone * resident) / problem.stream_bytes_per_s
+
+
+def frozen_copies_s(problem: Problem, owned: Any, resident: Any) -> Any:
+    """The same of frozen weights, of which a rank owns `owned` and has `resident` elements: cast to the
+    compute dtype, copied into the gathering buffer and out of it again."""
+    recipe = problem.recipe
+    if not problem.profile.reduces_by_block or not recipe.master_bytes:
+        return 0.0 * owned
+    weight, master = recipe.weight_bytes, recipe.master_bytes
+    return (owned * (master + 3.0 * weight) + resident * 2.0 * weight) / problem.stream_bytes_per_s
 
 
 def host_update_s(problem: Problem, owned: Any) -> Any:

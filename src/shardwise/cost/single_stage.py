@@ -16,9 +16,16 @@ import numpy as np
 
 from shardwise.cluster import Tier
 from shardwise.cost.collectives import CollectiveModel, Sizes, collective_model_of, contends
-from shardwise.cost.layers import Contention, GridCost, grid_cost, replicated_s, tied_ends_s
+from shardwise.cost.layers import (
+    Contention,
+    GridCost,
+    grid_cost,
+    has_partial_gradients,
+    replicated_s,
+    tied_ends_s,
+)
 from shardwise.cost.problem import Problem
-from shardwise.cost.sharding import device_update_s, norm_s, own_bytes
+from shardwise.cost.sharding import device_update_s, frozen_bytes, norm_s, own_bytes
 from shardwise.cost.stage_formulas import (
     Phases,
     StageEnds,
@@ -185,10 +192,11 @@ def stage_costs_by_slot(kinds: StageKinds, shape: StageShape, slots: Sequence[No
     """
     profile = kinds.problem.profile
     sums, tied, weights, replicas = _stage_sums(kinds, shape)
+    trained = weights.trained
     again_s = recompute_s(sums, IS_SELECTIVE, FULL_SHARE)
     phases = phases_of(sums, profile.host_action_s, again_s)
-    gradients = cache(lambda stages_per_node: _gradients_s(kinds, shape, weights, phases, stages_per_node))
-    end = _step_end(kinds, shape, weights / replicas)
+    gradients = cache(lambda stages_per_node: _gradients_s(kinds, shape, trained, phases, stages_per_node))
+    end = _step_end(kinds, shape, trained / replicas)
     is_alone = shape.is_first * shape.is_last
     tied = tied * (shape.is_first + shape.is_last - 2 * is_alone)
     found = []
@@ -209,7 +217,7 @@ def stage_costs_by_slot(kinds: StageKinds, shape: StageShape, slots: Sequence[No
 def stage_end(kinds: StageKinds, shape: StageShape, slot: NodeSlot = NodeSlot()) -> StepEnd:
     """The parts of `end_s` of these stages, with the axes of `StageCosts.end_s`."""
     _, tied, weights, replicas = _stage_sums(kinds, shape)
-    end = _step_end(kinds, shape, weights / replicas)
+    end = _step_end(kinds, shape, weights.trained / replicas)
     has_other_end = shape.is_first + shape.is_last - 2 * shape.is_first * shape.is_last
     return replace(end, tied_s=end.tied_s + _tied_s(kinds, tied * has_other_end, slot))
 
@@ -223,9 +231,10 @@ def stage_bytes(kinds: StageKinds, shape: StageShape) -> StageBytes:
     batch = problem.job.global_batch_size / kinds.micro_batch_size
     microbatches = np.ceil(batch / np.asarray(shape.replicas))[:, None, None]
     allocated = allocated_bytes(
-        parameters=memory.sharded_bytes(weights, recipe.weight_bytes, 1) + sums.copied_bytes,
-        gradients=memory.sharded_bytes(weights, recipe.gradient_bytes, 1),
-        optimizer=memory.sharded_bytes(weights, own_bytes(problem, 1, replicas), replicas),
+        parameters=memory.sharded_bytes(weights.all, recipe.weight_bytes, 1) + sums.copied_bytes,
+        gradients=memory.sharded_bytes(weights.trained, recipe.gradient_bytes, 1),
+        optimizer=memory.sharded_bytes(weights.trained, own_bytes(problem, 1, replicas), replicas)
+        + memory.sharded_bytes(weights.frozen, frozen_bytes(problem, 1, replicas), replicas),
         gathered=0.0,
         activations=peak_activation_bytes(
             shape.in_flight * saved_bytes(sums, IS_SELECTIVE, FULL_SHARE),
@@ -240,19 +249,37 @@ def stage_bytes(kinds: StageKinds, shape: StageShape) -> StageBytes:
     return StageBytes(allocated, device_bytes(problem.efficiency, allocated, opened))
 
 
-def _stage_sums(kinds: StageKinds, shape: StageShape) -> tuple[Sums, Any, Any, Any]:
-    """(Sums over the layers of stages, elements of a tied embedding, weights, replicas of each)."""
+@dataclass(frozen=True, slots=True)
+class _StageWeights:
+    """Elements of the weights of stages: all of them, and those that are not frozen."""
+
+    all: Any
+    trained: Any
+
+    @property
+    def frozen(self) -> Any:
+        return self.all - self.trained
+
+
+def _stage_sums(kinds: StageKinds, shape: StageShape) -> tuple[Sums, Any, _StageWeights, Any]:
+    """(Sums over the layers of stages, trained elements of a tied embedding, weights, replicas of each)."""
     sums = Sums(*over_places(kinds.blocks, np.asarray(shape.layers)[None], shape.is_first, shape.is_last))
-    copies = kinds.problem.model.embedding_copies
-    tied = kinds.grid.embedding.dense_weights * min(copies, 1)
-    weights = sums.dense_weights + copies * tied * (shape.is_last - shape.is_first * shape.is_last)
-    return sums, tied, weights, np.asarray(shape.replicas)[:, None, None] * kinds.dp
+    copies, embedding = kinds.problem.model.embedding_copies, kinds.grid.embedding
+    is_apart = shape.is_last - shape.is_first * shape.is_last
+    tied, trained = (
+        weights * min(copies, 1) for weights in (embedding.dense_weights, embedding.trained_dense)
+    )
+    weights = _StageWeights(
+        sums.dense_weights + copies * tied * is_apart, sums.trained_dense + copies * trained * is_apart
+    )
+    return sums, trained, weights, np.asarray(shape.replicas)[:, None, None] * kinds.dp
 
 
 def _gradients_s(
     kinds: StageKinds, shape: StageShape, weights: Any, phases: Phases, stages_per_node: int
 ) -> tuple[Any, Any]:
-    """(Exposed gathering before the first forward, exposed reduction after the last backward)."""
+    """(Exposed gathering before the first forward, exposed reduction after the last backward) of trained
+    `weights`."""
     problem, recipe = kinds.problem, kinds.problem.recipe
     pipelines = np.asarray(shape.replicas)[:, None, None]
     sizes = _sizes(kinds, pipelines * kinds.dp, np.minimum(shape.groups, pipelines), stages_per_node)
@@ -260,8 +287,8 @@ def _gradients_s(
     contended = Contended(*over_places(kinds.contended, layers, shape.is_first, shape.is_last))
     shares_links = 1.0 * contends(problem.tiers, kinds.grid.groups.tensor, sizes)
     ends = StageEnds(
-        kinds.fabric.all_gather_s(weights * recipe.weight_bytes, sizes),
-        kinds.fabric.reduce_scatter_s(weights * recipe.reduced_bytes, sizes),
+        np.where(weights > 0, kinds.fabric.all_gather_s(weights * recipe.weight_bytes, sizes), 0.0),
+        np.where(weights > 0, kinds.fabric.reduce_scatter_s(weights * recipe.reduced_bytes, sizes), 0.0),
         phases.forward_s - shares_links * contended.forward_s,
         phases.backward_s - shares_links * contended.backward_s(FULL_SHARE),
         shape.layers,
@@ -299,7 +326,13 @@ def _step_end(kinds: StageKinds, shape: StageShape, owned: Any) -> StepEnd:
     replicated = kinds.grid.kinds[0].replicated_weights * shape.layers
     return StepEnd(
         norm_s=norm_s(problem, fabric, owned, problem.tiers[-1].span),
-        tied_s=replicated_s(problem, fabric, replicated, kinds.grid.groups.tensor, kinds.tp > 1),
+        tied_s=replicated_s(
+            problem,
+            fabric,
+            replicated,
+            kinds.grid.groups.tensor,
+            has_partial_gradients(problem, kinds.tp > 1),
+        ),
         optimizer_s=device_update_s(problem, owned),
         host_s=problem.profile.host_step_s,
     )

@@ -121,7 +121,7 @@ class Sums:
     recomputation, under selective, and the inputs alone (all equal for embedding and head). `waiting_bytes`:
     what waits for the weight gradients in a split backward pass. `copied_bytes`: low-precision copies of
     weights. `offloaded_bytes`, `moved_bytes`: taken from the device, and copied to the host, by named
-    modules. `*_weights`: elements of dense and of expert weights.
+    modules. `*_weights`: elements of dense and of expert weights; `trained_*`: those that are not frozen.
     """
 
     forward_s: Any
@@ -140,6 +140,8 @@ class Sums:
     moved_bytes: Any
     dense_weights: Any
     expert_weights: Any
+    trained_dense: Any
+    trained_expert: Any
 
     def taken(self, rows: Any) -> Sums:
         """The sums of these rows."""
@@ -173,7 +175,8 @@ class PartitionCosts:
     `stage` and `contended` are sums over each place's stage; shape (places, rows). `rank` has the sums over
     the rank of each of the `moments`, of which `temporary_bytes` and `sent_bytes` are too; shape (moments,
     rows). `blocks` has the columns of `Sums` for every kind of layer, embedding and head. `layer_*` and
-    `boundary_bytes` are single layers and tensors, `end_weights` the larger of embedding and head. `tied_s`
+    `boundary_bytes` are single layers and tensors, `end_weights` the larger of embedding and head,
+    `trained_end_weights` that of their trained ones. `tied_s`
     synchronises gradients that several ranks accumulate (a V has both ends on one rank). `hop_s` is the send
     to the next stage, as far as it overlaps. A forward blocks for `blocked_on_s` on its send, a backward for
     `blocked_back_s`. `sent_bytes` are copies of gradients beyond `temporary_bytes`, where blocks are reduced
@@ -196,6 +199,7 @@ class PartitionCosts:
     layer_dense_weights: Any
     layer_expert_weights: Any
     end_weights: Any
+    trained_end_weights: Any
     temporary_bytes: Any
     sent_bytes: Any
     tied_s: Any
@@ -216,7 +220,10 @@ def partition_costs_of(
     temporary_bytes, reduced_bytes = grid.temporaries.on_stages(np.minimum(moments.last, 1), of_grid)
     are_ends_apart = (table.pp > 1) & ~IS_V[table.schedule]
     copies = float(problem.model.embedding_copies)
-    copied = np.where(are_ends_apart, copies * grid.embedding.dense_weights[of_grid], 0.0)
+    copied, trained = (
+        np.where(are_ends_apart, copies * weights[of_grid], 0.0)
+        for weights in (grid.embedding.dense_weights, grid.embedding.trained_dense)
+    )
     hops, is_v, overlap = grid.hops.taken(of_grid), IS_V[table.schedule], problem.profile.pipeline_overlap
     # The last stage sends nothing forward, the first nothing back.
     on_s = np.where(places.has_head > 0.0, 0.0, hops.after_s(places.stage, is_v))
@@ -226,8 +233,16 @@ def partition_costs_of(
     return PartitionCosts(
         places=places,
         moments=moments,
-        stage=replace(stage, dense_weights=stage.dense_weights + places.has_head * copied),
-        rank=replace(rank, dense_weights=rank.dense_weights + moments.rank_has_head * copied),
+        stage=replace(
+            stage,
+            dense_weights=stage.dense_weights + places.has_head * copied,
+            trained_dense=stage.trained_dense + places.has_head * trained,
+        ),
+        rank=replace(
+            rank,
+            dense_weights=rank.dense_weights + moments.rank_has_head * copied,
+            trained_dense=rank.trained_dense + moments.rank_has_head * trained,
+        ),
         blocks=Sums(*blocks),
         contended=Contended(*over_places(contended, places.layers, places.has_embedding, places.has_head)),
         microbatches=microbatches,
@@ -240,6 +255,7 @@ def partition_costs_of(
         layer_dense_weights=_over_kinds(grid, "dense_weights", np.maximum)[of_grid],
         layer_expert_weights=_over_kinds(grid, "expert_weights", np.maximum)[of_grid],
         end_weights=np.maximum(grid.embedding.dense_weights, grid.head.dense_weights)[of_grid],
+        trained_end_weights=np.maximum(grid.embedding.trained_dense, grid.head.trained_dense)[of_grid],
         temporary_bytes=temporary_bytes + losses_bytes,
         sent_bytes=reduced_bytes - temporary_bytes,
         tied_s=grid.replicated_s[of_grid] + np.where(are_ends_apart, grid.tied_ends_s[of_grid], 0.0),
@@ -285,6 +301,8 @@ def _layer_columns(block: BlockCost) -> Sums:
         moved_bytes=block.moved_bytes,
         dense_weights=block.dense_weights,
         expert_weights=block.expert_weights,
+        trained_dense=block.trained_dense,
+        trained_expert=block.trained_expert,
     )
 
 

@@ -3,10 +3,13 @@
 from shardwise.model.counts import (
     active_matmul_parameters,
     active_parameters,
+    adapters_text,
     attention_flop_per_token,
     model_flop_per_token,
     mtp_parameters,
     parameters,
+    trained_matmul_parameters,
+    trained_parameters,
 )
 from shardwise.model.load import (
     catalogue,
@@ -17,8 +20,10 @@ from shardwise.model.load import (
     has_plain_causal_attention,
     load_model,
     model_from_config,
+    with_lora,
 )
-from shardwise.model.model import Experts, Layer, Model
+from shardwise.model.lora import ALL_LINEAR, LORA_KEY, lora_from_config, lora_of_text
+from shardwise.model.model import Experts, Layer, Lora, Model
 from shardwise.model.modules import (
     MODULE_SETS,
     MODULES,
@@ -43,6 +48,8 @@ from shardwise.model.shape import (
 )
 
 __all__ = [
+    "ALL_LINEAR",
+    "LORA_KEY",
     "MODULES",
     "MODULE_SETS",
     "NO_MODULES",
@@ -53,12 +60,14 @@ __all__ = [
     "LatentAttentionShape",
     "Layer",
     "LayerShape",
+    "Lora",
     "Mlp",
     "Model",
     "ModuleOperators",
     "RoutedMlp",
     "active_matmul_parameters",
     "active_parameters",
+    "adapters_text",
     "attention_flop_per_token",
     "catalogue",
     "catalogue_entry",
@@ -67,6 +76,8 @@ __all__ = [
     "decoder_of",
     "has_plain_causal_attention",
     "load_model",
+    "lora_from_config",
+    "lora_of_text",
     "model_flop_per_token",
     "model_from_config",
     "modules_of_layer",
@@ -78,4 +89,7 @@ __all__ = [
     "parameters",
     "repeated_modules",
     "set_text",
+    "trained_matmul_parameters",
+    "trained_parameters",
+    "with_lora",
 ]

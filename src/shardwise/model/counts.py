@@ -1,27 +1,45 @@
 """Counts the parameters of a model and the floating-point operations per token.
 
-`parameters` and `active_parameters` count the model that Transformers builds. Multi-token-prediction modules
+`parameters` and `active_parameters` count the model that Transformers builds, with its adapters;
+`trained_parameters` those that are not frozen. Multi-token-prediction modules
 are counted separately, by `mtp_parameters`. Tied weights count once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from shardwise.model.model import MTP_PREFIX, Experts, Model
-from shardwise.operators import Attention, Lookup, Matmul, Operator
+from shardwise.operators import Attention, Lookup, Matmul, Operator, is_trained
+from shardwise.units import format_count
 
 
 def parameters(model: Model) -> int:
-    """Trained elements with all experts, without multi-token-prediction modules."""
+    """Elements with all experts, without multi-token-prediction modules."""
     per_kind = [_elements(kind.operators) for kind in model.kinds]
     stack = sum(per_kind[kind] for kind in model.pattern)
     return _elements(model.embedding) + stack + _elements(_main_head(model))
 
 
 def mtp_parameters(model: Model) -> int:
-    """Trained elements of multi-token-prediction modules, without the shared embedding and output."""
+    """Elements of multi-token-prediction modules, without the shared embedding and output."""
     return _elements(_mtp_head(model))
+
+
+def trained_parameters(model: Model) -> int:
+    """Elements of `parameters` that are trained: all, or those of adapters and of a head of labels."""
+    per_kind = [_elements(filter(is_trained, kind.operators)) for kind in model.kinds]
+    ends = (*model.embedding, *_main_head(model))
+    return sum(per_kind[kind] for kind in model.pattern) + _elements(filter(is_trained, ends))
+
+
+def adapters_text(model: Model) -> str:
+    """The adapters of a model in words, with the number of trained parameters; empty for one without."""
+    if model.lora is None:
+        return ""
+    names = " ".join(name.removesuffix("_proj") for name in model.lora.target_modules)
+    trained, total = format_count(trained_parameters(model)), format_count(parameters(model))
+    return f"LoRA rank {model.lora.r} on {names}: {trained} trained of {total}"
 
 
 def active_parameters(model: Model) -> int:
@@ -37,14 +55,30 @@ def active_matmul_parameters(model: Model) -> int:
     the output projection, even where it is tied, and multi-token-prediction modules with their output
     projections. Norms and biases count, as is usual for 6 N.
     """
+    return _multiplied(model, lambda _: True)
+
+
+def trained_matmul_parameters(model: Model) -> int:
+    """Those of `active_matmul_parameters` that are trained; of the others a step has no weight gradients."""
+    return _multiplied(model, is_trained)
+
+
+def _multiplied(model: Model, counts: Callable[[Operator], bool]) -> int:
+    """Elements that a token multiplies with, of the operators that count."""
+
+    def active(operators: Iterable[Operator], experts: Experts | None) -> int:
+        return _active(filter(counts, operators), experts)
+
     tables = tuple(operator for operator in model.embedding if not isinstance(operator, Lookup))
-    head = _active(_main_head(model), None) + _active(_mtp_head(model), model.head_experts)
+    head = active(_main_head(model), None) + active(_mtp_head(model), model.head_experts)
+    per_kind = [active(kind.operators, kind.experts) for kind in model.kinds]
     without_weight = sum(
         operator.k.size * operator.n.size
-        for operator in model.head
+        for operator in filter(counts, model.head)
         if isinstance(operator, Matmul) and all(len(weight.shape) == 1 for weight in operator.weights)
     )
-    return _active(tables, None) + _active_layers(model) + head + without_weight
+    layers = sum(per_kind[kind] for kind in model.pattern)
+    return active(tables, None) + layers + head + without_weight
 
 
 def keys_per_query(seq_len: int, window: int | None, *, causal_half: bool) -> float:
@@ -71,11 +105,11 @@ def attention_flop_per_token(model: Model, seq_len: int, *, causal_half: bool) -
 def model_flop_per_token(model: Model, seq_len: int, *, causal_half: bool = True) -> float:
     """Flop per token of forward and backward pass without recomputation: the numerator of MFU.
 
-    It is 6 per active matmul parameter plus 3 times the forward attention; causal attention counts half,
-    or in full where `causal_half` is False.
+    It is 6 per active matmul parameter (4 per frozen one) plus 3 times the forward attention; causal
+    attention counts half, or in full where `causal_half` is False.
     """
     attention = attention_flop_per_token(model, seq_len, causal_half=causal_half)
-    return 6 * active_matmul_parameters(model) + 3 * attention
+    return 4 * active_matmul_parameters(model) + 2 * trained_matmul_parameters(model) + 3 * attention
 
 
 def _main_head(model: Model) -> tuple[Operator, ...]:

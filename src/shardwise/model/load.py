@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from shardwise.errors import ConfigError, InternalError
-from shardwise.inputs import Fields, printable, read_mapping, unknown
+from shardwise.inputs import Fields, printable, read_mapping, short_repr, unknown
 from shardwise.model.build import model_from_decoder
 from shardwise.model.config_files import read_config, refuse_other_files
 from shardwise.model.config_parts import text_config
@@ -20,7 +20,8 @@ from shardwise.model.counts import parameters
 from shardwise.model.dimensions import decoder_from_dimensions
 from shardwise.model.families import decoder_from_config
 from shardwise.model.hugging_face_cache import cached_config, is_repository_id
-from shardwise.model.model import Model
+from shardwise.model.lora import LORA_KEY, adapted, lora_from_config
+from shardwise.model.model import Lora, Model
 from shardwise.model.shape import Decoder, GroupedQueryAttentionShape
 
 # Catalogue
@@ -128,8 +129,9 @@ def _model_of_file(path: str, named: str) -> Model:
 def model_from_config(config: Mapping[str, object], *, name: str | None = None) -> Model:
     """The model of a Hugging Face config (with a `model_type`) or of plain dimensions (without).
 
-    `name` defaults to the config's name (`_name_or_path`, or `name` among dimensions). The model's `config`
-    includes the name, so that it rebuilds an equal model. Raises ConfigError for wrong configs.
+    `name` defaults to the config's name (`_name_or_path`, or `name` among dimensions). The key `lora` has
+    adapters under PEFT's keys. The model's `config` includes the name, so that it rebuilds an equal model.
+    Raises ConfigError for wrong configs.
     """
     if not isinstance(config, Mapping):
         raise ConfigError("is not a mapping", allowed="a config of keys and values")
@@ -140,7 +142,22 @@ def model_from_config(config: Mapping[str, object], *, name: str | None = None) 
         raise ConfigError(
             "is too large", found=f"{parameters(model)} parameters", allowed=f"at most {MAX_PARAMETERS}"
         )
-    return model
+    adapters = config.get(LORA_KEY)
+    if adapters is None:
+        return model
+    if not isinstance(adapters, Mapping):
+        raise ConfigError(
+            "is not a mapping", key=LORA_KEY, found=short_repr(adapters), allowed="r and target_modules"
+        )
+    try:
+        return adapted(model, lora_from_config(adapters))
+    except ConfigError as error:
+        raise error.within(key=LORA_KEY) from None
+
+
+def with_lora(model: Model, lora: Lora) -> Model:
+    """The same model, trained by these adapters alone. Raises ConfigError where it cannot have them."""
+    return model_from_config({**model.config, LORA_KEY: lora.config}, name=model.name)
 
 
 def decoder_of(model: Model) -> Decoder:
@@ -150,8 +167,14 @@ def decoder_of(model: Model) -> Decoder:
 
 def decoder_config(model: Model) -> Mapping[str, object]:
     """The keys of the config that `decoder_of` read: in a multimodal config those of its text decoder."""
-    is_plain = not any(key in model.config for key in HUGGING_FACE_KEYS)
-    return model.config if is_plain else text_config(model.config).config
+    config = _of_base(model.config)
+    is_plain = not any(key in config for key in HUGGING_FACE_KEYS)
+    return config if is_plain else text_config(config).config
+
+
+def _of_base(config: Mapping[str, object]) -> Mapping[str, object]:
+    """The config of the model without its adapters."""
+    return {key: value for key, value in config.items() if key != LORA_KEY} if LORA_KEY in config else config
 
 
 def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
@@ -165,6 +188,7 @@ def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
 
 def _decoder(config: Mapping[str, object]) -> tuple[Decoder, str, str]:
     """The decoder of a config, the key of the config's name, and that name (empty where it has none)."""
+    config = _of_base(config)
     if any(key in config for key in HUGGING_FACE_KEYS):
         fields = Fields(config)
         own = fields.text("_name_or_path", default="") if fields.any("_name_or_path", default="") else ""

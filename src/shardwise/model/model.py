@@ -49,6 +49,22 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Adapters of rank `r` on the modules with these names. `dropout` is that of their inputs, which no
+    estimate counts."""
+
+    r: int
+    target_modules: tuple[str, ...]
+    dropout: float = 0.0
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The adapters under PEFT's keys."""
+        found: dict[str, object] = {"r": self.r, "target_modules": list(self.target_modules)}
+        return found | ({"lora_dropout": self.dropout} if self.dropout else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A causal language model: embedding, a stack of layers by kind, head.
 
@@ -57,7 +73,8 @@ class Model:
     `head_layers` multi-token-prediction modules (their names start with `MTP_PREFIX`) with the routing of
     `head_experts`. With `tied_embeddings` the embedding's weight is also the output projection's. It counts
     once; where both are on different stages, each stage has a copy and the gradients are all-reduced.
-    `labels` is the number of outputs of a classifier or reward model.
+    `labels` is the number of outputs of a classifier or reward model. With `lora` the weights are frozen and
+    the kinds have the operators of its adapters (`shardwise.model.lora`).
     `notes` say what is not counted and which keys of the config were ignored. `config` is the config as read:
     `model_from_config(config)` builds an equal model.
     """
@@ -78,6 +95,7 @@ class Model:
     tied_embeddings: bool = False
     max_seq_len: int | None = None
     labels: int | None = None
+    lora: Lora | None = None
     notes: tuple[str, ...] = ()
     config: Mapping[str, object] = field(default_factory=dict, hash=False)
 
@@ -107,6 +125,7 @@ class Model:
         parts = {
             "multi-token prediction": self.head_layers > 0,
             "head of labels": self.labels is not None,
+            "LoRA": self.lora is not None,
             "expert capacity": any(kind.experts and kind.experts.capacity_factor for kind in self.kinds),
         }
         return tuple(name for name, is_there in parts.items() if is_there)

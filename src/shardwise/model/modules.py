@@ -88,6 +88,12 @@ def modules_of_layers(layers: Iterable[Sequence[Operator]]) -> tuple[str, ...]:
     return tuple(name for name in MODULES if name in found)
 
 
+_ADAPTER = "_lora_"
+"""In the names of an adapter's operators, after that of its matrix, with which they are recomputed."""
+
+_ADAPTER_SAVED = "_lora_a.output"
+"""Ends the name of the tensor between the matrices of an adapter. No module moves it to the host."""
+
 _Names = tuple[tuple[str, tuple[str, ...]], ...]
 """Names of operators, each with the names of the tensors that it saves."""
 
@@ -118,6 +124,15 @@ class _LayerNames:
             if any(name == each or name.endswith(f".{each}") for each in tensors)
         )
 
+    def of_adapters(self, repeated: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """Places of the saved outputs of A of the adapters among these operators."""
+        return tuple(
+            (i, j)
+            for i in repeated
+            for j, name in enumerate(self.names[i][1])
+            if name.endswith(_ADAPTER_SAVED)
+        )
+
     def is_of_attention(self, operator: int) -> bool:
         return _part(self.names[operator][0])[0] == "attention"
 
@@ -130,9 +145,10 @@ def _attention_modules(layer: _LayerNames) -> Iterator[ModuleOperators]:
     if layer.operators("attention", "kv_up"):
         # Without a low rank, the queries' projection is the up projection.
         queries = "q_up" if layer.operators("attention", "q_up") else "q"
+        repeated = layer.operators("attention", queries, "kv_up", "rotary")
         yield ModuleOperators(
-            "mla_up_proj", True, layer.operators("attention", queries, "kv_up", "rotary"),
-            layer.saved("attention.q", "attention.k", "attention.v"),
+            "mla_up_proj", True, repeated,
+            (*layer.saved("attention.q", "attention.k", "attention.v"), *layer.of_adapters(repeated)),
         )  # fmt: skip
 
 
@@ -150,10 +166,9 @@ def _norm_modules(layer: _LayerNames) -> Iterator[ModuleOperators]:
 
 
 def _mlp_modules(layer: _LayerNames) -> Iterator[ModuleOperators]:
-    if dense := layer.operators("mlp", "up", "activation", "down"):
-        yield ModuleOperators(
-            "mlp", False, dense, layer.saved("mlp.up.output", "mlp.activation.output"), joins=True
-        )
+    if dense := layer.operators("mlp", "gate", "up", "gate_up", "activation", "down"):
+        dropped = layer.saved("mlp.up.output", "mlp.activation.output")
+        yield ModuleOperators("mlp", False, dense, (*dropped, *layer.of_adapters(dense)), joins=True)
     experts, shared = layer.operators("experts"), layer.operators("shared")
     of_shared = layer.saved("shared.up.output", "shared.activation.output")
     if experts:
@@ -171,9 +186,10 @@ def _mlp_modules(layer: _LayerNames) -> Iterator[ModuleOperators]:
 
 
 def _part(name: str) -> tuple[str, str]:
-    """Block and operator of an operator's name, without the prefix of its layer."""
+    """Block and operator of an operator's name, without the prefix of its layer; of an adapter's operator,
+    those of its matrix."""
     *_, block, operator = ("", "", *name.split("."))
-    return block, operator
+    return block, operator.partition(_ADAPTER)[0]
 
 
 # Modules whose tensors move to the host
@@ -244,8 +260,9 @@ def _moved_by(layer: _LayerNames, module: str) -> tuple[tuple[int, int], ...]:
             inner = [
                 (i, j)
                 for i, (operator, saved) in enumerate(layer.names)
-                for j in range(len(saved))
+                for j, tensor in enumerate(saved)
                 if layer.is_of_attention(i) and _part(operator)[1] not in _AFTER_QKV
+                if not tensor.endswith(_ADAPTER_SAVED)
             ]
             return (*(() if is_latent else norm), *inner)
         case "core_attn":

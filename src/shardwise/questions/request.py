@@ -14,12 +14,17 @@ from shardwise.errors import ConfigError
 from shardwise.graph import GRAPH_FILES, GRAPH_PREFIX, GRAPH_SCHEMA, OpGraph, graph_names, load_graph, scaled
 from shardwise.inputs import read_mapping, short_repr, unknown
 from shardwise.model import (
+    LORA_KEY,
+    Lora,
     Model,
     catalogue_names,
     load_model,
+    lora_from_config,
+    lora_of_text,
     model_from_config,
     offloading_modules,
     parameters,
+    with_lora,
 )
 from shardwise.questions.arguments import choice, count, number, optional_text, options_of_software, text
 from shardwise.search import MeshChoice
@@ -69,6 +74,7 @@ class JobArguments:
     attention: object = None
     set: object = None
     price: object = None
+    lora: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +145,7 @@ def request_of(given: JobArguments, target: object = None) -> Request:
     dtype, optimizer = _dtype(given), _optimizer(given)
     software = software_profile(given.software)
     options = _software_options(given)
-    model = model_of(given.model)
+    model = adapted_model(given)
     cluster, calibration = measured_cluster(given)
     job = search.default_job(
         model,
@@ -294,6 +300,60 @@ def model_of(given: object) -> Model:
         raise error.within(key="model") from None
 
 
+def adapted_model(given: JobArguments) -> Model:
+    """The model of the arguments, with the adapters that they name."""
+    adapters = None if given.lora is None else lora_of(given.lora)
+    model = model_of(given.model)
+    if adapters is None:
+        return model
+    try:
+        return with_lora(model, adapters)
+    except ConfigError as error:
+        raise _of_lora(error) from None
+
+
+def lora_of(given: object) -> Lora:
+    """The adapters of an argument: a rank, a text (`r=16,targets=q_proj+v_proj`), the path of an
+    adapter_config.json or of its folder, a mapping of its keys, or a config of PEFT (with `to_dict()`)."""
+    to_dict = getattr(given, "to_dict", None)
+    config = to_dict() if callable(to_dict) and not isinstance(given, type) else given
+    try:
+        if isinstance(config, Lora):
+            return config
+        if isinstance(config, Mapping):
+            return lora_from_config(config)
+        if isinstance(config, int) and not isinstance(config, bool):
+            return lora_from_config({"r": config})
+        named = text(LORA, config)
+        if not named.lower().endswith(".json") and not os.path.isdir(named):
+            return lora_of_text(named)
+        path = os.path.join(named, "adapter_config.json") if os.path.isdir(named) else named
+        return _lora_of_file(path)
+    except ConfigError as error:
+        raise _of_lora(error) from None
+
+
+def _lora_of_file(path: str) -> Lora:
+    """The adapters of an adapter_config.json."""
+    config = read_mapping(path)
+    try:
+        return lora_from_config(config)
+    except ConfigError as error:
+        raise error.within(file=path) from None
+
+
+LORA = "--lora"
+
+
+def _of_lora(error: ConfigError) -> ConfigError:
+    """The error with the option's name before its key."""
+    key = (error.key or LORA_KEY).removeprefix(f"{LORA_KEY}.")
+    if key.startswith(LORA) or error.file is not None:
+        return error
+    named = LORA if key == LORA_KEY else f"{LORA}.{key}"
+    return ConfigError(error.message, key=named, found=error.found, allowed=error.allowed)
+
+
 def _plain_mapping(config: Mapping[Any, Any]) -> dict[str, object]:
     """The config as a JSON file would have it: names are texts, and so is what JSON does not have."""
     return {str(key): _plain(value) for key, value in config.items()}
@@ -423,6 +483,11 @@ def graph_request_of(given: JobArguments, meshes: str) -> GraphRequest:
     seq_len = None if given.seq_len is None else count("--seq-len", given.seq_len)
     margin, _ = _margin(given), _imbalance(given)
     optimizer, dtype = _optimizer(given), _dtype(given)
+    if given.lora is not None:
+        raise ConfigError(
+            "is for models, not for operator graphs", key=LORA, found=short_repr(given.lora),
+            allowed="no such argument",
+        )  # fmt: skip
     if options := _software_options(given):
         key = "--set" if given.set else "--attention"
         raise ConfigError("is for models", key=key, found=", ".join(options), allowed="no such argument")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from shardwise.cluster import Cluster, NodeState, Pool, pools_of, uniform_cluster
 from shardwise.cost import Problem, bind, hop_s, stage_kinds_of
+from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.replanning.arrangement import microbatch_unit
 from shardwise.search import PipelineFigures, pipeline_figures, spare_microbatches
@@ -13,9 +14,18 @@ from shardwise.strategy import RULES, Job, Strategy, StrategyTable, first_broken
 
 
 class Prices:
-    """Estimated costs of strategies for one model, cluster and job, on nodes in any state."""
+    """Estimated costs of strategies for one model, cluster and job, on nodes in any state.
+
+    Raises ConfigError for a model with adapters: a move would have to keep what is trained apart from what is
+    not.
+    """
 
     def __init__(self, model: Model, cluster: Cluster, job: Job) -> None:
+        if model.lora is not None:
+            raise ConfigError(
+                "is not supported after events and for traces of them", key="model.config.lora",
+                found=f"rank {model.lora.r}", allowed="a model without adapters",
+            )  # fmt: skip
         self.model, self.cluster, self.job = model, cluster, job
         self.pools: tuple[Pool, ...] = pools_of(cluster)
         self._known: dict[tuple[Strategy, int, NodeState], PipelineFigures | None] = {}

@@ -75,6 +75,9 @@ class Profile:
     With `needs_sequence_parallel` tensor-parallel communication overlaps only under sequence parallelism.
     `linked_devices` are the devices with direct links inside which it must run to overlap as requested; 0
     where nothing was requested.
+    With `has_wide_frozen_weights` frozen weights have a master copy as trained ones do (Accelerate casts the
+    whole model to fp32 for fully_shard, which shards the weights of a block in one dtype); else they exist in
+    the training dtype alone.
     Optimizer states have `moment_bytes` per moment, and at most `master_bytes` per master weight (2: the 16
     bits that a bf16 weight lacks).
 
@@ -152,6 +155,7 @@ class Profile:
     host_weight_bytes: float = 0.0
     host_process_bytes: float = 0.0
     offload_modules: str = ""
+    has_wide_frozen_weights: bool = False
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def band(self, *, is_calibrated: bool) -> tuple[float, float]:
@@ -254,6 +258,7 @@ _RARE_FIELDS = (
     "host_weight_bytes",
     "host_process_bytes",
     "offload_modules",
+    "has_wide_frozen_weights",
     "options",
 )
 """Fields that files have only where they differ from the default of Profile."""

@@ -16,7 +16,9 @@ from shardwise.plans import Plan
 from shardwise.strategy import Strategy
 from shardwise.targets.child_process import Reader
 from shardwise.targets.hugging_face import (
+    NOTES,
     TRAINING,
+    adapter_files,
     check_replicas,
     micro_batches,
     model_lines,
@@ -28,9 +30,6 @@ from shardwise.targets.writing import head_lines, path_in
 TARGET = "deepspeed-0.19"
 
 FILE = "deepspeed.json"
-
-NOTES = "shardwise"
-"""The key of the texts."""
 
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 """Our optimizers and DeepSpeed's types."""
@@ -48,7 +47,8 @@ def deepspeed_files(plan: Plan) -> dict[str, str]:
     target = check_replicas(plan, TARGET)
     processes_per_node(plan, target)
     notes = [*head_lines(plan, target), *_notes(plan)]
-    return {FILE: json.dumps({NOTES: notes, **_settings(plan)}, indent=2) + "\n"}
+    own = json.dumps({NOTES: notes, **_settings(plan)}, indent=2) + "\n"
+    return {FILE: own, **adapter_files(plan, target)}
 
 
 def zero_stage(strategy: Strategy) -> int:

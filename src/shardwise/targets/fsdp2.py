@@ -18,6 +18,7 @@ from shardwise.targets.child_process import Reader
 from shardwise.targets.hugging_face import (
     LAYER_CLASSES,
     TRAINING,
+    adapter_files,
     batch_lines,
     check_replicas,
     micro_batches,
@@ -50,7 +51,7 @@ def fsdp2_files(plan: Plan) -> dict[str, str]:
     target = check_replicas(plan, TARGET)
     own = yaml.safe_dump(_settings(plan, processes_per_node(plan, target)), sort_keys=False)
     lines = [*(f"# {line}".rstrip() for line in (*head_lines(plan, target), "", *_notes(plan))), "", own]
-    return {FILE: "\n".join(lines)}
+    return {FILE: "\n".join(lines), **adapter_files(plan, target)}
 
 
 def _settings(plan: Plan, per_node: int) -> dict[str, Any]:

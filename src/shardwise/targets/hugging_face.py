@@ -3,14 +3,15 @@ the check of plans over data-parallel and tensor-parallel ranks, and the values 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 
 from shardwise.cost import has_fused_attention
 from shardwise.inputs import printable
-from shardwise.model import GroupedQueryAttentionShape, Model, decoder_of, parameters
+from shardwise.model import ALL_LINEAR, GroupedQueryAttentionShape, Model, decoder_of, parameters
 from shardwise.plans import Plan
 from shardwise.strategy import Target
-from shardwise.targets.writing import check_plan, refusal
+from shardwise.targets.writing import check_plan, head_lines, refusal
 from shardwise.units import format_count
 
 LAYER_CLASSES: Mapping[str, str] = {
@@ -33,6 +34,26 @@ LAYER_CLASSES: Mapping[str, str] = {
 }
 """Families of Transformers and the class of their decoder layers (`_no_split_modules`, Transformers 5.23)."""
 
+
+_SEPARATE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_FUSED = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+
+ADAPTED_MODULES: Mapping[str, tuple[str, ...]] = {
+    "deepseek_v2": ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
+    "deepseek_v3": ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
+    "falcon": _FUSED,
+    "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "gpt_neox": _FUSED,
+    "opt": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+}
+"""Modules with matrices, by their names in Transformers' classes of a family; others have `_SEPARATE`."""
+
+ADAPTERS = "adapter_config.json"
+"""The file of adapters, as PEFT reads it."""
+
+NOTES = "shardwise"
+"""The key of texts in JSON files, which the software ignores."""
 
 TRAINING = "train.py"
 """Stands for the training script of the user."""
@@ -70,6 +91,30 @@ def check_replicas(plan: Plan, name: str) -> Target:
     return target
 
 
+def adapter_files(plan: Plan, target: Target) -> dict[str, str]:
+    """The text of `adapter_config.json` by its name, for plans of adapters. ConfigError for names of modules
+    that the family does not have in Transformers."""
+    lora = plan.model.lora
+    if lora is None:
+        return {}
+    known = (*ADAPTED_MODULES.get(plan.model.family, _SEPARATE), ALL_LINEAR)
+    for name in lora.target_modules:
+        if name not in known:
+            raise refusal(target, "model.config.lora.target_modules", name, ", ".join(known))
+    is_all = ALL_LINEAR in lora.target_modules
+    config = {
+        NOTES: [*head_lines(plan, target), "lora_alpha is not part of a plan."],
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM" if plan.model.labels is None else "SEQ_CLS",
+        "base_model_name_or_path": None,
+        "r": lora.r,
+        "target_modules": ALL_LINEAR if is_all else list(lora.target_modules),
+        "lora_dropout": lora.dropout,
+        "bias": "none",
+    }
+    return {ADAPTERS: json.dumps(config, indent=2) + "\n"}
+
+
 def processes_per_node(plan: Plan, target: Target) -> int:
     """Devices of each node. ConfigError where nodes differ, because launchers start equally many processes
     on each."""
@@ -105,6 +150,9 @@ def model_lines(plan: Plan) -> Iterator[str]:
     if job.profile.loss == "fused":
         yield "- loss: a fused cross entropy, such as Liger's (use_liger_kernel=True of TrainingArguments)"
     yield f"- sequence length: {job.seq_len} tokens"
+    if plan.model.lora is not None:
+        yield f"- adapters: get_peft_model(model, LoraConfig.from_pretrained(FOLDER)), with {ADAPTERS} of"
+        yield "    this folder, before the model is prepared; no weights but theirs go to the optimizer"
 
 
 def batch_lines(plan: Plan) -> Iterator[str]:

@@ -176,8 +176,7 @@ def test_an_unstated_choice_is_the_smallest_where_nothing_fits() -> None:
         ({"model_name": "LLAMA3_70B", "ffn": ""}, "ffn: is not given, and a gated MLP has no"),
         ({"model_name": "Mine", "arch": "moe"}, "is not a known mixture of experts, and experts, topk not"),
         ({"ep": "4"}, "ep: splits experts of a dense model"),
-        ({"model_name": "Llama3 70B (LoRA)"}, "model_name: LoRA is not modelled"),
-        ({"notes": "task=LoRA; packed"}, "model_name: LoRA is not modelled"),
+        ({"notes": "LoRA r=0,targets=q_proj"}, "r: is no rank"),
         ({"interconnect": "0 Gb/s InfiniBand"}, "inter-node: is not a network"),
     ],
 )  # fmt: skip
@@ -187,6 +186,27 @@ def test_an_impossible_value_skips_its_row_alone(change: dict[str, str], words: 
     (fault,) = faults
     assert fault.line == 3
     assert words in fault.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "adapters"),
+    [
+        ({"framework": "Megatron-Bridge", "notes": "LoRA Performance"}, (16, ("linear_qkv",))),
+        ({"framework": "NeMo AutoModel (PyTorch FSDP2)", "model_name": "GPT (LoRA)"}, (16, ("all-linear",))),
+        ({"framework": "NeMo 24.07 (Megatron-Core)", "notes": "task=LoRA"}, (32, ("linear_qkv",))),
+        ({"notes": "task=LoRA"}, (16, ("q_proj", "v_proj"))),
+        ({"notes": "LoRA r=8,targets=o_proj+q_proj, packed"}, (8, ("q_proj", "o_proj"))),
+    ],
+)
+def test_adapters_of_a_run(change: dict[str, str], adapters: tuple[int, tuple[str, ...]]) -> None:
+    """Those that it states, else those of the recipes of its framework, which is an assumption."""
+    cases, faults = cases_of(rows_of({}, change))
+    assert faults == []
+    plain, lora = (case.problem.model.lora for case in cases)
+    assert plain is None and lora is not None
+    assert (lora.r, lora.target_modules) == adapters
+    is_assumed = any(text.startswith("lora: ") for text in cases[1].assumed)
+    assert is_assumed == ("r=" not in change.get("notes", ""))
 
 
 def test_the_same_fault_is_listed_for_every_row() -> None:

@@ -22,7 +22,7 @@ from shardwise.app.cli.output import LABEL, USUAL, Line, columns, row
 from shardwise.app.cli.overlap import parts_lines
 from shardwise.app.cli.whole_run import whole_run_lines
 from shardwise.cluster import Cluster, implausible_mfu, price_lines
-from shardwise.model import Model, active_parameters, parameters
+from shardwise.model import Model, active_parameters, adapters_text, parameters
 from shardwise.plans import (
     PROVEN_GAP,
     UNEVEN_SPACE,
@@ -409,7 +409,7 @@ def question_lines(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
     yield (("", ""),)
     yield ((f" {model.name}", "title"), (" on ", "dim"), (cluster.name, "title"))
     facts = (
-        size,
+        *filter(None, (size, adapters_text(model))),
         words.counted(cluster.devices, "device"),
         f"{job.global_batch_size:,} × {job.seq_len:,} = {format_count(tokens)} tokens a step",
         job.dtype,

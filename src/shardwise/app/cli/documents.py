@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from shardwise.app.cli.overlap import answer_parts, step_parts_or_none
 from shardwise.cluster import Cluster
-from shardwise.model import Model, active_parameters, parameters
+from shardwise.model import Model, active_parameters, parameters, trained_parameters
 from shardwise.plans import (
     UNEVEN_SPACE,
     Answer,
@@ -239,6 +239,15 @@ def space(name: str, size: SpaceCount, request: Request, uneven: PipelineCount |
     }
 
 
+def _adapters(model: Model) -> dict[str, object]:
+    """`lora` of a model with adapters."""
+    if model.lora is None:
+        return {}
+    names = list(model.lora.target_modules)
+    trained = trained_parameters(model)
+    return {"lora": {"r": model.lora.r, "target_modules": names, "trained_parameters": trained}}
+
+
 def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, object]:
     """`model`, `cluster`, `job` and `priced_as` of every answer."""
     return {
@@ -247,6 +256,7 @@ def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, obj
             "parameters": parameters(model),
             "active_parameters": active_parameters(model),
             "notes": list(model.notes),
+            **_adapters(model),
         },
         "cluster": {
             "name": cluster.name,

@@ -82,6 +82,15 @@ Price = Annotated[
         " demand.",
     ),
 ]
+LoraAdapters = Annotated[
+    str | None,
+    option(
+        "--lora",
+        "R|FILE",
+        "Train LoRA adapters alone, the model's weights frozen: 16 (on q_proj and v_proj), "
+        "r=16,targets=q_proj+k_proj+v_proj+o_proj, or an adapter_config.json of PEFT (file or folder).",
+    ),
+]
 CalibrationFile = Annotated[
     str | None,
     option(

@@ -291,6 +291,7 @@ def question_arguments(options: JobOptions) -> list[str]:
         ("--attention", options.attention, None),
         ("--set", options.set, None),
         ("--price", options.price, None),
+        ("--lora", options.lora, None),
         ("--dtype", options.dtype, None),
         ("--optimizer", options.optimizer, "adamw"),
         ("--memory-margin", options.memory_margin, "0.05"),

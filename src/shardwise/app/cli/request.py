@@ -44,6 +44,7 @@ class JobOptions:
     attention: str | None = None
     set: str | None = None
     price: str | None = None
+    lora: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,7 @@ def job_arguments(options: JobOptions) -> dict[str, Any]:
         "attention": options.attention,
         "set": options.set,
         "price": None if options.price is None else price(options.price),
+        "lora": options.lora,
     }
 
 

@@ -13,7 +13,7 @@ from shardwise.accuracy import Comparison, stage_label
 from shardwise.app.web import sentences
 from shardwise.app.web.timeline import measured_document, timeline_document
 from shardwise.cluster import Cluster
-from shardwise.model import active_parameters, parameters
+from shardwise.model import active_parameters, adapters_text, parameters
 from shardwise.plans import (
     Plan,
     StrategyFrontier,
@@ -124,7 +124,7 @@ def _model(plan: Plan) -> dict[str, object]:
         "name": plan.model.name,
         "parameters": parameters(plan.model),
         "active_parameters": active_parameters(plan.model),
-        "notes": list(plan.model.notes),
+        "notes": [*filter(None, [adapters_text(plan.model)]), *plan.model.notes],
     }
 
 

@@ -11,6 +11,7 @@ from shardwise.cost.bounds.subproblem import CheapestLayers, LayerCounts, Subpro
 from shardwise.cost.problem import Problem
 from shardwise.cost.sharding import PREFETCHED_LAYERS, host_own_bytes
 from shardwise.cost.stage_formulas import allocated_within, boundary_bytes, device_bytes
+from shardwise.cost.stages import Sums
 from shardwise.equations import memory
 from shardwise.schedule import full_moment
 
@@ -73,15 +74,15 @@ def host_lower_bound_bytes(
         expert = own / np.gcd(subproblem.optim_shard, totals.expert_replicas)
 
     def states(layers: Any) -> Any:
-        dense_bytes = dense * layer.dense_weights.of(layers)
-        return dense_bytes if expert is None else dense_bytes + expert * layer.expert_weights.of(layers)
+        dense_bytes = dense * layer.trained_dense.of(layers)
+        return dense_bytes if expert is None else dense_bytes + expert * layer.trained_expert.of(layers)
 
     single, is_v = layer_counts.is_single, layer_counts.is_v
     head_first, first, end = single | is_v, 0 * subproblem.pp, subproblem.pp - 1
     head, embedding = totals.head.saved_bytes, totals.embedding.saved_bytes
-    on_first = states(layer_counts.on_first) + dense * totals.embedding.dense_weights
-    on_last = states(layer_counts.on_last) + np.where(head_first, 0.0, dense * totals.head.dense_weights)
-    on_first = on_first + np.where(head_first, dense * totals.head.dense_weights, 0.0)
+    on_first = states(layer_counts.on_first) + dense * totals.embedding.trained_dense
+    on_last = states(layer_counts.on_last) + np.where(head_first, 0.0, dense * totals.head.trained_dense)
+    on_first = on_first + np.where(head_first, dense * totals.head.trained_dense, 0.0)
     ends_bytes = embedding + np.where(head_first, head, 0.0)
     least = on_first + saved.offloaded(first, layer_counts.on_first, layer_counts.least_first, ends_bytes)
     ends_bytes = np.where(is_v, 0.0, head)
@@ -92,9 +93,9 @@ def host_lower_bound_bytes(
         second, layer_counts.on_second, layer_counts.least, 0.0
     )
     least = np.maximum(least, np.where(subproblem.pp > 2, between, 0.0))
-    whole = dense * totals.whole.dense_weights + saved.offloaded_whole(layer_counts)
+    whole = dense * totals.whole.trained_dense + saved.offloaded_whole(layer_counts)
     if expert is not None:
-        whole = whole + expert * totals.whole.expert_weights
+        whole = whole + expert * totals.whole.trained_expert
     return np.maximum(least, whole / subproblem.pp)
 
 
@@ -175,43 +176,59 @@ class StateBytes:
             gradient_bytes = np.where(is_offloaded, 0.0, gradient_bytes)
         per_state = (recipe.weight_bytes, gradient_bytes, np.where(is_offloaded, 0.0, own))
         dense = sum(nbytes / degree for nbytes, degree in zip(per_state, degrees, strict=True))
-        layer, whole, head = totals.layer, totals.whole, totals.head.dense_weights
+        layer, whole = totals.layer, totals.whole
         self.gathered: Any = 0.0
         counts_layers = not (subproblem.is_open or problem.profile.gathered_elements)
         if counts_layers:
             self.gathered = memory.gathered_bytes(
                 totals.most.dense_weights, recipe.weight_bytes, subproblem.param_shard, PREFETCHED_LAYERS
             )
-        self._dense, self._expert, self._layer = dense, None, layer
-        self.whole = dense * whole.dense_weights
+        # Per family of weights: bytes of an element, and its elements in a layer and anywhere else.
+        self._families = [(dense, "trained_dense")]
         if problem.model.experts is not None:
             shared = [np.gcd(degree, totals.expert_replicas) for degree in degrees]
             expert = sum(nbytes / degree for nbytes, degree in zip(per_state, shared, strict=True))
-            self._expert = expert
-            self.whole = self.whole + expert * whole.expert_weights
+            self._families.append((expert, "trained_expert"))
             if counts_layers:
                 self.gathered = self.gathered + memory.gathered_bytes(
                     totals.most.expert_weights, recipe.weight_bytes, shared[0], PREFETCHED_LAYERS
                 )
-            self.embedding = dense * totals.embedding.dense_weights + expert * totals.embedding.expert_weights
-            self.head = dense * head + expert * totals.head.expert_weights
-        else:
-            self.embedding, self.head = dense * totals.embedding.dense_weights, dense * head
+        self._layer = layer
+        self._frozen: list[tuple[Any, str]] = []
+        if problem.model.lora is not None:
+            self._frozen = [(recipe.weight_bytes / degrees[0], "dense")]
+            if problem.model.experts is not None:
+                self._frozen.append((recipe.weight_bytes / shared[0], "expert"))
+        self.whole, self.embedding, self.head = map(self._of, (whole, totals.embedding, totals.head))
+
+    def _of(self, sums: Sums) -> Any:
+        """Bytes of the weights of some blocks together."""
+        (first, name), *others = self._families
+        total = first * getattr(sums, name)
+        for each, name in others:
+            total = total + each * getattr(sums, name)
+        for each, family in self._frozen:
+            total = total + each * (getattr(sums, f"{family}_weights") - getattr(sums, f"trained_{family}"))
+        return total
+
+    @property
+    def _of_layers(self) -> list[tuple[Any, CheapestLayers]]:
+        """Bytes of an element, and elements of the cheapest layers, of each family of weights."""
+        frozen = [(each, f"frozen_{family}") for each, family in self._frozen]
+        return [(each, getattr(self._layer, name)) for each, name in (*self._families, *frozen)]
 
     @property
     def layer_costs(self) -> list[CheapestLayers]:
         """Bytes per layer, as costs that add up."""
-        dense = self._layer.dense_weights.scaled(self._dense)
-        if self._expert is None:
-            return [dense]
-        return [dense, self._layer.expert_weights.scaled(self._expert)]
+        return [layers.scaled(each) for each, layers in self._of_layers]
 
     def layers(self, count: Any) -> Any:
         """Bytes of this number of layers, at least."""
-        dense_bytes = self._dense * self._layer.dense_weights.of(count)
-        if self._expert is None:
-            return dense_bytes
-        return dense_bytes + self._expert * self._layer.expert_weights.of(count)
+        (first, layers), *others = self._of_layers
+        total = first * layers.of(count)
+        for each, layers in others:
+            total = total + each * layers.of(count)
+        return total
 
 
 class _SavedActivations:

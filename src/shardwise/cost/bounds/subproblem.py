@@ -221,7 +221,8 @@ class LayerCosts:
     """Least costs of single layers.
 
     Seconds: work in all passes, forward, input and weight gradients, selective and full recomputation. Bytes:
-    saved activations by recomputation, and what waits for weight gradients. Elements of weights.
+    saved activations by recomputation, and what waits for weight gradients. Elements of all weights, of
+    trained and of frozen ones.
     """
 
     work_s: CheapestLayers
@@ -236,6 +237,10 @@ class LayerCosts:
     waiting_bytes: CheapestLayers
     dense_weights: CheapestLayers
     expert_weights: CheapestLayers
+    trained_dense: CheapestLayers
+    trained_expert: CheapestLayers
+    frozen_dense: CheapestLayers
+    frozen_expert: CheapestLayers
 
     @property
     def are_alike(self) -> bool:
@@ -454,6 +459,10 @@ def _layer_costs(problem: Problem, kinds: Sequence[Sums]) -> LayerCosts:
         waiting_bytes=cost(lambda kind: kind.waiting_bytes),
         dense_weights=cost(lambda kind: kind.dense_weights),
         expert_weights=cost(lambda kind: kind.expert_weights),
+        trained_dense=cost(lambda kind: kind.trained_dense),
+        trained_expert=cost(lambda kind: kind.trained_expert),
+        frozen_dense=cost(lambda kind: kind.dense_weights - kind.trained_dense),
+        frozen_expert=cost(lambda kind: kind.expert_weights - kind.trained_expert),
     )
 
 

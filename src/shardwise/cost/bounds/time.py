@@ -156,9 +156,9 @@ def end_s(problem: Problem, subproblem: Subproblem, totals: Totals) -> Any:
     most.
     """
     whole, pp = totals.whole, subproblem.pp
-    owned = whole.dense_weights / subproblem.optim_shard
+    owned = whole.trained_dense / subproblem.optim_shard
     if problem.model.experts is not None:
-        owned = owned + whole.expert_weights / np.gcd(subproblem.optim_shard, totals.expert_replicas)
+        owned = owned + whole.trained_expert / np.gcd(subproblem.optim_shard, totals.expert_replicas)
     owned = owned / pp
     on_host = (subproblem.offload == OPTIMIZER) | (subproblem.offload == BOTH)
     update_s = np.where(on_host, host_update_s(problem, owned), device_update_s(problem, owned))
