@@ -177,6 +177,11 @@ def figures_of(model: LayersRecord, cluster: ClusterRecord, job: JobRecord) -> F
     )
 
 
+def has_dropout(model: LayersRecord) -> bool:
+    """Whether some layer has a dropout operator."""
+    return any(each.name.endswith(".dropout") for kind in model.kinds for each in kind.operators)
+
+
 def _without_dropout(model: LayersRecord) -> LayersRecord:
     """The model without dropout operators, for software that does not apply dropout."""
 

@@ -454,11 +454,11 @@ def test_unfused_attention_saves_its_scores() -> None:
     model = operator_model((core,), embedding=(), head=())
     fused = problem(model, cluster(1), seq_len=8)
     unfused = with_software(fused, attention=())
-    # Two layers: 8 * 12 * 2 B, and 8 * 8 * 4 scores of 5 B; recomputed scores and their gradient.
+    # Two layers: 8 * 12 * 2 B, and 8 * 8 * 4 scores of 2 B; recomputed scores and their gradient.
     close(bytes_of(fused, "dp=4").activations, 2 * 192.0)
-    close(bytes_of(unfused, "dp=4").activations, 2 * (192.0 + 1280.0))
+    close(bytes_of(unfused, "dp=4").activations, 2 * (192.0 + 512.0))
     close(bytes_of(fused, "dp=4").temporaries, 2 * 192.0)
-    close(bytes_of(unfused, "dp=4").temporaries, 2 * 1280.0)
+    close(bytes_of(unfused, "dp=4").temporaries, 2 * 512.0)
     close(bytes_of(unfused, "dp=4,recompute=selective").activations, 2 * 192.0)
 
 
