@@ -55,6 +55,7 @@ class PrecisionRecipe:
 
 RECIPES: Mapping[str, PrecisionRecipe] = {
     "fp32": PrecisionRecipe("fp32", "fp32", 4, 4, 4, 0, 4),
+    "tf32": PrecisionRecipe("tf32", "fp32", 4, 4, 4, 0, 4),
     "fp16": PrecisionRecipe("fp16", "fp16"),
     "bf16": PrecisionRecipe("bf16", "bf16"),
     "fp8": PrecisionRecipe("fp8", "bf16", operand_bytes=1),

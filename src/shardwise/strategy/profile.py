@@ -514,8 +514,8 @@ Optimizer = Literal["adamw", "adafactor", "sgd", "muon"]
 class Job:
     """One training job: batch, precision, optimizer and margins.
 
-    `dtype` is a plain dtype (`fp32`, `fp16`, `bf16`) or a recipe (`fp8`, `fp8-current`, `fp8-block`, `mxfp8`,
-    `nvfp4`). `memory_margin` is the fraction of the device memory that stays free. `expert_imbalance` is the
+    `dtype` is a plain dtype (`fp32`, `tf32`, `fp16`, `bf16`) or a recipe (`fp8`, `fp8-current`, `fp8-block`,
+    `mxfp8`, `nvfp4`). `memory_margin` is the fraction of the device memory that stays free. `expert_imbalance` is the
     load of the busiest expert rank over the mean. `profile` is the software that runs it.
     """
 
