@@ -135,9 +135,9 @@ def test_gradients_are_whole_until_they_are_reduced(name: str) -> None:
         enough = int(live_microbatches(*(np.array(each) for each in (code, pp, m))))
         found = live_counts(name, pp, enough, vpp, reduces_once=True)
         for rank, seen in enumerate(counts_until_reduction(schedule, m, vpp)):
-            assert {tuple(moment) for moment in found[rank].reshape(-1, 3 * vpp).tolist()} == {
-                one for one in seen if not any(one != other and at_most(one, other) for other in seen)
-            }, (pp, m, vpp, rank)
+            moments = {tuple(moment) for moment in found[rank].reshape(-1, 3 * vpp).tolist()}
+            most = {one for one in seen if not any(one != other and at_most(one, other) for other in seen)}
+            assert most <= moments <= seen, (pp, m, vpp, rank)
 
 
 def test_moments_with_gradients_by_hand() -> None:
