@@ -197,14 +197,17 @@ def moments_until_reduction(schedule: str, pp: int, vpp: int, microbatches: int)
         now = np.zeros((3, vpp), dtype=np.int64)
         passed = np.zeros(vpp, dtype=np.int64)
         seen = set()
-        for stage, kind, _ in row:
+        for number, (stage, kind, _) in enumerate(row):
             at = chunk[stage]
             now[IN_FLIGHT, at] += {"F": 1, "B": -1, "I": -1, "W": 0}[kind]
             now[WAITING, at] += {"F": 0, "B": 0, "I": 1, "W": -1}[kind]
             passed[at] += kind in ("B", "W")
             now[UNREDUCED, at] = passed[at] > 0
+            is_reduced = passed == few
+            if number + 1 < len(row) and row[number + 1][1] == "F" and not is_reduced.any():
+                continue  # the next moment has all of this one, and one more in flight
             seen.add(now.tobytes())
-            now[UNREDUCED, passed == few] = 0
+            now[UNREDUCED, is_reduced] = 0
         counts = np.array([np.frombuffer(one, dtype=np.int64) for one in sorted(seen)])
         of_ranks.append(_most(counts).reshape(-1, 3, vpp))
     return tuple(of_ranks)
