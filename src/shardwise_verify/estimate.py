@@ -171,7 +171,17 @@ def family_costs(
         times=times,
         hops_s=tuple(share * hop_s for hop_s in sent_s),
         end=optimizer_step(figures, fabric, groups, family, shardings, blocks, of_ranks),
-        memory=memory_of(figures, family, shardings, blocks, stages, layers, of_ranks, copies),
+        memory=memory_of(
+            figures,
+            family,
+            shardings,
+            blocks,
+            stages,
+            layers,
+            of_ranks,
+            copies,
+            (trained_dense, trained_expert),
+        ),
     )
 
 

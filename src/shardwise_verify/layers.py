@@ -23,7 +23,7 @@ from shardwise_verify.collectives import (
     reduce_scatter_s,
 )
 from shardwise_verify.modules import module_parts, repeated_by_themselves
-from shardwise_verify.problem import Figures
+from shardwise_verify.problem import Figures, has_dropout
 from shardwise_verify.records import (
     AttentionOperator,
     ExtentRecord,
@@ -124,7 +124,8 @@ def operator_seconds(operator: LayerOperator, sizes: LocalSizes) -> KernelSecond
                 _matmul_s(sizes, rows, n, k) + _cast_s(sizes, rows * k),
                 _matmul_s(sizes, rows, k, n) + _cast_s(sizes, rows * n),
                 (
-                    _matmul_s(sizes, k, n, rows, _written_in_accumulation(sizes)) + _accumulation_s(sizes, k * n)
+                    _matmul_s(sizes, k, n, rows, _written_in_accumulation(sizes))
+                    + _accumulation_s(sizes, k * n)
                     if operator.trained
                     else zero
                 ),
@@ -273,8 +274,16 @@ def _unfused_seconds(operator: AttentionOperator, sizes: LocalSizes) -> KernelSe
 
 
 def score_bytes(operator: AttentionOperator, sizes: LocalSizes) -> Column:
-    """Saved activations of unfused attention: 5 bytes per score."""
-    return 5 * sizes.count(operator.rows) * sizes.width(operator.heads) * sizes.figures.job.seq_len
+    """Saved activations of unfused attention. Per score: what the product with the values reads, the output
+    of the softmax where that is another tensor, and the mask of dropout."""
+    figures = sizes.figures
+    read = figures.recipe.activation_bytes
+    of_softmax = 4 if figures.profile.eager_modules else read
+    if has_dropout(figures.model):
+        each = of_softmax + 1 + read
+    else:
+        each = read if of_softmax == read else of_softmax + read
+    return each * sizes.count(operator.rows) * sizes.width(operator.heads) * figures.job.seq_len
 
 
 Amounts = Mapping[str, Column]

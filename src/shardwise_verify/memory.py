@@ -14,7 +14,13 @@ import numpy as np
 
 from shardwise_verify.layers import Amounts
 from shardwise_verify.problem import Figures
-from shardwise_verify.schedules import IN_FLIGHT, WAITING, moments_of
+from shardwise_verify.schedules import (
+    IN_FLIGHT,
+    UNREDUCED,
+    WAITING,
+    moments_of,
+    moments_until_reduction,
+)
 from shardwise_verify.sharding import Sharding, Shardings
 from shardwise_verify.strategy_rows import Column, Family, first_largest
 from shardwise_verify.times import RankElements, offloads_activations, offloads_optimizer, saved_bytes
@@ -60,8 +66,10 @@ def memory_of(
     layers: Sequence[Column],
     elements: RankElements,
     copies: Sequence[Column],
+    of_stages: tuple[Sequence[Column], Sequence[Column]],
 ) -> Memory:
-    """The memory of every row; `copies` are the bytes of copies of weights in the dtype of the matmuls."""
+    """The memory of every row; `copies` are the bytes of copies of weights in the dtype of the matmuls,
+    `of_stages` the trained elements of each stage, dense and expert ones."""
     of_ranks: list[Column] = []
     parts_of_ranks: list[Mapping[str, Column]] = []
     host: Column = np.zeros(len(family.rows))
@@ -76,19 +84,28 @@ def memory_of(
     single_backward = reduces_in_single_backward(figures, family.microbatches, family.pp)
     is_early = (shardings.dense.grad > 1) | (single_backward & (shardings.dense.optim > 1))
     recomputed, nothing = _recomputed(family, kinds), np.zeros(len(family.rows))
+    is_whole = has_whole_stages(figures, family)
+    counted = moments_until_reduction if is_whole else moments_of
     for rank in range(family.pp):
         states, host_states = _states(figures, family, shardings, elements, rank)
         states["parameters"] = states["parameters"] + np.where(shardings.dense.param == 1, copies[rank], 0)
+        counts_of_rank = counted(family.schedule, family.pp, family.vpp, family.microbatches)[rank]
         moments = [
             _at_moment(figures, family, kinds, head, stages, layers, rank, counts, single_backward)
-            for counts in moments_of(family.schedule, family.pp, family.vpp, family.microbatches)[rank]
+            for counts in counts_of_rank
         ]
         columns = [np.array([getattr(one, name) + nothing for one in moments]) for name in _MOMENT_FIELDS]
         saved, waiting, largest, reduced, on_host = columns
+        unreduced = np.zeros_like(saved)
+        for moment, counts in enumerate(counts_of_rank if is_whole else ()):
+            for stage, is_there in zip(family.stages_of(rank), counts[UNREDUCED], strict=True):
+                if is_there:
+                    elements = of_stages[0][stage], of_stages[1][stage]
+                    unreduced[moment] += _unreduced_bytes(figures, shardings, *elements)
         sent = np.where(is_early, np.maximum(reduced - largest, 0), 0)
-        most = (saved + waiting + largest + sent).argmax(axis=0), np.arange(len(family.rows))
+        most = (saved + waiting + largest + sent + unreduced).argmax(axis=0), np.arange(len(family.rows))
         whole = states["gradients"]
-        states["gradients"] = states["gradients"] + sent[most]
+        states["gradients"] = states["gradients"] + sent[most] + unreduced[most]
         activations = saved[most] + waiting[most] + recomputed
         parts = {**states, **shared, "activations": activations, "temporaries": largest[most]}
         if family.pp == 1 and np.any(single_backward):
@@ -170,6 +187,15 @@ def _at_moment(
         + max(heads - 1, 0) * head["logits_bytes"],
         on_host=np.where(is_offloaded, in_flight, 0.0) + moved,
     )
+
+
+def _unreduced_bytes(figures: Figures, shardings: Shardings, dense: Column, expert: Column) -> Column:
+    """What the whole gradients of a stage, in the dtype of their reduction, have beyond their shards."""
+    recipe, found = figures.recipe, np.zeros(1)
+    for sharding, elements in ((shardings.dense, dense), (shardings.expert, expert)):
+        beyond = recipe.reduced_bytes - recipe.gradient_bytes / sharding.grad
+        found = found + np.where(sharding.grad > 1, elements * beyond, 0.0)
+    return found
 
 
 def _copied_bytes(
@@ -354,13 +380,9 @@ def _states(
     is_offloaded = offloads_optimizer(family.rows)
     is_whole = has_whole_stages(figures, family)
     param_d, param_e = (np.where(is_whole, 1, degree) for degree in (d.param, e.param))
-    # A whole gradient has not been reduced: its dtype is that in which it will be.
-    narrowed = recipe.gradient_bytes / recipe.reduced_bytes
-    grads = [np.asarray(degree) for degree in (dense_grad, expert_grad)]
-    grad_d, grad_e = (np.where(is_whole, np.where(one > 1, narrowed, 1), one) for one in grads)
     resident = {
         "parameters": (all_dense / param_d + all_expert / param_e) * recipe.weight_bytes,
-        "gradients": (dense / grad_d + expert / grad_e) * recipe.gradient_bytes,
+        "gradients": (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes,
         "optimizer": np.where(is_offloaded, 0.0, states),
     }
     if figures.profile.offloads_gradients:

@@ -56,6 +56,7 @@ class PrecisionRecipe:
 
 RECIPES: Mapping[str, PrecisionRecipe] = {
     "fp32": PrecisionRecipe("fp32", "fp32", 4, 4, 4, 0, 4),
+    "tf32": PrecisionRecipe("tf32", "fp32", 4, 4, 4, 0, 4),
     "fp16": PrecisionRecipe("fp16", "fp16"),
     "bf16": PrecisionRecipe("bf16", "bf16"),
     "fp8": PrecisionRecipe("fp8", "bf16", operand_bytes=1),
@@ -184,6 +185,11 @@ def _slowest_of(devices: int, spread: float) -> float:
     if devices == 1:
         return 1.0
     return 1 + spread * NormalDist().inv_cdf((devices - 3 / 8) / (devices + 1 / 4))
+
+
+def has_dropout(model: LayersRecord) -> bool:
+    """Whether some layer has a dropout operator."""
+    return any(each.name.endswith(".dropout") for kind in model.kinds for each in kind.operators)
 
 
 def _without_dropout(model: LayersRecord) -> LayersRecord:

@@ -160,8 +160,9 @@ def _interleaved(pp: int, vpp: int, m: int, rank: int) -> Iterator[TableAction]:
         yield stage, letter, (j // pp // vpp) * pp + j % pp
 
 
-IN_FLIGHT, WAITING = 0, 1
-"""Second axis of `moments_of`: pairs between F and B (or I), and pairs between I and W."""
+IN_FLIGHT, WAITING, UNREDUCED = 0, 1, 2
+"""Second axis of `moments_of`: pairs between F and B (or I), and pairs between I and W; stages with gradients
+that are not reduced yet."""
 
 
 @lru_cache(maxsize=4096)
@@ -181,6 +182,34 @@ def moments_of(schedule: str, pp: int, vpp: int, microbatches: int) -> tuple[Col
         for number, (stage, kind, _) in enumerate(row):
             steps[number, :, chunk[stage]] = changes[kind]
         of_ranks.append(_most(np.unique(steps.cumsum(axis=0), axis=0)))
+    return tuple(of_ranks)
+
+
+@lru_cache(maxsize=4096)
+def moments_until_reduction(schedule: str, pp: int, vpp: int, microbatches: int) -> tuple[Column, ...]:
+    """The same with a third row: 1 for stages some, or just all, of whose micro-batches have passed B (or W),
+    where gradients are reduced after the last one."""
+    few = microbatches if schedule == "gpipe" else min(microbatches, 4 * pp)
+    family = empty_family(schedule, pp, vpp, few)
+    of_ranks = []
+    for rank, row in enumerate(table_of(family)):
+        chunk = {stage: place for place, stage in enumerate(family.stages_of(rank))}
+        now = np.zeros((3, vpp), dtype=np.int64)
+        passed = np.zeros(vpp, dtype=np.int64)
+        seen = set()
+        for number, (stage, kind, _) in enumerate(row):
+            at = chunk[stage]
+            now[IN_FLIGHT, at] += {"F": 1, "B": -1, "I": -1, "W": 0}[kind]
+            now[WAITING, at] += {"F": 0, "B": 0, "I": 1, "W": -1}[kind]
+            passed[at] += kind in ("B", "W")
+            now[UNREDUCED, at] = passed[at] > 0
+            is_reduced = passed == few
+            if number + 1 < len(row) and row[number + 1][1] == "F" and not is_reduced.any():
+                continue  # the next moment has all of this one, and one more in flight
+            seen.add(now.tobytes())
+            now[UNREDUCED, is_reduced] = 0
+        counts = np.array([np.frombuffer(one, dtype=np.int64) for one in sorted(seen)])
+        of_ranks.append(_most(counts).reshape(-1, 3, vpp))
     return tuple(of_ranks)
 
 

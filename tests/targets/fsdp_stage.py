@@ -2,9 +2,9 @@
 
 Runs the backward passes of three micro-batches on the last of two stages, whose block is sharded by
 `fully_shard` over four ranks as ZeRO stage 2 or 3, in bf16 with gradients that are reduced in DTYPE. After
-each backward pass, and after the reduction at the end, it writes a line: the bytes of whole parameters, of
-whole gradients and of sharded gradients. The process group is a fake one, so that nothing is sent; stage and
-shards are PyTorch's own.
+the first forward pass, after each backward pass, and after the reduction at the end, it writes a line: the
+bytes of whole parameters, of whole gradients and of sharded gradients. The process group is a fake one, so
+that nothing is sent; stage and shards are PyTorch's own.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def main(zero_stage: str, dtype: str) -> None:
     stage = PipelineStage(block, 1, 2, torch.device("cpu"), group=mesh.get_group("pp"))
     for chunk in range(MICROBATCHES):
         loss = block(torch.randn(2, WIDTH)).sum()
+        if chunk == 0:
+            sys.stdout.write(" ".join(str(each) for each in _held(block)) + "\n")
         inputs: dict[str, Any] = {"stage_output": loss, "output_grads": None, "input_values": []}
         stage.backward_maybe_with_nosync("full", inputs, last_backward=chunk == MICROBATCHES - 1)
         sys.stdout.write(" ".join(str(each) for each in _held(block)) + "\n")

@@ -22,7 +22,8 @@ def test_a_stage_is_whole_until_its_gradients_are_reduced(zero_stage: int, dtype
         capture_output=True, text=True, check=False, env=environment_with(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    *before, last = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    first, *before, last = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert first[1:] == (0, 0)  # no gradients before the first backward pass
     # `whole_in_pipelines`: parameters of 2 B and gradients in the dtype of the reduction, as if neither were
     # sharded.
     assert before == 3 * [(2 * ELEMENTS, whole * ELEMENTS, 0)]

@@ -229,12 +229,12 @@ def profile_named(text: str, year: int | None, notes: str = "") -> str | None:
 _DTYPES: Final = (
     ("mxfp8", "mxfp8"), ("fp8-mx", "mxfp8"), ("nvfp4", "nvfp4"), ("fp8-cs", "fp8-current"),
     ("fp8-current", "fp8-current"), ("fp8-block", "fp8-block"), ("fp8-sc", "fp8-block"), ("fp8", "fp8"),
-    ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"), ("fp32", "fp32"),
-    ("float32", "fp32"), ("float8", "fp8"), ("half", "fp16"),
+    ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"), ("tf32", "tf32"),
+    ("fp32", "fp32"), ("float32", "fp32"), ("float8", "fp8"), ("half", "fp16"),
 )  # fmt: skip
 
 
-_OTHER_DTYPES: Final = re.compile(r"u?int\d|tf32|mxfp[46]|fp6|hfp8|msfp")
+_OTHER_DTYPES: Final = re.compile(r"u?int\d|mxfp[46]|fp6|hfp8|msfp")
 """Formats without a recipe."""
 
 

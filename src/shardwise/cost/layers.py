@@ -24,7 +24,7 @@ from shardwise.cost.collectives import (
     contends,
     groups_of,
 )
-from shardwise.cost.operators import UNFUSED_SCORE_BYTES, element_bytes, operator_times, rows_of, width_of
+from shardwise.cost.operators import element_bytes, operator_times, rows_of, saved_score_bytes, width_of
 from shardwise.cost.problem import Problem
 from shardwise.equations import comm, compute, memory
 from shardwise.model import Experts, offloaded_tensors
@@ -631,7 +631,8 @@ def _saved_bytes(
 def score_bytes(problem: Problem, table: Any, operator: Attention, experts: Experts | None) -> Any:
     """Bytes of what unfused attention saves of its scores."""
     rows = rows_of(problem, table, operator.rows, experts)
-    return rows * problem.job.seq_len * width_of(problem, table, operator.heads) * UNFUSED_SCORE_BYTES
+    each = saved_score_bytes(problem, problem.profile, has_dropout=problem.model.has_dropout)
+    return rows * problem.job.seq_len * width_of(problem, table, operator.heads) * each
 
 
 def saved_tensor_bytes(

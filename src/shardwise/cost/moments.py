@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost.problem import Pattern, Problem, distinct_rows
-from shardwise.schedule import IN_FLIGHT, WAITING, live_counts, live_microbatches, undominated
+from shardwise.schedule import IN_FLIGHT, UNREDUCED, WAITING, live_counts, live_microbatches, undominated
 from shardwise.strategy import IS_V, SCHEDULES, stage_starts
 
 Ints = NDArray[np.int64]
@@ -31,7 +31,9 @@ class Moments:
     many layers or one more. `first` and `last` are micro-batches in flight on the first and on the last
     stage. `waits` are layers that wait for a weight gradient, `waits_first` and `waits_last` micro-batches of
     the first and of the last stage that do. `rank_layers`, `rank_has_embedding` and `rank_has_head` are those
-    of all stages of `rank`, each of which has at most `most_layers`.
+    of all stages of `rank`, each of which has at most `most_layers`. `unreduced_layers`,
+    `unreduced_embedding` and `unreduced_head` are those of its stages with whole gradients, in software that
+    reduces a stage's gradients once per step; else 0.
 
     Per row: layers of the first and last stage by kind (none on the last stage where it is the first), and
     the layers of a `low` stage.
@@ -49,6 +51,9 @@ class Moments:
     rank_has_embedding: Any
     rank_has_head: Any
     most_layers: Any
+    unreduced_layers: Any
+    unreduced_embedding: Any
+    unreduced_head: Any
     first_layers: Any
     last_layers: Any
     low_layers: Any
@@ -76,18 +81,26 @@ def moments_of(problem: Problem, table: Any, *, of_every_rank: bool) -> Moments:
     of_row = np.broadcast_to(patterns.of_row, live.shape)[rows]
     keys = np.array([column[rows] for column in columns]).T.tolist()
     found = [
-        _moments_of_row(*key, kinds=kinds, pattern=patterns.patterns[decoder], of_every_rank=of_every_rank)
+        _moments_of_row(
+            *key,
+            kinds=kinds,
+            pattern=patterns.patterns[decoder],
+            of_every_rank=of_every_rank,
+            reduces_once=problem.profile.whole_in_pipelines,
+        )
         for key, decoder in zip(keys, of_row.tolist(), strict=True)
     ]
     ends = np.array([each for _, each in found], dtype=np.float64).T
-    whole, by_kind = np.split(_padded([one for one, _ in found]), [8])
-    rank, first, last, waits_first, waits_last, has_embedding, has_head, most_layers = whole
-    low, high, waits, rank_layers = np.split(by_kind, 4)
+    whole, by_kind = np.split(_padded([one for one, _ in found]), [10])
+    rank, first, last, waits_first, waits_last, has_embedding, has_head, most_layers, *unreduced = whole
+    low, high, waits, rank_layers, unreduced_layers = np.split(by_kind, 5)
     return Moments(
         rank=rank, low=low, high=high, first=first, last=last, waits=waits,
         waits_first=waits_first, waits_last=waits_last,
         rank_layers=rank_layers, rank_has_embedding=has_embedding, rank_has_head=has_head,
-        most_layers=most_layers, first_layers=ends[:kinds], last_layers=ends[kinds:-1], low_layers=ends[-1],
+        most_layers=most_layers, unreduced_layers=unreduced_layers,
+        unreduced_embedding=unreduced[0], unreduced_head=unreduced[1],
+        first_layers=ends[:kinds], last_layers=ends[kinds:-1], low_layers=ends[-1],
     ).taken(inverse)  # fmt: skip
 
 
@@ -113,6 +126,7 @@ def _moments_of_row(
     kinds: int,
     pattern: Pattern,
     of_every_rank: bool,
+    reduces_once: bool,
 ) -> tuple[Ints, list[int]]:
     """The columns of one row (columns, moments), in the order of `_measures`; and its row of ends."""
     stages = pp * vpp
@@ -125,7 +139,7 @@ def _moments_of_row(
     )
     between = layers[1:-1].sum(axis=1)
     low = int(between.min()) if len(between) else 0
-    counts = live_counts(SCHEDULES[schedule], pp, microbatches, vpp)
+    counts = live_counts(SCHEDULES[schedule], pp, microbatches, vpp, reduces_once=reduces_once and pp > 1)
     is_v = bool(IS_V[schedule])
     found = []
     for rank, of_rank in enumerate(counts):
@@ -145,9 +159,10 @@ def _best(measures: Ints) -> NDArray[np.intp]:
 
 def _measures(rank: int, counts: Ints, own: Ints, layers: Ints, low: int) -> Ints:
     """The columns of one rank, (moments, columns): `rank`, `first`, `last`, `waits_first`, `waits_last`,
-    whether the rank has the embedding and the head, `most_layers`; and by kind `low`, `high`, `waits`,
-    `rank_layers`."""
+    whether the rank has the embedding and the head, `most_layers`, `unreduced_embedding`, `unreduced_head`;
+    and by kind `low`, `high`, `waits`, `rank_layers`, `unreduced_layers`."""
     flying, waiting = counts[:, IN_FLIGHT], counts[:, WAITING]
+    unreduced = counts[:, UNREDUCED] if counts.shape[1] > UNREDUCED else 0 * flying
     end = len(layers) - 1
     is_first, is_last = own == 0, own == end
     is_between = ~is_first & ~is_last
@@ -162,9 +177,12 @@ def _measures(rank: int, counts: Ints, own: Ints, layers: Ints, low: int) -> Int
         np.full(len(counts), int(is_first.any())),
         np.full(len(counts), int(is_last.any())),
         np.full(len(counts), layers[own].sum(axis=1).max()),
+        unreduced[:, is_first].sum(axis=1),
+        unreduced[:, is_last].sum(axis=1),
         *(flying[:, is_between & ~is_high] @ layers[own[is_between & ~is_high]]).T,
         *(flying[:, is_high] @ layers[own[is_high]]).T,
         *(waiting @ layers[own]).T,
         *np.broadcast_to(of_rank, (len(counts), len(of_rank))).T,
+        *(unreduced @ layers[own]).T,
     ]
     return np.stack(columns, axis=1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwise.cluster import AttentionCurve
 from shardwise.cost.problem import Machine, Problem
-from shardwise.cost.recipe import Recipe
+from shardwise.cost.recipe import FP32_BYTES, Recipe
 from shardwise.equations import compute
 from shardwise.model import Experts
 from shardwise.operators import Attention, Extent, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise
@@ -269,11 +269,22 @@ dropout reads, writes and reads the mask; the softmax reads its output and the g
 """
 
 
-UNFUSED_SCORE_BYTES = 5.0
-"""Bytes saved per score: 16-bit outputs of softmax and dropout, and a mask of one byte.
+MASK_BYTES = 1.0
+"""Bytes of a number of a dropout mask."""
 
-(Korthikanti et al. 2022, section 4.1.)
-"""
+
+def saved_score_bytes(machine: Machine, profile: Profile, *, has_dropout: bool) -> float:
+    """Bytes that unfused attention saves per score.
+
+    The softmax saves its output, which the product with the values reads: 2 bytes in 16 bits. Dropout saves a
+    mask, and the product reads the output of dropout: 2 + 1 + 2 (Korthikanti et al. 2022, section 4.1).
+    Modules of Transformers compute the softmax in fp32 and cast its output: 4 + 2, with dropout 4 + 1 + 2
+    (`eager_attention_forward` in modeling_llama.py).
+    """
+    element = machine.recipe.activation_bytes
+    softmax = FP32_BYTES if profile.eager_modules else element
+    is_cast = softmax > element
+    return softmax + (MASK_BYTES + element if has_dropout else element * is_cast)
 
 
 def unfused_attention_s(

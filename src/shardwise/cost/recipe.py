@@ -41,11 +41,18 @@ def _sixteen(dtype: str, matmul: str | None = None, operand_bytes: float = 2.0) 
     )  # fmt: skip
 
 
-RECIPES: Mapping[str, Recipe] = {
-    "fp32": Recipe(
-        matmul="fp32", other="fp32", activation_bytes=4.0, weight_bytes=4.0, gradient_bytes=4.0,
+def _thirty_two(matmul: str) -> Recipe:
+    """32-bit weights, activations and gradients, without a master copy. Attention is computed in fp32: with
+    `allow_tf32` PyTorch's memory-efficient kernel still has three products where TF32 has one."""
+    return Recipe(
+        matmul=matmul, other="fp32", activation_bytes=4.0, weight_bytes=4.0, gradient_bytes=4.0,
         master_bytes=0.0, operand_bytes=4.0,
-    ),
+    )  # fmt: skip
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "fp32": _thirty_two("fp32"),
+    "tf32": _thirty_two("tf32"),
     "fp16": _sixteen("fp16"),
     "bf16": _sixteen("bf16"),
     "fp8": _sixteen("bf16", "fp8", 1.0),
@@ -89,7 +96,8 @@ OPTIMIZERS: Mapping[str, OptimizerCost] = {
 
 SPELLINGS: Mapping[str, str] = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
-    "float32": "fp32", "float": "fp32", "single": "fp32",
+    "float32": "fp32", "float": "fp32", "single": "fp32", "tensorfloat32": "tf32", "tensorfloat-32": "tf32",
+    "bf16-mixed": "bf16", "fp16-mixed": "fp16", "16-mixed": "fp16", "32-true": "fp32",
     "float8": "fp8", "fp8-delayed": "fp8", "fp8-tensorwise": "fp8-current", "fp8-blockwise": "fp8-block",
     "fp8-mx": "mxfp8", "mx-fp8": "mxfp8", "fp4-nv": "nvfp4",
 }  # fmt: skip

@@ -265,13 +265,16 @@ def shards_of(
     is_reduced_early = (dense.grad > 1) | ((is_single_backward == 1) & (dense.optim > 1))
 
     is_whole = is_whole_in_pipeline(problem, table)
-    # Whole gradients have the dtype of their reduction, sharded ones that in which they are accumulated.
-    whole_share = recipe.gradient_bytes / recipe.reduced_bytes
 
     def reduced(degrees: Degrees) -> Any:
         """Sharding degree of the gradients that stay on a rank."""
-        degree = np.where((degrees.grad == 1) & (is_single_backward == 1), degrees.optim, degrees.grad)
-        return np.where(is_whole, np.where(degree > 1, whole_share, 1), degree)
+        return np.where((degrees.grad == 1) & (is_single_backward == 1), degrees.optim, degrees.grad)
+
+    def unreduced_bytes(elements: Any, degree: Any) -> Any:
+        """Bytes of whole gradients beyond those of their shards. Whole ones have the dtype of their
+        reduction, shards that in which they are accumulated."""
+        beyond = recipe.reduced_bytes - recipe.gradient_bytes / degree
+        return np.where(is_whole & (degree > 1), elements[:, of_partition] * beyond, 0.0)
 
     def stored(degrees: Degrees) -> Any:
         """Sharding degree of the parameters that stay on a rank."""
@@ -293,6 +296,8 @@ def shards_of(
         + memory.sharded_bytes(all_expert, recipe.weight_bytes, stored(expert))
         + np.where(dense.param == 1, partition.rank.copied_bytes[:, of_partition], 0.0),
         gradient_bytes=rank_bytes(recipe.gradient_bytes, reduced(dense), reduced(expert))
+        + unreduced_bytes(partition.unreduced_dense, reduced(dense))
+        + unreduced_bytes(partition.unreduced_expert, reduced(expert))
         + np.where(dense.grad == 1, rank_bytes(narrow_gradient_bytes(problem), 1, 1), 0.0)
         + np.where(is_reduced_early, partition.sent_bytes[:, of_partition], 0.0),
         state_bytes=memory.sharded_bytes(

@@ -174,11 +174,12 @@ class PartitionCosts:
 
     `stage` and `contended` are sums over each place's stage; shape (places, rows). `rank` has the sums over
     the rank of each of the `moments`, of which `temporary_bytes` and `sent_bytes` are too; shape (moments,
-    rows). `blocks` has the columns of `Sums` for every kind of layer, embedding and head. `layer_*` and
-    `boundary_bytes` are single layers and tensors, `end_weights` the larger of embedding and head,
-    `trained_end_weights` that of their trained ones. `tied_s`
-    synchronises gradients that several ranks accumulate (a V has both ends on one rank). `hop_s` is the send
-    to the next stage, as far as it overlaps. A forward blocks for `blocked_on_s` on its send, a backward for
+    rows). `unreduced_dense` and `unreduced_expert` are its trained weights with whole gradients at the
+    moment, where the software reduces them once per step. `blocks` has the columns of `Sums` for every kind
+    of layer, embedding and head. `layer_*` and `boundary_bytes` are single layers and tensors, `end_weights`
+    the larger of embedding and head, `trained_end_weights` that of their trained ones. `tied_s` synchronises
+    gradients that several ranks accumulate (a V has both ends on one rank). `hop_s` is the send to the next
+    stage, as far as it overlaps. A forward blocks for `blocked_on_s` on its send, a backward for
     `blocked_back_s`. `sent_bytes` are copies of gradients beyond `temporary_bytes`, where blocks are reduced
     one by one.
     """
@@ -187,6 +188,8 @@ class PartitionCosts:
     moments: Moments
     stage: Sums
     rank: Sums
+    unreduced_dense: Any
+    unreduced_expert: Any
     blocks: Sums
     contended: Contended
     microbatches: Any
@@ -230,6 +233,16 @@ def partition_costs_of(
     back_s = np.where(places.stage > 0, hops.after_s(places.stage - 1, is_v), 0.0)
     stage = _sums(blocks, places.layers, places.has_embedding, places.has_head)
     rank = _sums(blocks, moments.rank_layers, moments.rank_has_embedding, moments.rank_has_head)
+    names = [f.name for f in fields(Sums)]
+    unreduced_dense, unreduced_expert = (
+        over_places(
+            blocks[names.index(name)],
+            moments.unreduced_layers,
+            moments.unreduced_embedding,
+            moments.unreduced_head,
+        )
+        for name in ("trained_dense", "trained_expert")
+    )
     return PartitionCosts(
         places=places,
         moments=moments,
@@ -243,6 +256,8 @@ def partition_costs_of(
             dense_weights=rank.dense_weights + moments.rank_has_head * copied,
             trained_dense=rank.trained_dense + moments.rank_has_head * trained,
         ),
+        unreduced_dense=unreduced_dense + moments.unreduced_head * trained,
+        unreduced_expert=unreduced_expert,
         blocks=Sums(*blocks),
         contended=Contended(*over_places(contended, places.layers, places.has_embedding, places.has_head)),
         microbatches=microbatches,

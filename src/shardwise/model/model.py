@@ -104,6 +104,11 @@ class Model:
         """Number of decoder layers, without embedding and head."""
         return len(self.pattern)
 
+    @property
+    def has_dropout(self) -> bool:
+        """Whether some layer has dropout; its attention then drops scores too."""
+        return any(is_dropout(operator) for kind in self.kinds for operator in kind.operators)
+
     def without_dropout(self) -> Model:
         """The model without dropout, for software that does not apply it."""
         return replace(
@@ -136,6 +141,11 @@ class Model:
         return next((kind.experts for kind in self.kinds if kind.experts is not None), None)
 
 
+def is_dropout(operator: Operator) -> bool:
+    """Whether an operator is dropout, by its name."""
+    return operator.name.rpartition(".")[2] == DROPOUT
+
+
 def _without_dropout(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     """The operators that are not dropout."""
-    return tuple(operator for operator in operators if operator.name.rpartition(".")[2] != DROPOUT)
+    return tuple(operator for operator in operators if not is_dropout(operator))

@@ -53,7 +53,7 @@ OWN_TARGET = "shardwise"
 """The target of our own runtime, `shardwise train`: the default on devices that it knows."""
 
 OPTIMIZERS = ("adamw", "adafactor", "sgd", "muon")
-DTYPES = ("fp32", "fp16", "bf16", "fp8", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp8-current", "fp8-block", "mxfp8", "nvfp4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,14 @@ from shardwise.schedule.legality import (
     stage_of,
     stage_ranks,
 )
-from shardwise.schedule.live import IN_FLIGHT, WAITING, live_counts, live_microbatches, undominated
+from shardwise.schedule.live import (
+    IN_FLIGHT,
+    UNREDUCED,
+    WAITING,
+    live_counts,
+    live_microbatches,
+    undominated,
+)
 from shardwise.schedule.lower import Communication, CommunicationKind, lower
 from shardwise.schedule.reroute import PipelineStage, RelativeDurations, Rerouted, reroute
 from shardwise.schedule.text import MAX_ACTIONS, from_text, to_text
@@ -25,6 +32,7 @@ __all__ = [
     "MAX_ACTIONS",
     "NAMES",
     "SPLIT_NAMES",
+    "UNREDUCED",
     "WAITING",
     "Action",
     "ActionKind",

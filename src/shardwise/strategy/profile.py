@@ -67,8 +67,8 @@ class Profile:
     module saves its own tensors (modules of Transformers without `torch.compile`). With
     `shards_experts_by_instance` the replicas of an expert form as many groups as those of dense weights, each
     with all of the expert's optimizer states (instances of Megatron-LM's distributed optimizer). With
-    `whole_in_pipelines` a stage has whole gradients, and whole parameters from its first backward pass on,
-    until all backward passes of a step are done, whatever is sharded (PyTorch's pipelining). With
+    `whole_in_pipelines` a stage has whole parameters, and whole gradients from its first backward pass until
+    its last one of a step, whatever is sharded (PyTorch's pipelining). With
     `keeps_split_graphs` all saved activations stay between the two passes of a split backward (PyTorch's
     pipelining keeps the graph); else only inputs of products and gradients of their outputs do.
 
@@ -523,9 +523,10 @@ Optimizer = Literal["adamw", "adafactor", "sgd", "muon"]
 class Job:
     """One training job: batch, precision, optimizer and margins.
 
-    `dtype` is a plain dtype (`fp32`, `fp16`, `bf16`) or a recipe (`fp8`, `fp8-current`, `fp8-block`, `mxfp8`,
-    `nvfp4`). `memory_margin` is the fraction of the device memory that stays free. `expert_imbalance` is the
-    load of the busiest expert rank over the mean. `profile` is the software that runs it.
+    `dtype` is a plain dtype (`fp32`, `tf32`, `fp16`, `bf16`) or a recipe (`fp8`, `fp8-current`, `fp8-block`,
+    `mxfp8`, `nvfp4`). `memory_margin` is the fraction of the device memory that stays free.
+    `expert_imbalance` is the load of the busiest expert rank over the mean. `profile` is the software that
+    runs it.
     """
 
     seq_len: int

@@ -53,7 +53,8 @@ def test_the_year_decides_between_generations_and_none_is_the_newest() -> None:
     [
         ("fp8(amp_fp8)", "fp8"), ("FP8-CS", "fp8-current"), ("fp8-mx", "mxfp8"), ("NVFP4", "nvfp4"),
         ("bfloat16", "bf16"), ("float16", "fp16"), ("int8", None), ("", None),
-        ("float8", "fp8"), ("half", "fp16"), ("TF32", None), ("bf16, W8A8 int8", None), ("mxfp4", None),
+        ("float8", "fp8"), ("half", "fp16"), ("TF32", "tf32"), ("fp32 (TF32)", "tf32"),
+        ("bf16, TF32", "bf16"), ("bf16, W8A8 int8", None), ("mxfp4", None),
     ],
 )  # fmt: skip
 def test_dtypes_are_known_by_a_word(text: str, dtype: str | None) -> None:

@@ -24,7 +24,9 @@ from tests.unit.cost.hand_made import (
 from shardwise.cost import PhaseTimes, Problem
 from shardwise.cost.collectives import collective_model_of, groups_of
 from shardwise.cost.layers import BlockCost, block_cost, grid_cost, tensor_sync_s
+from shardwise.cost.operators import saved_score_bytes
 from shardwise.model import Experts, model_from_config
+from shardwise.model.layers import dropout_operator
 from shardwise.model.model import Layer
 from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Pointwise, Saved, Weight
 
@@ -256,15 +258,42 @@ def unfused(p: Problem) -> Problem:
     return with_software(p, attention=())
 
 
-def test_unfused_attention_saves_five_bytes_of_every_score() -> None:
+def test_unfused_attention_saves_two_bytes_of_every_score() -> None:
     cost = layer_cost(unfused(attention_problem()), "cp=1", attention_layer())
-    # 8 queries * 8 keys * 4 heads * 5 B in addition to the saved tensors; selective recomputation drops all
+    # 8 queries * 8 keys * 4 heads * 2 B in addition to the saved tensors; selective recomputation drops all
     # but the log-sum-exp and the scores.
-    close(cost.saved_bytes, 368.0 + 1280.0)
+    close(cost.saved_bytes, 368.0 + 512.0)
     close(cost.selective_bytes, 240.0)
-    close(cost.largest_bytes, 1280.0)
+    close(cost.largest_bytes, 512.0)
     # cp 2 leaves half of the queries, tp 2 half of the heads.
-    close(layer_cost(unfused(attention_problem()), "cp=2,tp=2", attention_layer()).largest_bytes, 320.0)
+    close(layer_cost(unfused(attention_problem()), "cp=2,tp=2", attention_layer()).largest_bytes, 128.0)
+
+
+def test_bytes_per_score() -> None:
+    """16-bit softmax 2, with dropout 2 + 1 + 2; in fp32 4 and 4 + 1 + 4. Modules of Transformers have a
+    softmax in fp32, of which a 16-bit copy is read: 4 + 2, with dropout 4 + 1 + 2; in fp32 there is no copy.
+    """
+
+    def each(dtype: str, *, has_dropout: bool, **changes: bool) -> float:
+        p = with_software(problem(dtype=dtype), **changes)
+        return saved_score_bytes(p, p.profile, has_dropout=has_dropout)
+
+    assert [each("bf16", has_dropout=drops) for drops in (False, True)] == [2.0, 5.0]
+    assert [each("fp32", has_dropout=drops) for drops in (False, True)] == [4.0, 9.0]
+    eager = {"eager_modules": True}
+    assert [each("bf16", has_dropout=drops, **eager) for drops in (False, True)] == [6.0, 7.0]
+    assert [each("fp32", has_dropout=drops, **eager) for drops in (False, True)] == [4.0, 9.0]
+
+
+def test_a_layer_with_dropout_drops_scores_too() -> None:
+    layer = attention_layer()
+    drops = replace(layer, operators=(*layer.operators, dropout_operator("a", 8)))
+    p = unfused(attention_problem())
+    model = replace(p.model, kinds=(drops,))
+    with_dropout = replace(p, model=model)
+    # 8 * 8 * 4 scores of 5 B.
+    close(layer_cost(with_dropout, "cp=1", drops).largest_bytes, 1280.0)
+    close(layer_cost(replace(p, model=model.without_dropout()), "cp=1", layer).largest_bytes, 512.0)
 
 
 def test_regions_that_tensor_parallelism_joins_are_counted() -> None:

@@ -90,7 +90,9 @@ def test_sharded_states(
         # Stages of 420 weights on two ranks each, four micro-batches: 2 B and 4 B each, nothing to gather.
         ("pp=2,dp=2,zero_stage=3", 840.0, 1680.0, 0.0),
         ("pp=2,dp=2,zero_stage=2", 840.0, 1680.0, 0.0),
-        ("pp=2,dp=2,zero_stage=3,micro_batch_size=4", 840.0, 1680.0, 0.0),  # one micro-batch
+        # One micro-batch: its 4 x 600 B of activations are there before any gradient is, and only its shard
+        # counts, 420 * 4 / 2 = 840 B. After its backward pass there are 1680 B and no activations.
+        ("pp=2,dp=2,zero_stage=3,micro_batch_size=4", 840.0, 840.0, 0.0),
         # Without a pipeline every backward pass reduces.
         ("dp=4,zero_stage=3", 420.0, 840.0, 440.0),
     ],
@@ -107,6 +109,31 @@ def test_stages_of_pytorch_are_whole_until_gradients_are_reduced(
     sharded = bytes_of(one_node(), "pp=2,dp=2,zero_stage=3")
     close(sharded.parameters, 420.0, 420.0)
     close(sharded.gradients, 840.0, 840.0)
+
+
+def test_gradients_are_whole_from_the_first_backward_pass_of_a_stage_on() -> None:
+    """Four micro-batches of 600 B each on stages of 420 weights; shards of gradients have 840 B."""
+    p = with_software(one_node(), whole_in_pipelines=True)
+    # GPipe: with all four in flight 2400 + 840 B, after the first backward pass 1800 + 1680 B, which is more.
+    # On the last stage losses of 3 more micro-batches (5 rows of 20 logits, 4 B each: 1200 B) turn it.
+    memory = bytes_of(p, "pp=2,dp=2,zero_stage=3,schedule=gpipe")
+    close(memory.gradients, 1680.0, 840.0)
+    close(memory.activations, 1800.0, 2400.0)
+    # Without sharding gradients are never reduced into shards: 310, 110, 110 and 310 weights of 4 B.
+    close(bytes_of(p, "pp=4,schedule=gpipe").gradients, 1240.0, 440.0, 440.0, 1240.0)
+
+
+def test_a_rank_with_many_stages_has_whole_gradients_of_one() -> None:
+    """Interleaved stages with as many micro-batches as ranks pass backward one stage after the other."""
+    model = brick_model(pattern=(0,) * 8)
+    p = with_software(problem(model, cluster(1), batch=4), whole_in_pipelines=True)
+    memory = bytes_of(p, "pp=2,dp=2,vpp=4,schedule=interleaved_1f1b,zero_stage=3")
+    # Both ranks have four layers of 110 weights, and 200 of an end: 640, whose shards have 4 / 2 B each. Two
+    # micro-batches of 4 layers save 8 * 300 B. Rank 0 has its peak with all of them: the first backward pass
+    # frees 300 B, and 110 gradients grow by 2 B each. On rank 1 the first stage that passes backward has the
+    # head too, whose (110 + 200) * 2 B are more than the 300 B.
+    close(memory.activations, 2400.0, 2100.0)
+    close(memory.gradients, 640 * 2.0, 640 * 2.0 + 310 * 2.0)
 
 
 @pytest.mark.parametrize(
@@ -454,11 +481,11 @@ def test_unfused_attention_saves_its_scores() -> None:
     model = operator_model((core,), embedding=(), head=())
     fused = problem(model, cluster(1), seq_len=8)
     unfused = with_software(fused, attention=())
-    # Two layers: 8 * 12 * 2 B, and 8 * 8 * 4 scores of 5 B; recomputed scores and their gradient.
+    # Two layers: 8 * 12 * 2 B, and 8 * 8 * 4 scores of 2 B; recomputed scores and their gradient.
     close(bytes_of(fused, "dp=4").activations, 2 * 192.0)
-    close(bytes_of(unfused, "dp=4").activations, 2 * (192.0 + 1280.0))
+    close(bytes_of(unfused, "dp=4").activations, 2 * (192.0 + 512.0))
     close(bytes_of(fused, "dp=4").temporaries, 2 * 192.0)
-    close(bytes_of(unfused, "dp=4").temporaries, 2 * 1280.0)
+    close(bytes_of(unfused, "dp=4").temporaries, 2 * 512.0)
     close(bytes_of(unfused, "dp=4,recompute=selective").activations, 2 * 192.0)
 
 

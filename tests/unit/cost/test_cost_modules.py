@@ -133,10 +133,10 @@ def test_a_set_repeats_the_forward_pass_of_its_modules() -> None:
 
 
 def test_unfused_scores_go_with_core_attention() -> None:
-    """5 bytes per score of 64 heads and 4096 keys."""
+    """2 bytes per score of 64 heads and 4096 keys."""
     software = problem_of(load_model("llama-3.1-70b")).job.profile
     unfused = problem_of(load_model("llama-3.1-70b"), profile=replace(software, attention=()))
-    scores = 5 * 64 * 4096 / 2
+    scores = 2 * 64 * 4096 / 2
     assert elements(unfused, "mlp") - elements(unfused, "core_attn+mlp") == pytest.approx(scores + 128)
 
 

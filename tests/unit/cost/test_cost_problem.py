@@ -168,6 +168,7 @@ def test_recipes_of_low_precision_keep_sixteen_bits() -> None:
         assert stored == (2.0, 2.0, 4.0, 4.0)
     assert {name: (r.matmul, r.other) for name, r in RECIPES.items()} == {
         "fp32": ("fp32", "fp32"),
+        "tf32": ("tf32", "fp32"),
         "fp16": ("fp16", "fp16"),
         "bf16": ("bf16", "bf16"),
         "fp8": ("fp8", "bf16"),

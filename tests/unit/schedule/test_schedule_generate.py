@@ -105,6 +105,51 @@ def counts_one_by_one(schedule: Schedule, vpp: int) -> list[set[Counts]]:
     return of_ranks
 
 
+def counts_until_reduction(schedule: Schedule, m: int, vpp: int) -> list[set[Counts]]:
+    """For each rank its counts after every action, and 1 for chunks with gradients, which are reduced when
+    all micro-batches have passed backward."""
+    of_ranks = []
+    for row in schedule.ranks:
+        chunks = sorted({action.stage for action in row})
+        flying, waiting, passed = (dict.fromkeys(chunks, 0) for _ in range(3))
+        seen = set()
+        for action in row:
+            before = dict(passed)
+            flying[action.stage] += {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
+            waiting[action.stage] += {"I": 1, "W": -1}.get(action.kind, 0)
+            passed[action.stage] += action.kind in ("B", "W")
+            whole = (int(passed[chunk] > 0 and before[chunk] < m) for chunk in chunks)
+            seen.add((*flying.values(), *waiting.values(), *whole))
+        of_ranks.append(seen)
+    return of_ranks
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_whole_until_they_are_reduced(name: str) -> None:
+    """All moments that no other exceeds, with few and with many micro-batches; hand-counted ones below."""
+    code = code_of(name)
+    for pp, m, vpp in ((2, 1, 1), (2, 2, 2), (3, 4, 1), (2, 12, 2), (3, 15, 1), (4, 24, 2), (2, 10, 3)):
+        if illegal_reason(name, pp, m, vpp) is not None:
+            continue
+        schedule = generate(name, pp=pp, microbatches=m, vpp=vpp)
+        enough = int(live_microbatches(*(np.array(each) for each in (code, pp, m))))
+        found = live_counts(name, pp, enough, vpp, reduces_once=True)
+        for rank, seen in enumerate(counts_until_reduction(schedule, m, vpp)):
+            moments = {tuple(moment) for moment in found[rank].reshape(-1, 3 * vpp).tolist()}
+            most = {one for one in seen if not any(one != other and at_most(one, other) for other in seen)}
+            assert most <= moments <= seen, (pp, m, vpp, rank)
+
+
+def test_moments_with_gradients_by_hand() -> None:
+    # All F come first: 3 in flight without gradients, then 2 with them.
+    assert live_counts("gpipe", 2, 3, 1, reduces_once=True)[1].tolist() == [
+        [[3], [0], [0]],
+        [[2], [0], [1]],
+    ]
+    # F B F ... on the last rank: one in flight and gradients of the one before.
+    assert live_counts("1f1b", 2, 3, 1, reduces_once=True)[1].tolist() == [[[1], [0], [1]]]
+
+
 def at_most(one: Counts, other: Counts) -> bool:
     return all(few <= many for few, many in zip(one, other, strict=True))
 

@@ -28,10 +28,10 @@ from shardwise.cost.layouts.redistribute import (
     value_placements,
 )
 from shardwise.cost.operators import (
-    UNFUSED_SCORE_BYTES,
     fused_attention_s,
     matmul_times,
     moved_s,
+    saved_score_bytes,
     unfused_attention_s,
     written_of,
 )
@@ -389,7 +389,7 @@ def _data_bytes(context: CostContext, choices: OperatorLayouts, slots: Sequence[
 
 
 def _saved_bytes(context: CostContext, choices: OperatorLayouts, saved: SavedTensors) -> Values:
-    """Bytes of saved statistics, masks and unfused scores."""
+    """Bytes of saved statistics, masks and unfused scores. Attention of graphs has no dropout."""
     op = choices.op
     total: Any = np.zeros(len(choices))
     for dims, element_bytes in saved.own:
@@ -397,7 +397,8 @@ def _saved_bytes(context: CostContext, choices: OperatorLayouts, saved: SavedTen
     if context.attention is None:
         for work in work_of(op):
             if work.kind == "attention":
-                total = total + UNFUSED_SCORE_BYTES * scores_of(choices, work)
+                each = saved_score_bytes(context.machine, context.profile, has_dropout=False)
+                total = total + each * scores_of(choices, work)
     return np.asarray(total)
 
 
