@@ -52,6 +52,7 @@ class ReviewArguments:
     fix: object = None
     memory_margin: object = 0.05
     expert_imbalance: object = 1.1
+    mean_sample_len: object = None
     inter_node: object = None
     calibration: object = None
     software: object = None
@@ -255,6 +256,7 @@ def _job_arguments(given: ReviewArguments, model: Model | None, run: ImportedRun
         optimizer="adamw" if run is None else run.optimizer,
         memory_margin=given.memory_margin,
         expert_imbalance=given.expert_imbalance,
+        mean_sample_len=given.mean_sample_len,
         inter_node=given.inter_node,
         calibration=given.calibration,
         software=given.software,

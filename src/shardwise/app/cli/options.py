@@ -114,6 +114,15 @@ Imbalance = Annotated[
         help="Load of the busiest expert-parallel rank, relative to the mean.",
     ),
 ]
+MeanSampleLen = Annotated[
+    str | None,
+    option(
+        "--mean-sample-len",
+        "N",
+        "Tokens of the samples that are packed into a sequence; a token attends within its sample. Default: "
+        "the whole sequence.",
+    ),
+]
 Space = Annotated[
     str,
     typer.Option(
