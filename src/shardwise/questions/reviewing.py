@@ -35,7 +35,9 @@ SMALLEST_GAIN = 0.005
 
 LONGEST_S = 30 * 86400.0
 
-OWN_OPTIONS = ("ep_overlap", "fp8_param_gather", "grad_reduce_dtype", "moment_dtype", "offload_modules")
+OWN_OPTIONS = (
+    "cuda_graph", "ep_overlap", "fp8_param_gather", "grad_reduce_dtype", "moment_dtype", "offload_modules",
+)  # fmt: skip
 """Options of the software that no search chooses: the best plan has those of the file."""
 
 
