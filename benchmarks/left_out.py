@@ -265,7 +265,7 @@ def best_runs_of(runs: Sequence[MeasuredRun]) -> Iterator[BestRun]:
     for run in runs:
         problem = run.case.problem
         tokens = problem.job.global_batch_size * problem.job.seq_len / problem.cluster.devices
-        flop = tokens * model_flop_per_token(problem.model, problem.job.seq_len, causal_half=True)
+        flop = tokens * model_flop_per_token(problem.model, problem.job.attention_len, causal_half=True)
         peak = find_device(problem.device.name).peak_flop_per_s[problem.recipe.matmul]
         key = (problem.device.name, problem.job.dtype)
         groups.setdefault(key, []).append((flop / run.measured_s / peak, run.case.row.id))

@@ -23,7 +23,7 @@ from shardwise.cost import RECIPES, Problem, bind
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import MODULES, Model, model_from_config, set_text
 from shardwise.plans import Result
-from shardwise.strategy import Job, Strategy, Target, complete, target_of
+from shardwise.strategy import Job, Profile, Strategy, Target, complete, target_of
 from shardwise.targets.imports.imported import largest_of
 
 TARGET, FSDP_TARGET = "megatron-lm-0.19", "megatron-fsdp-0.19"
@@ -151,16 +151,22 @@ def target_for(recipe: Recipe) -> Target:
 
 
 def job_for(recipe: Recipe, model: Model, cluster: Cluster) -> Job:
-    """The job with the software of the target and its options as the recipe has them: overlap of
-    tensor-parallel communication, precision of gradients and moments; and reductions that do not
-    overlap."""
+    """The job with the software of the target and its options as the recipe has them: overlap of tensor- and
+    expert-parallel communication, precision of gradients and moments, CUDA graphs; and reductions that do
+    not overlap."""
     target = target_for(recipe)
-    chosen = {
-        "tp_comm_overlap": "on" if recipe.tp_comm_overlap else "off",
-        "grad_reduce_dtype": recipe.grad_reduce_dtype,
-        "moment_dtype": recipe.moment_dtype,
-    }
-    profile = target.with_options(target.own_profile, chosen)
+    profile = with_graphs(
+        recipe,
+        target.with_options(
+            target.own_profile,
+            {
+                "tp_comm_overlap": "on" if recipe.tp_comm_overlap else "off",
+                "ep_overlap": "on" if recipe.ep_overlap else "off",
+                "grad_reduce_dtype": recipe.grad_reduce_dtype,
+                "moment_dtype": recipe.moment_dtype,
+            },
+        ),
+    )
     if recipe.moment_dtype != "fp32" and recipe.dtype != "bf16":
         # the 16 bits that a bf16 weight lacks are enough only where there is one
         profile = replace(profile, master_bytes=4.0)
@@ -177,6 +183,18 @@ def job_for(recipe: Recipe, model: Model, cluster: Cluster) -> Job:
         expert_imbalance=1.0 if recipe.is_balanced else 1.1,
     )
     return replace(job, profile=profile)
+
+
+GRAPHS = {"transformer_engine": "modules", "full_iteration": "full_iteration"}
+"""The values of the option `cuda_graph` of the target for the graphs of a recipe."""
+
+
+def with_graphs(recipe: Recipe, profile: Profile) -> Profile:
+    """The software with the CUDA graphs of the recipe. Its dispatchers of experts have fixed buffers, which
+    the exported ones lack, so that the limits of the option do not apply."""
+    value = GRAPHS.get(recipe.cuda_graphs)
+    options = target_of(TARGET).options["cuda_graph"]
+    return profile if value is None else replace(profile, **options[value].profile)
 
 
 def strategy_for(recipe: Recipe, model: Model) -> Strategy:
@@ -245,15 +263,13 @@ def unsaid_of(recipe: Recipe) -> Iterator[str]:
         yield f"recomputation of {' '.join(sorted(unknown))}"
     if recipe.master_dtype != "fp32":
         yield f"{recipe.master_dtype} main weights"
-    if recipe.ep_overlap:
-        yield "expert-parallel overlap"
     if set(recipe.offload) - {"optimizer"}:
         yield "offload of named modules"
     if recipe.offloaded_layers:
         yield "time of offloading some layers"
     if recipe.dispatcher in ("deepep", "hybridep", "ncclep") and recipe.ep > 1:
         yield f"dispatcher {recipe.dispatcher}"
-    if recipe.cuda_graphs:
+    if recipe.cuda_graphs and recipe.cuda_graphs not in GRAPHS:
         yield f"CUDA graphs ({recipe.cuda_graphs})"
     if recipe.capacity_factor:
         yield "expert capacity"
@@ -317,16 +333,17 @@ _plans: dict[Any, Result | None] = {}
 
 def _plan(recipe: Recipe, problem: Problem) -> Result | None:
     """The fastest strategy of the target on all devices with gradients and moments of the same precision,
-    and optimizer states that are sharded only where the recipe shards them; None where nothing fits."""
+    and optimizer states that are sharded only where the recipe shards them, with the same overlap of experts
+    and the same CUDA graphs; None where nothing fits."""
     target = target_of(TARGET)
     chosen = {
         "tp_comm_overlap": "on",
+        "ep_overlap": "on" if recipe.ep_overlap else "off",
         "grad_reduce_dtype": recipe.grad_reduce_dtype,
         "moment_dtype": recipe.moment_dtype,
     }
-    profile = replace(
-        target.with_options(target.own_profile, chosen), master_bytes=problem.profile.master_bytes
-    )
+    own = with_graphs(recipe, target.with_options(target.own_profile, chosen))
+    profile = replace(own, master_bytes=problem.profile.master_bytes)
     job = replace(problem.job, profile=profile)
     fixed = {"optim_shard": 1} if recipe.sharding == "none" else {}
     key = (recipe.model, recipe.vocab, recipe.mtp_layers, problem.cluster.name, tuple(fixed), job)

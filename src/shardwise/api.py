@@ -79,6 +79,7 @@ def plan(
     use_all: bool = False,
     memory_margin: float = 0.05,
     expert_imbalance: float = 1.1,
+    mean_sample_len: int | None = None,
     inter_node: str | None = None,
     calibration: str | None = None,
     software: str | None = None,
@@ -111,13 +112,15 @@ def plan(
       slower than the optimum of the target (`plan.optimum`) a simpler strategy may be that is recommended.
     - `fix`: fields of the strategy with one value, such as `{"tp": 8}`; `space`: `default`, `core` or a file.
     - `use_all`: no device may stay idle. `memory_margin`: fraction of device memory to leave free.
-      `expert_imbalance`: load of the busiest expert rank over the mean. `inter_node`: bandwidth of a network
-      card, such as `200Gb/s`. `calibration`: a file of `shardwise calibrate`. `software`: the software
-      profile to price by, instead of that of the target. `set`: options of the software, such as
-      `{"grad_reduce_dtype": "bf16"}`; `attention`: that one alone, `flash`, `efficient` or `unfused`.
-      `price`: dollars per device and hour, or a list price such as `aws:3-years`; the default is the list
-      price on demand, where there is one. `lora`: train adapters alone, with the weights of the model frozen:
-      a rank, `r=16,targets=q_proj+v_proj`, an `adapter_config.json`, or a `LoraConfig` of PEFT.
+      `expert_imbalance`: load of the busiest expert rank over the mean. `mean_sample_len`: tokens of the
+      samples that are packed into a sequence, within which tokens attend (default: a sequence is one sample).
+      `inter_node`: bandwidth of a network card, such as `200Gb/s`. `calibration`: a file of
+      `shardwise calibrate`. `software`: the software profile to price by, instead of that of the target.
+      `set`: options of the software, such as `{"grad_reduce_dtype": "bf16"}`; `attention`: that one alone,
+      `flash`, `efficient` or `unfused`. `price`: dollars per device and hour, or a list price such as
+      `aws:3-years`; the default is the list price on demand, where there is one. `lora`: train adapters
+      alone, with the weights of the model frozen: a rank, `r=16,targets=q_proj+v_proj`, an
+      `adapter_config.json`, or a `LoraConfig` of PEFT.
     - `top`: number of runners-up. `frontier`: also find the Pareto frontier of time and memory
       (`plan.answer.frontier`). `exhaustive`: evaluate every feasible candidate.
     - `stage_dp`, `mixed_pool_stages`: limits of uneven plans, as the options of `shardwise plan`.
@@ -161,6 +164,7 @@ def evaluate(
     optimizer: str = "adamw",
     memory_margin: float = 0.05,
     expert_imbalance: float = 1.1,
+    mean_sample_len: int | None = None,
     inter_node: str | None = None,
     calibration: str | None = None,
     software: str | None = None,
@@ -203,6 +207,7 @@ def frontier(
     use_all: bool = False,
     memory_margin: float = 0.05,
     expert_imbalance: float = 1.1,
+    mean_sample_len: int | None = None,
     inter_node: str | None = None,
     calibration: str | None = None,
     software: str | None = None,
@@ -246,6 +251,7 @@ def review(
     fix: Mapping[str, Value] | str | None = None,
     memory_margin: float = 0.05,
     expert_imbalance: float = 1.1,
+    mean_sample_len: int | None = None,
     inter_node: str | None = None,
     calibration: str | None = None,
     software: str | None = None,

@@ -29,6 +29,7 @@ from shardwise_verify.layers import (
     AMOUNTS,
     PHASES,
     LocalSizes,
+    attended_tokens,
     block_amounts,
     block_shapes,
     keys_of_query,
@@ -398,10 +399,9 @@ def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> f
         trained += active_elements(operator, experts) if operator.trained else 0
         if isinstance(operator, AttentionOperator):
             causal = operator.causal and not full_attention
-            width = min(operator.window or figures.job.seq_len, figures.job.seq_len)
-            keys = (
-                keys_of_query(figures.job.seq_len, operator.window, causal=True) if causal else float(width)
-            )
+            tokens = attended_tokens(figures.job)
+            width = min(operator.window or tokens, tokens)
+            keys = keys_of_query(tokens, operator.window, causal=True) if causal else float(width)
             attention += 2 * operator.heads.size * (operator.qk_dim + operator.v_dim) * keys
     return 4 * elements + 2 * trained + 3 * attention
 

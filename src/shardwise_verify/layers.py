@@ -28,6 +28,7 @@ from shardwise_verify.records import (
     AttentionOperator,
     ExtentRecord,
     GroupedMatmulOperator,
+    JobRecord,
     LayerOperator,
     LayersRecord,
     LookupOperator,
@@ -231,6 +232,11 @@ def _grouped_matmul_seconds(operator: GroupedMatmulOperator, sizes: LocalSizes) 
     )
 
 
+def attended_tokens(job: JobRecord) -> int:
+    """Tokens within which attention is computed: a packed sample, or else the sequence."""
+    return job.seq_len if job.mean_sample_len is None else job.mean_sample_len
+
+
 def keys_of_query(seq_len: int, window: int | None, *, causal: bool) -> float:
     """Average number of keys that a query attends to."""
     width = seq_len if window is None else min(window, seq_len)
@@ -243,13 +249,15 @@ def _attention_seconds(operator: AttentionOperator, sizes: LocalSizes) -> Kernel
     figures, curve = sizes.figures, sizes.figures.fused
     if curve is None:
         return _unfused_seconds(operator, sizes)
+    tokens = attended_tokens(figures.job)
     seq_len = figures.job.seq_len
+    rate_len = tokens if operator.window is None or operator.window >= seq_len else seq_len
     heads, kv_heads = sizes.width(operator.heads), sizes.width(operator.kv_heads)
     dims = operator.qk_dim + operator.v_dim
     rows = sizes.count(operator.rows)
-    work = 2 * rows * keys_of_query(seq_len, operator.window, causal=operator.causal) * heads * dims
+    work = 2 * rows * keys_of_query(tokens, operator.window, causal=operator.causal) * heads * dims
     nbytes = rows * (heads + kv_heads) * dims * figures.recipe.activation_bytes
-    flop_per_s = figures.attention_flop_per_s * seq_len / (seq_len + curve.seq_half)
+    flop_per_s = figures.attention_flop_per_s * rate_len / (rate_len + curve.seq_half)
     launch, memory = figures.efficiency.launch_s, figures.memory_bytes_per_s
     forward = launch + np.maximum(work / (flop_per_s * curve.forward_fraction), nbytes / memory)
     backward = launch + np.maximum(2.5 * work / (flop_per_s * curve.backward_fraction), 2 * nbytes / memory)

@@ -142,7 +142,12 @@ class Figures:
 
 def figures_of(model: LayersRecord, cluster: ClusterRecord, job: JobRecord) -> Figures:
     """The figures of a problem. Raises InputError for a dtype that is unknown or that a class of the
-    cluster lacks."""
+    cluster lacks, and for samples that are longer than the sequence they are packed into."""
+    if job.mean_sample_len is not None and job.mean_sample_len > job.seq_len:
+        raise InputError(
+            "is longer than the sequence", key="job.mean_sample_len", found=str(job.mean_sample_len),
+            allowed=f"1 to {job.seq_len}",
+        )  # fmt: skip
     recipe = _recipe(job.dtype, cluster)
     if not job.profile.applies_dropout:
         model = _without_dropout(model)

@@ -529,6 +529,7 @@ class JobRecord:
     memory_margin: Share
     expert_imbalance: Annotated[float, Bounds(1.0, 1e6)]
     profile: SoftwareRecord
+    mean_sample_len: Count | None = None
 
 
 # Answers

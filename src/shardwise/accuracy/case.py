@@ -527,6 +527,12 @@ MAX_DEVICES: Final = 1_000_000
 IMBALANCE: Final = 1.1
 """Load of the busiest expert over the mean load, where the source does not state balanced routing."""
 
+PACKED_SAMPLE: Final = 200
+"""Tokens of a sample of a run whose notes say packed sequences without a length. Assumption: such runs
+fine-tune on SQuAD, a paragraph of about 120 words, a question and its answer. At a sequence length of 4,096
+attention within 100 or within 400 tokens differs by less than 1 % of a step.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedDevices:
@@ -779,10 +785,15 @@ def _job(row: Row, model: Model, cluster: Cluster, profile: Profile) -> tuple[Jo
     imbalance = 1.0 if "balanced" in row.notes.casefold() else IMBALANCE
     if model.experts is not None and imbalance > 1.0:
         assumed.append(f"expert_imbalance: {imbalance}")
+    sample = row.mean_sample_len
+    if sample is None and row.seq_len and "packed sequences" in row.notes.casefold():
+        sample = min(PACKED_SAMPLE, row.seq_len)
+        assumed.append(f"mean_sample_len: {sample}")
     job = default_job(
         model,
         cluster,
         seq_len=row.seq_len,
+        mean_sample_len=sample,
         global_batch_size=int(row.global_batch or 0),
         dtype=dtype,
         optimizer=_optimizer(row.optimizer),

@@ -115,7 +115,7 @@ def _flop_by_convention(row: Row, problem: Problem) -> float:
 
 def _model_flop(row: Row, problem: Problem) -> float:
     """Model flop per token: 6 N plus attention, without recomputation."""
-    return model_flop_per_token(problem.model, problem.job.seq_len, causal_half=_is_halved(row))
+    return model_flop_per_token(problem.model, problem.job.attention_len, causal_half=_is_halved(row))
 
 
 def _hardware_flop(row: Row, problem: Problem) -> float:
@@ -129,7 +129,7 @@ def _hardware_flop(row: Row, problem: Problem) -> float:
         raise ConfigError("is not given, and a time from hardware flop needs it", key="recompute")
     if words[0] == "none":
         return flop
-    recomputed = attention_flop_per_token(model, problem.job.seq_len, causal_half=_is_halved(row))
+    recomputed = attention_flop_per_token(model, problem.job.attention_len, causal_half=_is_halved(row))
     if words[0] == "full":
         end_flop = 2.0 * (model.vocab * model.hidden + mtp_parameters(model))
         recomputed += 2.0 * active_matmul_parameters(model) - end_flop

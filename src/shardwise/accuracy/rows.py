@@ -81,6 +81,7 @@ class Row:
     hfu_pct: float | None
     peak_mem_gib: float | None
     peak_rank: str
+    mean_sample_len: int | None
 
     @property
     def group(self) -> str:

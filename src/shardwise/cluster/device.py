@@ -150,8 +150,8 @@ class Efficiency:
     def lag(self, devices: int) -> float:
         """Expected time of the slowest of `devices`, relative to their mean. At least 1.
 
-        Times are normally distributed. The largest of n lies at the quantile (n - 3/8) / (n + 1/4) (Blom 1958,
-        Statistical Estimates and Transformed Beta-Variables).
+        Times are normally distributed. The largest of n lies at the quantile (n - 3/8) / (n + 1/4) (Blom
+        1958, Statistical Estimates and Transformed Beta-Variables).
         """
         if devices == 1:
             return 1.0

@@ -243,7 +243,12 @@ def fused_attention_s(
 
 
 def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorSeconds:
-    """Core attention; its whole backward counts as the input gradient."""
+    """Core attention; its whole backward counts as the input gradient.
+
+    A fused kernel works within packed samples, at its rate for sequences of their length. With a window,
+    which limits its blocks in either case, it has the rate for the whole sequence. Software with scores in
+    memory computes those of the whole sequence and masks them.
+    """
     seq_len = 1.0 * problem.job.seq_len
     heads = width_of(problem, table, operator.heads)
     if problem.attention is None:
@@ -251,12 +256,15 @@ def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> 
             problem, problem.profile, rows * heads, seq_len, seq_len, operator.qk_dim, operator.v_dim
         )
     else:
-        window = seq_len if operator.window is None else np.minimum(operator.window, seq_len)
-        keys = compute.keys_per_query(seq_len, window, 0.5 if operator.causal else 1.0)
+        length = 1.0 * problem.job.attention_len
+        window = length if operator.window is None else np.minimum(operator.window, length)
+        is_windowed = operator.window is not None and np.asarray(operator.window) < seq_len
+        of_rate = np.where(is_windowed, seq_len, length)
+        keys = compute.keys_per_query(length, window, 0.5 if operator.causal else 1.0)
         work = compute.attention_work(rows, keys, heads, operator.qk_dim, operator.v_dim)
         moved = rows * 2.0 * (heads + width_of(problem, table, operator.kv_heads))
         moved_bytes = moved * (operator.qk_dim + operator.v_dim) * problem.recipe.activation_bytes / 2.0
-        forward_s, backward_s = fused_attention_s(problem, problem.attention, work, moved_bytes, seq_len)
+        forward_s, backward_s = fused_attention_s(problem, problem.attention, work, moved_bytes, of_rate)
     return OperatorSeconds(forward_s, backward_s, 0.0 * table.tp)
 
 

@@ -74,6 +74,9 @@ class ProblemShapes:
         """
         rows = _Rows(counts, np.repeat(np.arange(len(problems)), counts))
         first = problems[0]
+        samples: dict[str, Any] = {
+            "mean_sample_len": rows.column([each.job.attention_len for each in problems])
+        }
         model, efficiency, profile, tiers = (
             self._stacked_record(records, rows) for records in zip(*map(_records, problems), strict=True)
         )
@@ -82,7 +85,12 @@ class ProblemShapes:
             model=model,
             device=replace(first.device, efficiency=efficiency),
             cluster=replace(first.cluster, tiers=tiers),
-            job=replace(first.job, profile=profile, **rows.columns([each.job for each in problems], _JOB)),
+            job=replace(
+                first.job,
+                profile=profile,
+                **samples,
+                **rows.columns([each.job for each in problems], _JOB),
+            ),
             patterns=Patterns.joined([each.patterns for each in problems], counts),
             is_columnar=True,
             **rows.columns(problems, _MACHINE),

@@ -11,7 +11,7 @@ from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout, loss_weight
 from shardwise.model import Model
 from shardwise.plans import Plan
-from shardwise.strategy import Job, Target, target_of
+from shardwise.strategy import PACKED_SAMPLES, Job, Target, target_of
 
 
 def own_target() -> Target:
@@ -59,6 +59,8 @@ def unsupported_job(
     """What a target that supports these `dtypes` does not run of a job, and of the model if there is one."""
     yield from _unknown("job.dtype", "dtype", job.dtype, dtypes)
     yield from _unknown("job.optimizer", "optimizer", job.optimizer, target.optimizers)
+    if job.is_packed and PACKED_SAMPLES in target.lacks:
+        yield _named("job.mean_sample_len", PACKED_SAMPLES, "the sequence length")
     if model is not None:
         yield from _unknown("model", "model family", model.family, target.families)
         for part in model.special_parts:

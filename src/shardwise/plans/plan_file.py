@@ -308,8 +308,10 @@ def _cluster(fields: Fields, path: str, key: str = "cluster") -> Cluster:
 def _job(fields: Fields) -> Job:
     """The job of a plan file."""
     optimizer: Any = fields.choice("optimizer", get_args(Optimizer))
+    seq_len, sample = fields.integer("seq_len", low=1, high=1e9), "mean_sample_len"
     job = Job(
-        seq_len=fields.integer("seq_len", low=1, high=1e9),
+        seq_len=seq_len,
+        mean_sample_len=fields.integer(sample, low=1, high=seq_len) if fields.has(sample) else None,
         global_batch_size=fields.integer("global_batch_size", low=1, high=1e9),
         dtype=fields.text("dtype"),
         optimizer=optimizer,

@@ -68,6 +68,7 @@ class JobArguments:
     optimizer: object = "adamw"
     memory_margin: object = 0.05
     expert_imbalance: object = 1.1
+    mean_sample_len: object = None
     inter_node: object = None
     calibration: object = None
     software: object = None
@@ -142,20 +143,25 @@ def request_of(given: JobArguments, target: object = None) -> Request:
     seq_len = None if given.seq_len is None else count("--seq-len", given.seq_len)
     batch = count("--global-batch-size", given.global_batch_size)
     margin, imbalance = _margin(given), _imbalance(given)
+    sample = None if given.mean_sample_len is None else count("--mean-sample-len", given.mean_sample_len)
     dtype, optimizer = _dtype(given), _optimizer(given)
     software = software_profile(given.software)
     options = _software_options(given)
     model = adapted_model(given)
     cluster, calibration = measured_cluster(given)
+    length = seq_len if seq_len is not None else model.max_seq_len or 4096
+    if sample is not None:
+        count("--mean-sample-len", sample, high=length)
     job = search.default_job(
         model,
         cluster,
-        seq_len=seq_len if seq_len is not None else model.max_seq_len or 4096,
+        seq_len=length,
         global_batch_size=batch,
         dtype=dtype,
         optimizer=optimizer,
         memory_margin=margin,
         expert_imbalance=imbalance,
+        mean_sample_len=sample,
     )
     cluster, calibration = _of_workload(cluster, calibration, model, job.dtype)
     own = target_of(OWN_TARGET)
@@ -483,11 +489,13 @@ def graph_request_of(given: JobArguments, meshes: str) -> GraphRequest:
     seq_len = None if given.seq_len is None else count("--seq-len", given.seq_len)
     margin, _ = _margin(given), _imbalance(given)
     optimizer, dtype = _optimizer(given), _dtype(given)
-    if given.lora is not None:
-        raise ConfigError(
-            "is for models, not for operator graphs", key=LORA, found=short_repr(given.lora),
-            allowed="no such argument",
-        )  # fmt: skip
+    of_models = ((LORA, given.lora), ("--mean-sample-len", given.mean_sample_len))
+    for key, value in of_models:
+        if value is not None:
+            raise ConfigError(
+                "is for models, not for operator graphs", key=key, found=short_repr(value),
+                allowed="no such argument",
+            )  # fmt: skip
     if options := _software_options(given):
         key = "--set" if given.set else "--attention"
         raise ConfigError("is for models", key=key, found=", ".join(options), allowed="no such argument")

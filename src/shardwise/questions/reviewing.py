@@ -35,7 +35,9 @@ SMALLEST_GAIN = 0.005
 
 LONGEST_S = 30 * 86400.0
 
-OWN_OPTIONS = ("ep_overlap", "fp8_param_gather", "grad_reduce_dtype", "moment_dtype", "offload_modules")
+OWN_OPTIONS = (
+    "cuda_graph", "ep_overlap", "fp8_param_gather", "grad_reduce_dtype", "moment_dtype", "offload_modules",
+)  # fmt: skip
 """Options of the software that no search chooses: the best plan has those of the file."""
 
 
@@ -52,6 +54,7 @@ class ReviewArguments:
     fix: object = None
     memory_margin: object = 0.05
     expert_imbalance: object = 1.1
+    mean_sample_len: object = None
     inter_node: object = None
     calibration: object = None
     software: object = None
@@ -255,6 +258,7 @@ def _job_arguments(given: ReviewArguments, model: Model | None, run: ImportedRun
         optimizer="adamw" if run is None else run.optimizer,
         memory_margin=given.memory_margin,
         expert_imbalance=given.expert_imbalance,
+        mean_sample_len=given.mean_sample_len,
         inter_node=given.inter_node,
         calibration=given.calibration,
         software=given.software,

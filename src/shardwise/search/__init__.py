@@ -68,7 +68,7 @@ from shardwise.search.plan_timeline import (
 )
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.recommended import recommended
-from shardwise.search.result import band_of, memory_by_stage
+from shardwise.search.result import band_of, masks_samples, memory_by_stage
 from shardwise.search.space import SpaceChoice, read_space
 from shardwise.search.stage_memory import StageMemory
 from shardwise.search.step_times import (
@@ -143,6 +143,7 @@ __all__ = [
     "graph_result",
     "host_memory",
     "is_mixed",
+    "masks_samples",
     "memory_by_stage",
     "objective_value",
     "over_open_options",

@@ -545,7 +545,8 @@ def _nodes(question: Question, value: str) -> Question:
 
 
 def _seq_len(question: Question, value: str) -> Question:
-    return replace(question, job=replace(question.job, seq_len=_count(value, question.job.seq_len)))
+    job = question.job
+    return replace(question, job=job.with_seq_len(_count(value, job.seq_len)))
 
 
 def _batch(question: Question, value: str) -> Question:

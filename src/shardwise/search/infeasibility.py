@@ -304,7 +304,7 @@ def _needing_less(question: Question) -> Iterator[tuple[str, str, Question]]:
         yield "optimizer", "with --optimizer adafactor", replace(requested, job=lighter)
     for factor in (2, 4, 8):
         if job.seq_len % factor == 0:
-            shorter = replace(job, seq_len=job.seq_len // factor)
+            shorter = job.with_seq_len(job.seq_len // factor)
             yield "sequence", f"with --seq-len {shorter.seq_len}", replace(requested, job=shorter)
     for factor in (2, 4, 8, 16):
         cluster = multiplied(requested.cluster, factor)

@@ -164,9 +164,10 @@ def default_job(
     optimizer: Optimizer = "adamw",
     memory_margin: float = 0.05,
     expert_imbalance: float = 1.1,
+    mean_sample_len: int | None = None,
 ) -> Job:
     """A job with defaults filled in: the model's sequence length, and the best 16-bit dtype of all
-    devices."""
+    devices. ConfigError for a value out of range; samples are no longer than sequences."""
     length = seq_len if seq_len is not None else model.max_seq_len
     if length is None:
         raise ConfigError("the model names no sequence length", key="seq_len", allowed="--seq-len N")
@@ -182,6 +183,11 @@ def default_job(
         raise ConfigError(
             "out of range", key="expert_imbalance", found=str(expert_imbalance), allowed="1 to 100"
         )
+    if mean_sample_len is not None and not 1 <= mean_sample_len <= length:
+        raise ConfigError(
+            "is no length of samples that are packed into a sequence", key="mean_sample_len",
+            found=str(mean_sample_len), allowed=f"1 to the sequence length, {length}",
+        )  # fmt: skip
     if dtype is not None and dtype not in RECIPES:
         raise unknown("is not a known dtype", dtype, RECIPES, key="dtype")
     return Job(
@@ -191,6 +197,7 @@ def default_job(
         optimizer=optimizer,
         memory_margin=memory_margin,
         expert_imbalance=expert_imbalance,
+        mean_sample_len=mean_sample_len,
     )
 
 

@@ -14,6 +14,7 @@ from shardwise.cost import (
     TableCosts,
     bind,
     costs_of_all_stages,
+    has_fused_attention,
     rank_bytes,
     stage_times,
     step_end,
@@ -80,6 +81,12 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
     )
 
 
+def masks_samples(cluster: Cluster, job: Job) -> bool:
+    """Whether attention computes whole sequences and masks packed samples: on a device without a fused kernel
+    of the software."""
+    return job.is_packed and not has_fused_attention(cluster, job.profile)
+
+
 def memory_by_stage(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> list[dict[str, float]]:
     """Bytes on a rank of each pipeline stage at its peak: the parts of memory, and `device`, their sum."""
     problem, table = bind(model, cluster, job), StrategyTable.of([strategy])
@@ -97,7 +104,7 @@ def memory_by_stage(model: Model, cluster: Cluster, job: Job, strategy: Strategy
 
 def _utilisation(problem: Problem, tokens_per_s_per_device: float, *, is_causal: bool) -> float:
     """Model FLOP per second over the dense peak of the matmul dtype (docs/reference/formats.md, MFU)."""
-    flop = model_flop_per_token(problem.model, problem.job.seq_len, causal_half=is_causal)
+    flop = model_flop_per_token(problem.model, problem.job.attention_len, causal_half=is_causal)
     peak = problem.device.peak_flop_per_s[problem.recipe.matmul]
     return flop * tokens_per_s_per_device / peak
 

@@ -65,6 +65,7 @@ from shardwise.strategy.strategy import (
 )
 from shardwise.strategy.target import (
     ANY,
+    PACKED_SAMPLES,
     Limit,
     OptionValue,
     Target,
@@ -112,6 +113,7 @@ __all__ = [
     "OFFLOADS",
     "ORDERS",
     "OWN_PROFILE",
+    "PACKED_SAMPLES",
     "PROFILES",
     "REASONS",
     "RECOMPUTES",

@@ -279,8 +279,10 @@ _OPTIONAL_FIELDS = (
 
 
 def job_record(job: Job) -> dict[str, Any]:
-    """A job as plain values, with its whole profile."""
+    """A job as plain values, with its whole profile; `mean_sample_len` only where samples are packed."""
     record = asdict(job)
+    if job.mean_sample_len is None:
+        del record["mean_sample_len"]
     for each in dataclass_fields(Profile):
         default = each.default if each.default is not MISSING else {}
         if each.name in _RARE_FIELDS and record["profile"][each.name] == default:
@@ -527,6 +529,9 @@ class Job:
     `mxfp8`, `nvfp4`). `memory_margin` is the fraction of the device memory that stays free.
     `expert_imbalance` is the load of the busiest expert rank over the mean. `profile` is the software that
     runs it.
+
+    `mean_sample_len` is the length in tokens of the samples that are packed into a sequence, 1 to `seq_len`;
+    tokens attend within their sample. None: a sequence is one sample.
     """
 
     seq_len: int
@@ -537,3 +542,22 @@ class Job:
     expert_imbalance: float = 1.1
     seed: int = 0
     profile: Profile = MEGATRON_2024
+    mean_sample_len: int | None = None
+
+    @property
+    def attention_len(self) -> int:
+        """Tokens of the stretch within which attention is computed: of a packed sample, else of the
+        sequence. Everything that prices or counts attention reads the length here."""
+        return self.seq_len if self.mean_sample_len is None else self.mean_sample_len
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a sequence has several samples."""
+        return self.attention_len < self.seq_len
+
+    def with_seq_len(self, seq_len: int) -> Job:
+        """The job with sequences of this length; samples are no longer than they."""
+        sample = self.mean_sample_len
+        return replace(
+            self, seq_len=seq_len, mean_sample_len=None if sample is None else min(sample, seq_len)
+        )

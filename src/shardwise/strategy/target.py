@@ -27,6 +27,9 @@ Axes = Mapping[str, tuple[Value, ...]]
 """For some fields, the values that they may have."""
 
 ANY = "any"
+
+PACKED_SAMPLES = "packed samples"
+"""The name in `lacks` of targets that compute attention over whole sequences."""
 """The target without limits."""
 
 
@@ -294,7 +297,7 @@ class Target:
     - `default_axes`: values that plans for clusters of `devices` (of any, where it names none) have unless
       others are requested.
     - `devices`, `dtypes`, `optimizers`, `families` (of models): everything that it supports. `lacks`: parts
-      of models (`Model.special_parts`) that it does not support.
+      of models (`Model.special_parts`) that it does not support, and `PACKED_SAMPLES`.
     - `accelerators`: vendors on whose devices it also runs, but for which it is not the default target.
     - `command`: the command that runs a plan.
     - `uneven_dtypes`: dtypes of uneven plans that it runs (empty: none); `runs_mixed_pool_stages`: also with

@@ -141,6 +141,7 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "dtypes of moments": [_MOMENTS[job.profile.moment_bytes]] * 2,
         "communication of tensor parallelism overlaps": options.get("tp_comm_overlap") == "on",
         "communication of expert parallelism overlaps": options.get("ep_overlap") == "on",
+        "CUDA graphs": _GRAPHS[options.get("cuda_graph", "none")],
         "modules on the host": options.get("offload_modules", "none"),
         "fused attention": has_fused_attention(plan.cluster, plan.job.profile),
         "devices": plan.cluster.devices,
@@ -167,6 +168,7 @@ def _of_reading(plan: Plan, reading: Reading) -> dict[str, object]:
         "dtypes of moments": [_DTYPES.get(read[f"exp_avg{kind}_dtype"]) for kind in ("", "_sq")],
         "communication of tensor parallelism overlaps": read["tp_comm_overlap"],
         "communication of expert parallelism overlaps": read["overlap_moe_expert_parallel_comm"],
+        "CUDA graphs": (read.get("cuda_graph_impl", "none"), _scope(read)),
         "modules on the host": _moved(reading),
         "fused attention": read["attention_backend"] in ("auto", "flash", "fused"),
         "gradients reduced during computation": read["overlap_grad_reduce"],
@@ -175,6 +177,23 @@ def _of_reading(plan: Plan, reading: Reading) -> dict[str, object]:
         **{f"strategy.{name}": value for name, value in strategy.items()},
         "layers of stages": stages,
     }
+
+
+_GRAPHS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "none": ("none", ()),
+    "modules": ("transformer_engine", ("attn", "moe_preprocess", "moe_router")),
+    "full_iteration": ("local", ("full_iteration",)),
+}
+"""The implementation and the scopes of the graphs of each value of `cuda_graph`."""
+
+
+def _scope(read: Mapping[str, Any]) -> tuple[str, ...]:
+    """The scopes of the graphs, which a run without graphs may have too."""
+    if read.get("cuda_graph_impl", "none") == "none":
+        return ()
+    given = read.get("cuda_graph_scope") or ()
+    names = [given] if isinstance(given, str) else given
+    return tuple(sorted(str(name).rpartition(".")[2] for name in names))
 
 
 def _values(prefix: str, model: MegatronModel) -> dict[str, object]:

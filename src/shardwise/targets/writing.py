@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable, short_repr
 from shardwise.plans import Plan, plan_hash
-from shardwise.strategy import Target, target_of
+from shardwise.strategy import PACKED_SAMPLES, Target, target_of
 from shardwise.units import format_bytes, format_seconds
 
 WRITTEN_BY = "Written by shardwise export"
@@ -23,7 +23,17 @@ def head_lines(plan: Plan, target: Target) -> Iterator[str]:
     yield step_time_line(plan)
     peak = plan.best.peak_memory
     yield f"Predicted peak memory: {format_bytes(peak.device)} of {format_bytes(peak.capacity)} per device."
+    if plan.job.is_packed:
+        yield f"Attention is predicted within packed samples of {plan.job.mean_sample_len} tokens:"
+        yield _BOUNDARIES[target.name.startswith("megatron")]
     yield "Predictions only: this file was not run on hardware."
+
+
+_BOUNDARIES = {
+    True: "the data must give their boundaries (cu_seqlens), as --sft of Megatron-LM does.",
+    False: "position_ids must restart with each sample (DataCollatorWithFlattening), with FlashAttention.",
+}
+"""How the software learns where packed samples end: Megatron-LM, and modules of Transformers."""
 
 
 def step_time_line(plan: Plan) -> str:
@@ -54,6 +64,9 @@ def check_plan(plan: Plan, name: str) -> Target:
             raise refusal(target, key, found, ", ".join(known))
     if not target.runs_on(plan.cluster.vendors):
         raise refusal(target, "cluster", ", ".join(plan.cluster.classes), target.known_devices)
+    if job.is_packed and PACKED_SAMPLES in target.lacks:
+        allowed = f"{job.seq_len}, the sequence length"
+        raise refusal(target, "job.mean_sample_len", job.mean_sample_len, allowed)
     for part in plan.model.special_parts:
         if part in target.lacks:
             raise refusal(target, "model.config", part, "models without it")

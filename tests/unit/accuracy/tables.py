@@ -44,6 +44,7 @@ PLAIN = {
     "hfu_pct": "",
     "peak_mem_gib": "",
     "peak_rank": "",
+    "mean_sample_len": "",
     "vpp": "",
     "cp": "",
     "ep": "",

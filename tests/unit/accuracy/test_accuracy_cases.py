@@ -431,3 +431,13 @@ def test_stated_gradients_and_the_rank_of_a_peak() -> None:
 def test_other_values_of_these_columns_skip_the_row(column: str) -> None:
     with pytest.raises(ConfigError, match=f"{column}: is not known"):
         case_of(**{column: "mine"})
+
+
+def test_rows_of_packed_samples() -> None:
+    """The column gives their length; notes that say packed sequences without it mean 200 tokens. Rates count
+    the attention of samples: 6 N + 12 layers * hidden * keys, with 2,048 and 200 keys."""
+    whole, given, noted = case_of(), case_of(mean_sample_len="512"), case_of(notes="packed sequences")
+    assert [case.problem.job.attention_len for case in (whole, given, noted)] == [2048, 512, 200]
+    assert "mean_sample_len: 200" in noted.assumed and not any("sample" in text for text in given.assumed)
+    with pytest.raises(ConfigError, match="mean_sample_len"):
+        case_of(mean_sample_len="2049")

@@ -312,6 +312,16 @@ FSDP = "--use-megatron-fsdp --use-distributed-optimizer --data-parallel-sharding
          {"moment_bytes": 2.0, "master_bytes": 2.0}),
         (MEGATRON_LM, "--bf16 --fp8-format hybrid --fp8-recipe mxfp8 --fp8-param-gather",
          {"tp_comm_overlap": "off", "grad_reduce_dtype": "fp32", "fp8_param_gather": "on"}, {}),
+        (MEGATRON_LM, "--bf16 --cuda-graph-impl local --cuda-graph-scope full_iteration",
+         {"tp_comm_overlap": "off", "cuda_graph": "full_iteration", "grad_reduce_dtype": "fp32"}, {}),
+        (MEGATRON_LM, "--bf16 --cuda-graph-impl full_iteration",
+         {"tp_comm_overlap": "off", "cuda_graph": "full_iteration", "grad_reduce_dtype": "fp32"}, {}),
+        (MEGATRON_LM,
+         "--bf16 --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router moe_preprocess",
+         {"tp_comm_overlap": "off", "cuda_graph": "modules", "grad_reduce_dtype": "fp32"}, {}),
+        # Graphs of attention alone are no value of the option.
+        (MEGATRON_LM, "--bf16 --cuda-graph-impl transformer_engine --cuda-graph-scope attn",
+         {"tp_comm_overlap": "off", "grad_reduce_dtype": "fp32"}, {}),
         # Without a format of 8 bits there are no such weights.
         (MEGATRON_LM, "--bf16 --fp8-param-gather", {"tp_comm_overlap": "off", "grad_reduce_dtype": "fp32"},
          {}),

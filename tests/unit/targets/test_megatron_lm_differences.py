@@ -62,7 +62,7 @@ def test_equal_values_are_counted() -> None:
     found = read_back(requested_plan(), READING)
     assert found.differences == ()
     sizes = len(fields(MegatronModel)) - 1 + len(fields(MegatronExperts))
-    assert found.values == sizes + len(FIELDS) + 14
+    assert found.values == sizes + len(FIELDS) + 15
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,7 @@ def test_other_modules_are_found(modules: list[str], found: str) -> None:
         ({"exp_avg_sq_dtype": "torch.bfloat16"}, "dtypes of moments"),
         ({"tp_comm_overlap": True}, "communication of tensor parallelism overlaps"),
         ({"overlap_moe_expert_parallel_comm": True}, "communication of expert parallelism overlaps"),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]}, "CUDA graphs"),
         ({"attention_backend": "unfused"}, "fused attention"),
         ({"overlap_grad_reduce": False}, "gradients reduced during computation"),
         ({"overlap_param_gather": False}, "parameters gathered during computation"),

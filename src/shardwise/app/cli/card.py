@@ -412,6 +412,7 @@ def question_lines(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
         *filter(None, (size, adapters_text(model))),
         words.counted(cluster.devices, "device"),
         f"{job.global_batch_size:,} × {job.seq_len:,} = {format_count(tokens)} tokens a step",
+        *packing_facts(job),
         job.dtype,
         job.optimizer,
     )
@@ -421,6 +422,11 @@ def question_lines(model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
         for line in textwrap.wrap(note, columns() - 2):
             yield ((f" {line}", "warn"),)
     yield (("─" * columns(), "dim"),)
+
+
+def packing_facts(job: Job) -> list[str]:
+    """The length of packed samples, for the head of a card; empty where a sequence is one sample."""
+    return [f"packed samples of {job.attention_len:,} tokens"] if job.is_packed else []
 
 
 def figures(result: Result, model: Model, cluster: Cluster, job: Job) -> Iterator[Line]:
@@ -631,6 +637,7 @@ def assumption_texts(
         *(f"{text} ({network})" for text in cluster.assumptions),
         *_efficiency(cluster),
         f"software: {job.profile.name} (--software)",
+        *_packing(cluster, job),
         f"{words.percent(job.memory_margin, 0)} of device memory kept free (--memory-margin)",
         *([imbalance] if strategy is not None and strategy.ep > 1 else []),
         *(f"{_short_price(text) if not is_verbose else text} (--price)" for text in price_lines(cluster)),
@@ -657,6 +664,15 @@ def _efficiency(cluster: Cluster) -> Iterator[str]:
         )
     else:
         yield f"{'all else' if measured else 'efficiency'} fitted to published runs (--calibration)"
+
+
+def _packing(cluster: Cluster, job: Job) -> list[str]:
+    """What attention computes of packed samples."""
+    if not job.is_packed:
+        return []
+    if search.masks_samples(cluster, job):
+        return ["attention: scores of the whole sequence, masked between packed samples (--attention)"]
+    return [f"attention: within samples of {job.attention_len:,} tokens (--mean-sample-len)"]
 
 
 def _short_price(text: str) -> str:

@@ -63,6 +63,7 @@ def _different_questions(plan: Plan, other: Plan) -> Iterator[Line]:
         ("model", plan.name, other.name),
         ("cluster", plan.cluster.name, other.cluster.name),
         ("sequence length", f"{plan.job.seq_len:,}", f"{other.job.seq_len:,}"),
+        ("samples", f"of {plan.job.attention_len:,}", f"{other.job.attention_len:,} tokens"),
         ("batch", f"{plan.job.global_batch_size:,}", f"{other.job.global_batch_size:,}"),
         ("dtype", plan.job.dtype, other.job.dtype),
         ("optimizer", plan.job.optimizer, other.job.optimizer),

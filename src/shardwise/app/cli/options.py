@@ -123,6 +123,15 @@ Imbalance = Annotated[
         help="Load of the busiest expert-parallel rank, relative to the mean.",
     ),
 ]
+MeanSampleLen = Annotated[
+    str | None,
+    option(
+        "--mean-sample-len",
+        "N",
+        "Tokens of the samples that are packed into a sequence; a token attends within its sample. Default: "
+        "the whole sequence.",
+    ),
+]
 Space = Annotated[
     str,
     typer.Option(
@@ -170,8 +179,8 @@ SoftwareOptions = Annotated[
         "K=V,...",
         "Set options of the software: tp_comm_overlap=on|off, ep_overlap=on|off, "
         "grad_reduce_dtype=fp32|bf16, moment_dtype=fp32|bf16, attention=flash|efficient|unfused, "
-        "loss=eager|fused, offload_modules=core_attn+attn_proj, recompute_modules=core_attn+mlp. Default: "
-        "what the target does by itself, or is never slower with.",
+        "loss=eager|fused, cuda_graph=none|modules|full_iteration, offload_modules=core_attn+attn_proj, "
+        "recompute_modules=core_attn+mlp. Default: what the target does by itself, or is never slower with.",
     ),
 ]
 Tolerance = Annotated[

@@ -296,6 +296,7 @@ def question_arguments(options: JobOptions) -> list[str]:
         ("--optimizer", options.optimizer, "adamw"),
         ("--memory-margin", options.memory_margin, "0.05"),
         ("--expert-imbalance", options.expert_imbalance, "1.1"),
+        ("--mean-sample-len", options.mean_sample_len, None),
     )
     for name, value, default in given:
         if value is not None and value != default:

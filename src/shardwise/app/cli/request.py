@@ -39,6 +39,7 @@ class JobOptions:
     optimizer: str = "adamw"
     memory_margin: str | None = None
     expert_imbalance: str | None = None
+    mean_sample_len: str | None = None
     calibration: str | None = None
     software: str | None = None
     attention: str | None = None
@@ -99,11 +100,13 @@ def job_arguments(options: JobOptions) -> dict[str, Any]:
     """The options as arguments of the functions of `shardwise.api`. ConfigError with the first that is no
     number or no choice."""
     margin, imbalance = options.memory_margin, options.expert_imbalance
+    sample = options.mean_sample_len
     return {
         "seq_len": None if options.seq_len is None else count("--seq-len", options.seq_len),
         "global_batch_size": count("--global-batch-size", options.global_batch_size),
         "memory_margin": fraction("--memory-margin", margin, default=0.05, low=0.0, high=0.9),
         "expert_imbalance": fraction("--expert-imbalance", imbalance, default=1.1, low=1.0, high=100.0),
+        "mean_sample_len": None if sample is None else count("--mean-sample-len", sample),
         "dtype": options.dtype,
         "optimizer": choice("--optimizer", options.optimizer, OPTIMIZERS),
         "model": options.model,

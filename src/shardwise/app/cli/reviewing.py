@@ -34,6 +34,7 @@ class ReviewOptions:
     software: str | None
     memory_margin: str
     expert_imbalance: str
+    mean_sample_len: str | None
     workers: str
     budget: str | None
 
@@ -60,6 +61,9 @@ class ReviewOptions:
             "expert_imbalance": request.fraction(
                 "--expert-imbalance", self.expert_imbalance, default=1.1, low=1.0, high=100.0
             ),
+            "mean_sample_len": None
+            if self.mean_sample_len is None
+            else request.count("--mean-sample-len", self.mean_sample_len),
             "workers": request.workers(self.workers),
             "budget": request.budget(self.budget),
         }

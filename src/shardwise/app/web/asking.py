@@ -27,7 +27,7 @@ from shardwise.model import catalogue_names
 from shardwise.plans import Plan, plan_of
 
 TEXTS = ("target", "dtype", "optimizer", "objective", "inter_node")
-NUMBERS = ("seq_len", "global_batch_size", "memory_margin", "tolerance")
+NUMBERS = ("seq_len", "global_batch_size", "mean_sample_len", "memory_margin", "tolerance")
 KEYS = ("model", "config", "cluster", *TEXTS, *NUMBERS, "fix", "frontier", "changes")
 """Keys of a question; `config` is a Hugging Face config instead of the `model` of the catalogue, `changes`
 are those of `explain --what-if`."""

@@ -341,7 +341,7 @@ def predicted_result(prices: RecordCostModel, result: Result, global_batch_size:
     tokens_per_s = global_batch_size * job.seq_len / step_s
     peak_flop_per_s = _peak_flop_per_s(cluster, job, result)
     mfu, mfu_full_attention = (
-        model_flop_per_token(model, job.seq_len, causal_half=is_causal) * tokens_per_s / peak_flop_per_s
+        model_flop_per_token(model, job.attention_len, causal_half=is_causal) * tokens_per_s / peak_flop_per_s
         for is_causal in (True, False)
     )
     low, high = widest_band(cluster, job.profile, result.pools)

@@ -6,6 +6,7 @@ Megatron-LM's defaults (`megatron/training/arguments.py`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -549,11 +550,25 @@ def _profile(read: FileSection) -> dict[str, Any]:
     return changed
 
 
+def _cuda_graph(read: FileSection) -> str:
+    """The value of the option `cuda_graph`: graphs of the whole iteration, of modules of layers, or none."""
+    kind = read.text("cuda_graph_impl", "none")
+    if kind == "full_iteration":
+        return kind
+    scope = re.findall(r"[a-z_]+", str(read.values.get("cuda_graph_scope", "")))
+    if kind == "local" and "full_iteration" in scope:
+        return "full_iteration"
+    return "modules" if kind in ("local", "transformer_engine") and "moe_router" in scope else "none"
+
+
 def _options(read: FileSection) -> dict[str, str]:
     """The options that the flags set, but for moments of two sizes."""
     found = {"tp_comm_overlap": "on" if read.is_on("tp_comm_overlap") else "off"}
     if read.is_on("overlap_moe_expert_parallel_comm"):
         found["ep_overlap"] = "on"
+    graphs = _cuda_graph(read)
+    if graphs != "none":
+        found["cuda_graph"] = graphs
     if _dtype(read) not in ("fp16", "fp32"):
         of_fsdp = read.text("megatron_fsdp_main_grads_dtype", "fp32") == "bf16"
         is_narrow = of_fsdp if read.is_on("use_megatron_fsdp") else read.is_on("grad_reduce_in_bf16")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from shardwise.app.cli import card, documents, words
-from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
+from shardwise.app.cli.card import NOT_AS_GIVEN, packing_facts, priced_as_lines
 from shardwise.app.cli.output import Line, row
 from shardwise.errors import InternalError
 from shardwise.questions import FrontierSource, StrategySource
@@ -99,7 +99,8 @@ class StrategySubject:
 
     def caption(self) -> tuple[str, Sequence[str]]:
         job = self._request.job
-        facts = (f"{job.global_batch_size:,} × {job.seq_len:,} tokens a step", job.dtype, job.optimizer)
+        tokens = f"{job.global_batch_size:,} × {job.seq_len:,} tokens a step"
+        facts = (tokens, *packing_facts(job), job.dtype, job.optimizer)
         return f"{self._request.model.name} on {self._request.cluster.name}", facts
 
     def question(self) -> Mapping[str, object]:

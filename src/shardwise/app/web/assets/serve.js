@@ -4,6 +4,7 @@ const FIELDS = [
   ["cluster", "cluster", "text", { list: "clusters", value: "2x8xH100-SXM", required: true }],
   ["seq_len", "sequence length", "number", { value: "8192", min: 1, required: true }],
   ["global_batch_size", "global batch", "number", { value: "128", min: 1, required: true }],
+  ["mean_sample_len", "packed samples", "number", { placeholder: "a sequence is one sample", min: 1 }],
   ["target", "target", "select"], ["objective", "objective", "select"],
   ["dtype", "number format", "text", { placeholder: "best of the devices" }], ["optimizer", "optimizer", "select"],
   ["memory_margin", "memory to keep free", "number", { value: "0.05", min: 0, max: 0.9, step: 0.01 }],
