@@ -8,7 +8,7 @@ run (docs/contributing/packages.md).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, overload
 
@@ -32,7 +32,7 @@ from shardwise.plans.record import (
 )
 from shardwise.plans.step_parts import StepParts
 from shardwise.schedule import MAX_ACTIONS, Schedule, generate
-from shardwise.strategy import Job, Strategy, acting_options, brief_text, groups_of, strategy_record
+from shardwise.strategy import ORDERS, Job, Strategy, acting_options, brief_text, groups_of, strategy_record
 from shardwise.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -199,8 +199,26 @@ class Plan:
 
     @property
     def options(self) -> Mapping[str, str]:
-        """The options of the software that change how the plan runs, with their values."""
-        return acting_options(self.target, self.job.profile, self.best.fields)
+        """The options of the software that change how the plan runs, with their values: where stages are not
+        alike, those that act on one of them."""
+        found: dict[str, str] = {}
+        for strategy in (self.best.fields,) if self.best.fields is not None else self._stage_strategies():
+            found |= acting_options(self.target, self.job.profile, strategy)
+        return found
+
+    def _stage_strategies(self) -> Iterator[Strategy]:
+        """Each stage, or each part of a mixed-pool stage, as a strategy. Tensor parallelism of uneven plans
+        is with sequence parallelism."""
+        for pipeline in self.best.layout.pipelines:
+            for stage in pipeline.stages:
+                for tp in {part.tp for part in stage.parts} or {stage.tp}:
+                    yield Strategy(
+                        tp=tp, pp=len(pipeline.stages), vpp=len(stage.layers), cp=stage.cp, cp_kind="ring",
+                        ep=1, etp=1, dp=stage.dp, param_shard=1, grad_shard=1, optim_shard=1,
+                        micro_batch_size=pipeline.micro_batch_size, schedule="1f1b",
+                        sequence_parallel=tp > 1, recompute="none", recompute_layers=0, offload="none",
+                        axis_order=ORDERS[0], first_stage_layers=0, last_stage_layers=0,
+                    )  # fmt: skip
 
     @property
     def requested_cluster(self) -> Cluster:

@@ -80,6 +80,11 @@ class FrontierSource(Protocol[LayoutT]):
         """The layout of a point in a few words."""
         ...
 
+    def host_memory(self, point: Point[LayoutT]) -> Mapping[str, float] | None:
+        """Bytes of a rank on its host (`used`), and those that the host has for it (`capacity`); None for
+        layouts of graphs, which have no offload."""
+        ...
+
     def plan(self, curve: Curve[LayoutT], place: int, *, epsilon: float) -> Plan:
         """The plan of a point of a frontier that was requested to `epsilon`. ConfigError where a plan file
         cannot represent it."""
@@ -102,6 +107,10 @@ class StrategySource:
 
     def text(self, point: Point[Strategy]) -> str:
         return search.shortest_text(self.request.model, point.part, self.request.job, point.layout)
+
+    def host_memory(self, point: Point[Strategy]) -> Mapping[str, float]:
+        used, capacity = search.host_memory(self.request.model, point.part, self.request.job, point.layout)
+        return {"used": used, "capacity": capacity}
 
     def plan(self, curve: Curve[Strategy], place: int, *, epsilon: float) -> Plan:
         """The fastest plan within the memory of the point."""
@@ -134,6 +143,9 @@ class GraphSource:
 
     def text(self, point: Point[GraphLayout]) -> str:
         return f"mesh {'x'.join(map(str, point.layout.ranks))}"
+
+    def host_memory(self, point: Point[GraphLayout]) -> None:
+        return None
 
     def plan(self, curve: Curve[GraphLayout], place: int, *, epsilon: float) -> Plan:
         if not isinstance(curve, GraphCurve):
@@ -356,6 +368,7 @@ def point_document(source: FrontierSource[LayoutT], point: Point[LayoutT]) -> di
     return {
         "time_s": point.time_s,
         "memory_bytes": point.memory_bytes,
+        "host_memory_bytes": source.host_memory(point),
         "cost_usd": point.cost_usd,
         "devices": point.devices,
         "part": point.part.name,

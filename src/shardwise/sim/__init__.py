@@ -1,7 +1,7 @@
 """Simulation of a training step: the max-plus evaluator, the event engine, timelines and traces."""
 
 from shardwise.sim.engine import COMMUNICATION, COMPUTE, DATA_PARALLEL, Timeline, simulate
-from shardwise.sim.gantt import gantt
+from shardwise.sim.gantt import GANTT_LABELS, gantt
 from shardwise.sim.maxplus import Durations, rerouted_s
 from shardwise.sim.rank_times import RankTimes, rank_times, union_s
 from shardwise.sim.schedule_tasks import activation_bytes, task_graph
@@ -24,6 +24,7 @@ __all__ = [
     "COMMUNICATION",
     "COMPUTE",
     "DATA_PARALLEL",
+    "GANTT_LABELS",
     "OPERATORS",
     "TRAFFIC",
     "Arrow",

@@ -13,6 +13,12 @@ _ACTION = re.compile(r"\d+([FBIW])(\d+)")
 _IDLE = "·"
 _NARROWEST = 10
 
+SHORT = 0.1
+"""Part of the median length of an action below which a chart need not show it."""
+
+GANTT_LABELS = 15
+"""Columns of a row without its chart and the digits of its rank."""
+
 
 def gantt(timeline: Timeline, *, width: int = 100, communication: bool = False, narrowest: int = 0) -> str:
     """A Gantt chart of `width` columns over the whole step, with a legend; a column shows the task at its
@@ -21,7 +27,8 @@ def gantt(timeline: Timeline, *, width: int = 100, communication: bool = False, 
     An action is its letter, its micro-batch where it is wide enough, and its letter again. Each row ends with
     the share of the step in which the rank computes. `communication` adds a row per rank for gathers (g) and
     reductions (r). Where the shortest action would have fewer than `narrowest` columns, the chart shows only
-    the beginning and the end of the step, with that many columns for it.
+    the beginning and the end of the step, with that many columns for it; actions of less than SHORT of the
+    median, such as those of stages without layers, do not count.
     """
     graph = timeline.graph
     makespan = timeline.makespan_s
@@ -52,7 +59,7 @@ def _windows(timeline: Timeline, width: int, narrowest: int) -> list[tuple[float
     """Start and end of each part of the step that the chart shows, in seconds."""
     graph, makespan = timeline.graph, timeline.makespan_s
     lengths = (timeline.finish_s - timeline.start_s)[[bool(_ACTION.fullmatch(name)) for name in graph.names]]
-    lengths = lengths[lengths > 0.0]
+    lengths = lengths[lengths > SHORT * np.median(lengths)] if len(lengths) else lengths
     shown = width * float(lengths.min()) / narrowest if narrowest and len(lengths) else makespan
     if shown >= 0.5 * makespan:
         return [(0.0, makespan)]

@@ -118,3 +118,20 @@ def test_a_batch_that_the_requested_dp_does_not_divide_names_the_nearest(run: Ru
     assert ran.code == 2
     assert ran.err.count("\n") == 1
     assert "8 and 12" in ran.err
+
+
+def test_memory_of_the_host_is_in_the_answers(run: Run) -> None:
+    """Llama-3.1-8B with tp 2: 65 norms of 4,096 parameters are whole on each rank, the others halved;
+    (8,030,261,248 - 266,240) / 2 + 266,240 = 4,015,263,744 parameters of 16 bytes of optimizer state on the
+    host, and 2 GiB of the process: 66,391,703,552 bytes of the 2 TiB / 2 of a node."""
+    question = (
+        "llama-3.1-8b", "--cluster", "1x2xA100-80G", "--seq-len", "4096", "--global-batch-size", "16",
+    )  # fmt: skip
+    expected = {"used": 66_391_703_552.0, "capacity": 2.0**40}
+    ran = run("evaluate", *question, "--strategy", "tp=2,offload=optimizer", "--json")
+    assert validated(ran.out, "evaluation")["result"]["host_memory_bytes"] == expected
+    fixed = (*question, "--target", "megatron-lm", "--fix", "tp=2,offload=optimizer,recompute=none", "--json")
+    points = validated(run("frontier", *fixed).out, "frontier")["points"]
+    assert [one["host_memory_bytes"] for one in points] == [expected] * len(points)
+    card = run("evaluate", *question, "--strategy", "tp=2,offload=optimizer").out
+    assert " host memory   61.8 of 1024.0 GiB per rank\n" in card  # 66,391,703,552 / 2^30

@@ -359,3 +359,25 @@ def test_a_path_without_a_regular_file_is_refused(tmp_path: Path) -> None:
     for name in ("", "missing.yaml"):
         with pytest.raises(ConfigError, match="cannot be read"):
             read_plan(str(tmp_path / name))
+
+
+def test_options_of_an_uneven_plan_are_those_that_act_on_a_stage() -> None:
+    """Overlap of tensor parallelism acts where a stage has tp above 1."""
+    plan = read_plan(ROOT / "tests" / "recorded" / "plans" / "uneven.yaml")
+    profile = replace(plan.job.profile, options={"tp_comm_overlap": "on"})
+    plan = replace(plan, job=replace(plan.job, profile=profile))
+    layout = plan.best.layout
+
+    def with_tp(tp: int) -> Plan:
+        pipelines = [
+            replace(one, stages=tuple(replace(stage, tp=1, parts=()) for stage in one.stages))
+            for one in layout.pipelines
+        ]
+        stages = pipelines[0].stages
+        pipelines[0] = replace(pipelines[0], stages=(*stages[:-1], replace(stages[-1], tp=tp)))
+        best = replace(plan.best, layout=replace(layout, pipelines=tuple(pipelines)))
+        return replace(plan, best=best)
+
+    assert plan.kind == "uneven" and plan.target is None
+    assert with_tp(1).options == {}
+    assert with_tp(2).options == {"tp_comm_overlap": "on"}

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from shardwise.app.cli.output import WIDTH
+from shardwise.app.cli.output import columns
 
 FIRST_S, EVERY_S = 1.0, 1.0
 """Seconds until the line is shown, and between its updates."""
@@ -49,7 +49,7 @@ class ActivityLine:
         # An update may interrupt another one: RuntimeError.
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             encoding = self._stream.encoding or "utf-8"
-            shown = text[: WIDTH - 1].encode(encoding, "replace").decode(encoding)
+            shown = text[: columns() - 1].encode(encoding, "replace").decode(encoding)
             self._stream.write(f"\r\x1b[K{shown}")
             self._stream.flush()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwise.app.cli import words
-from shardwise.app.cli.output import Line, columns
+from shardwise.app.cli.output import Line, Row, columns
 from shardwise.plans import Answer, Optimum, Result
 from shardwise.strategy import ANY, LIKELY, groups_of
 
@@ -82,12 +82,12 @@ def target_table(answer: Answer, target: str | None) -> Iterator[Line]:
     if not answer.targets:
         return
     yield ()
-    each = words.shortened("the fastest strategy of each", columns() - 43)
-    yield ((f" {'targets':<21}{'step time':>11}{'to any':>9}  {each}", "label"),)
+    left = columns() - 43
+    each = words.shortened("the fastest strategy of each", left)
+    yield ((f" {'targets':<20}{'step time':>11}{'to any':>9}  {each}", "label"),)
     for one in answer.targets:
         is_chosen = one.target == (target or ANY)
         name = f" {'→' if is_chosen else ' '} {one.target:<18}"
-        left = columns() - 43
         if one.step_time_s is None:
             yield ((name, ""), (f"{'-':>11}{'':>9}  {words.shortened(one.reason or '', left)}", "dim"))
             continue
@@ -114,7 +114,9 @@ def different_plans(answer: Answer, layers: int, *, is_verbose: bool) -> Iterato
     alike = [] if is_verbose else kinds.pop(0, [])
     shown = list(kinds.values())[: len(kinds) if is_verbose else MOST_KINDS]
     yield ()
-    yield ((f" {'alternatives':<{wide}}{'step time':>12}{'slower':>9}{'memory':>11}{'fits':>7}", "label"),)
+    yield Row(
+        [(f" {'alternatives':<{wide}}{'step time':>12}{'slower':>9}{'memory':>11}{'fits':>7}", "label")]
+    )
     for members in shown:
         yield from _kind(members, best, layers, wide)
     left = list(kinds.values())[len(shown) :]
@@ -138,7 +140,7 @@ def _kind(members: list[tuple[int, Result]], best: Result, layers: int, wide: in
         f" {place:>2}  {name:<{wide - 4}}{words.seconds(first.step_time_s):>12}{_slower(first, best):>9}"
         f"{words.memory(first.peak_memory.device):>11}{first.fits_probability:>7.2f}"
     )
-    yield ((fixed, ""),)
+    yield Row([(fixed, "")])
     texts = list(words.difference_texts(first.strategy, best.strategy, layers))
     if more:
         texts.append(f"{len(more)} more like it{_to(more, best)}")

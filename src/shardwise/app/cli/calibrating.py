@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -30,7 +29,7 @@ from shardwise.app.cli.measuring import (
     ranks_of,
     threads_here,
 )
-from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
+from shardwise.app.cli.output import Line, Output, row
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import dumps, printable, unknown
@@ -488,7 +487,7 @@ def _lines(found: CalibrationResult, out: str) -> list[Line]:
                 key.replace("_", " "): each for key, each in errors.items() if not isinstance(each, str)
             }
             described = ", ".join(f"{key} {value:.3g}" for key, value in numbers.items())
-            lines += [row("", (text, "dim")) for text in textwrap.wrap(f"{name}: {described}", WIDTH - LABEL)]
+            lines += words.text_rows("", f"{name}: {described}", "dim")
             lines += [
                 row("", (f"{name}: {key} {text}", "warn"))
                 for key, text in errors.items()

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from shardwise.app.cli.overlap import answer_parts, step_parts_or_none
 from shardwise.cluster import Cluster
+from shardwise.graph import OpGraph
 from shardwise.model import Model, active_parameters, parameters, trained_parameters
 from shardwise.plans import (
     UNEVEN_SPACE,
@@ -31,6 +32,7 @@ from shardwise.search import (
     PlanComparison,
     PlanOverview,
     ResultDifference,
+    host_memory,
     memory_by_stage,
 )
 from shardwise.strategy import ANY, Job, acting_options, job_record, strategy_record
@@ -66,7 +68,10 @@ def plan_answer(
         "optimum": optimum_document(plan),
         "best": _best_with_cost(plan, answer),
         "runners_up": [
-            {**_result_with_cost(result, plan.cluster, plan.job, plan.target, answer), "group": group}
+            {
+                **_result_with_cost(result, plan.network, plan.cluster, plan.job, plan.target, answer),
+                "group": group,
+            }
             for result, group in zip(answer.runners_up, plan.runner_up_groups, strict=True)
         ],
         "devices_used": plan.devices,
@@ -167,7 +172,7 @@ def comparison(plan: Plan, found: PlanComparison, *, kind: str, requested: str) 
         "cluster": question_document(question.model, question.cluster, question.job)["cluster"],
         "job": job_record(question.job),
         "result": {
-            **_result_with_cost(found.after, question.cluster, question.job, plan.target),
+            **_result_with_cost(found.after, question.model, question.cluster, question.job, plan.target),
             "step_parts": _parts_document(answer_parts(found)),
         },
         "certificate": certificate_document(found.answer.certificate),
@@ -272,7 +277,7 @@ def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, obj
 
 def _best_with_cost(plan: Plan, answer: Answer | None = None) -> dict[str, object]:
     """The best result of a plan, as `_result_with_cost`, with the parts of its step."""
-    result = _result_with_cost(plan.best, plan.cluster, plan.job, plan.target, answer)
+    result = _result_with_cost(plan.best, plan.network, plan.cluster, plan.job, plan.target, answer)
     return {**result, "step_parts": _parts_document(step_parts_or_none(plan))}
 
 
@@ -281,18 +286,34 @@ def _parts_document(parts: StepParts | None) -> dict[str, object] | None:
 
 
 def _result_with_cost(
-    result: Result, cluster: Cluster, job: Job, target: str | None, answer: Answer | None = None
+    result: Result,
+    network: Model | OpGraph,
+    cluster: Cluster,
+    job: Job,
+    target: str | None,
+    answer: Answer | None = None,
 ) -> dict[str, object]:
-    """A result for a target, with its cost; with the step times that plans of mixed clusters are compared
-    with, and what stays idle, if it is one of an answer."""
+    """A result for a target, with its memory on the host and its cost; with the step times that plans of
+    mixed clusters are compared with, and what stays idle, if it is one of an answer."""
     mixed = None if answer is None else answer.mixed
     return {
         **result_document(result, acting_options(target, job.profile, result.fields)),
+        "host_memory_bytes": _host_memory(result, network, cluster, job),
         "usd_per_billion_tokens": usd_per_billion_tokens(cluster, job, result.step_time_s),
         "uniform_step_time_s": None if mixed is None else mixed.uniform_step_time_s,
         "fastest_class_step_time_s": None if mixed is None else mixed.fastest_class_step_time_s,
         "why": _why(cluster, answer),
     }
+
+
+def _host_memory(
+    result: Result, network: Model | OpGraph, cluster: Cluster, job: Job
+) -> dict[str, float] | None:
+    """Bytes of a rank on its host, and those that the host has for it; null where stages are not alike."""
+    if result.fields is None or not isinstance(network, Model):
+        return None
+    used, capacity = host_memory(network, cluster, job, result.fields)
+    return {"used": used, "capacity": capacity}
 
 
 def _why(cluster: Cluster, answer: Answer | None) -> str:

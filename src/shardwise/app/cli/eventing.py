@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
+from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.request import choice, count, duration
-from shardwise.app.cli.words import counted, wrapped
+from shardwise.app.cli.words import counted, wrapped_rows
 from shardwise.cluster import (
     EVENT_KINDS,
     MAX_TRACE_BYTES,
@@ -78,7 +78,7 @@ def _written(trace: EventTrace, out: str | None, *, is_json: bool, dropped_notes
         }  # fmt: skip
         return Output(document=document, notes=notes)
     if out is None:
-        return Output(lines=[((line, ""),) for line in text.splitlines()], notes=notes)
+        return Output(lines=[((line, ""),) for line in text.splitlines()], is_verbatim=True, notes=notes)
     return Output(lines=list(_card(trace, kinds)), notes=notes)
 
 
@@ -86,7 +86,7 @@ def _card(trace: EventTrace, kinds: Counter[str]) -> list[Line]:
     parts = [f"{number:,} {name}" for name, number in kinds.most_common()]
     present_counts = [len(nodes) for _, nodes in trace.present()]
     lines = [row("events", (f"{len(trace.events):,}", "value"), (f" in {format_seconds(trace.end_s)}", ""))]
-    lines += [row("", (text, "")) for text in wrapped(parts, " · ", WIDTH - LABEL)]
+    lines += wrapped_rows("", parts)
     lines.append(
         row(
             "nodes",

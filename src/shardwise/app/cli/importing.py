@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from shardwise import api
-from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
+from shardwise.app.cli.output import LABEL, Line, Output, columns, row
 from shardwise.app.cli.words import counted
 from shardwise.cluster import node_runs
 from shardwise.inputs import printable
@@ -33,7 +33,7 @@ def imported(
         }  # fmt: skip
         return Output(document=document, notes=notes)
     if out is None:
-        return Output(lines=[((line, ""),) for line in content.splitlines()])
+        return Output(lines=[((line, ""),) for line in content.splitlines()], is_verbatim=True)
     return Output(lines=list(_card(found)), notes=notes)
 
 
@@ -49,7 +49,7 @@ def _card(found: ImportedCluster) -> Iterator[Line]:
         lines = [
             part
             for line in found.provenance.get(key, ())
-            for part in textwrap.wrap(printable(line), WIDTH - LABEL - 1, subsequent_indent="  ")
+            for part in textwrap.wrap(printable(line), columns() - LABEL - 1, subsequent_indent="  ")
         ]
         for place, line in enumerate(lines):
             yield row("" if place else label, (line, "warn" if key == "defaults" else ""))

@@ -207,7 +207,8 @@ def _check_free(port: int) -> None:
 
 
 def _text(text: str) -> Output:
-    return Output(lines=[((line, ""),) for line in text.removesuffix("\n").split("\n")])
+    lines = [((line, ""),) for line in text.removesuffix("\n").split("\n")]
+    return Output(lines=lines, is_verbatim=True)
 
 
 def _resume_command(path: str, options: LaunchOptions) -> str:

@@ -31,10 +31,10 @@ from shardwise.accuracy import (
     validate,
 )
 from shardwise.app.cli.calibrating import CPU, calibrated
-from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
+from shardwise.app.cli.output import Line, Output, columns, row
 from shardwise.app.cli.request import choice
 from shardwise.app.cli.tables import table
-from shardwise.app.cli.words import GIB, counted, percent, seconds, shortened
+from shardwise.app.cli.words import GIB, counted, percent, seconds, shortened, text_rows
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable, read_mapping
 from shardwise.plans import check_output_path, write_file
@@ -113,20 +113,20 @@ def _head(found: Validation, name: str) -> list[Line]:
     return [
         ((f" {name}{of_level}", "title"),),
         ((f" {counted(used, 'row')} used, {skipped:,} skipped", "dim"),),
-        (("─" * WIDTH, "dim"),),
+        (("─" * columns(), "dim"),),
     ]
 
 
 _HEADER = ("rows", "skipped", "mean", "median", "bias", "worst", "tau", "regret", "memory", "in band")
+_SPARE = ("memory", "skipped")
+"""Columns that other parts of the answer have too."""
 
 
 def _group_lines(found: Validation) -> list[Line]:
     """One line per group, and one for all rows."""
     rows = [(group.name, *_cells(group)) for group in (*found.groups, found.overall)]
-    *lines, last = table(
-        (f" {found.by}", *_HEADER), [(f" {shortened(name, 18)}", *cells) for name, *cells in rows], left=1
-    )
-    return [*lines, tuple((text, "value") for text, _ in last)]
+    named = [(f" {shortened(name, 18)}", *cells) for name, *cells in rows]
+    return table((f" {found.by}", *_HEADER), named, left=1, spare=_SPARE, has_total=True)
 
 
 _MEMORY_HEADER = ("peaks", "mean", "median", "bias", "worst", "over 10 % too small", "in band")
@@ -142,8 +142,7 @@ def _memory_lines(found: Validation) -> list[Line]:
     ]
     if not rows:
         return []
-    *lines, last = table((" peak memory", *_MEMORY_HEADER), rows, left=1)
-    return [(), *lines, tuple((text, "value") for text, _ in last)]
+    return [(), *table((" peak memory", *_MEMORY_HEADER), rows, left=1, has_total=True)]
 
 
 def _memory_cells(memory: Errors, coverage: float | None) -> tuple[str, ...]:
@@ -181,10 +180,10 @@ def _row_lines(found: Validation) -> list[Line]:
         (one.row.line, line) for one, line in zip(found.judged, lines, strict=True)
     ]
     for fault in found.faults:
-        text = shortened(f" {fault.id}  skipped: {fault.text}", WIDTH)
+        text = shortened(f" {fault.id}  skipped: {fault.text}", columns())
         placed.append((fault.line, ((text, "dim"),)))
     ordered = [line for _, line in sorted(placed, key=lambda item: item[0])]
-    overall = table(("", *_HEADER), [(" overall", *_cells(found.overall))], left=1)
+    overall = table(("", *_HEADER), [(" overall", *_cells(found.overall))], left=1, spare=_SPARE)
     return [head, *ordered, (), *overall]
 
 
@@ -254,8 +253,7 @@ def _skipped_lines(faults: Sequence[Fault]) -> list[Line]:
     lines: list[Line] = [()] if faults else []
     for skipped in skipped_by_reason(faults):
         found = f"; found {skipped.found}" if skipped.found else ""
-        text = shortened(f"{skipped.reason}{found}", WIDTH - LABEL)
-        lines.append(row(f"skipped {len(skipped.lines):,}", (text, "")))
+        lines += text_rows(f"skipped {len(skipped.lines):,}", f"{skipped.reason}{found}")
         lines.append(row("", (f"{_noun(skipped.lines)} {_runs(skipped.lines)}", "dim")))
     return lines
 

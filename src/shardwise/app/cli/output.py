@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -38,12 +38,15 @@ STYLES: Mapping[str, str] = {
     "code": "green",
 }
 
-WIDTH = 100
-"""Columns of tables that have one width everywhere."""
-
 NARROWEST, USUAL, WIDEST = 60, 80, 120
-"""Fewest columns of a card, those where no terminal is written to, and most columns: longer lines are hard to
-read."""
+"""Fewest columns of an answer, those where no terminal is written to, and most columns: longer lines are hard
+to read."""
+
+
+class Row(tuple[Span, ...]):
+    """A line of a table: where the terminal is too narrow for the table, columns that are blank in all its
+    rows are left out (`fitted`). A table ends at an empty line."""
+
 
 LABEL = 15
 """Columns of the labels at the left of a card."""
@@ -56,7 +59,7 @@ _ASCII: dict[str, str | int | None] = {
 
 
 def columns() -> int:
-    """Columns of cards: those of the terminal, or COLUMNS; USUAL where stdout is no terminal."""
+    """Columns of answers: those of the terminal, or COLUMNS; USUAL where stdout is no terminal."""
     return min(max(shutil.get_terminal_size((USUAL, 24)).columns, NARROWEST), WIDEST)
 
 
@@ -86,9 +89,10 @@ class Form:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """The answer of a command: lines for people, or a JSON document; `notes` go to stderr; `code` is the exit
-    code."""
+    code. Where it `is_verbatim`, the lines are a file or for programs, and are as long as they are."""
 
     lines: Sequence[Line] = ()
+    is_verbatim: bool = False
     document: Mapping[str, object] | None = None
     notes: Sequence[str] = ()
     code: int = 0
@@ -101,10 +105,13 @@ def write_output(output: Output) -> None:
     if output.document is not None:
         text = json.dumps(output.document, indent=2, ensure_ascii=True, allow_nan=False)
         stdout.write(text + "\n")
-    elif is_styled(stdout):
-        _write_styled(output.lines)
     else:
-        stdout.write(plain_text(output.lines, stdout.encoding))
+        lines: Iterable[Line] = _encodable(output.lines, stdout.encoding)
+        lines = lines if output.is_verbatim else fitted(lines, columns())
+        if is_styled(stdout):
+            _write_styled(lines)
+        else:
+            stdout.write(plain_text(lines, stdout.encoding))
     stdout.flush()
     print_notes(output.notes)
 
@@ -150,12 +157,118 @@ def is_styled(stream: TextIO) -> bool:
 
 def plain_text(lines: Iterable[Line], encoding: str | None = "utf-8") -> str:
     """The lines without styles, in characters of `encoding`."""
-    text = "".join("".join(span for span, _ in line).rstrip() + "\n" for line in lines)
+    shown = _encodable(list(lines), encoding)
+    return "".join(_text(line).rstrip() + "\n" for line in shown)
+
+
+def _encodable(lines: Sequence[Line], encoding: str | None) -> Sequence[Line]:
+    """The lines in ASCII where `encoding` lacks one of their characters."""
     try:
-        text.encode(encoding or "ascii")
+        "".join(map(_text, lines)).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
-        text = text.translate(str.maketrans(_ASCII)).encode("ascii", "backslashreplace").decode()
-    return text
+        return [type(line)((_ascii(text), style) for text, style in line) for line in map(_tuple, lines)]
+    return lines
+
+
+def _tuple(line: Line) -> tuple[Span, ...]:
+    return line if isinstance(line, tuple) else tuple(line)
+
+
+def _ascii(text: str) -> str:
+    return text.translate(str.maketrans(_ASCII)).encode("ascii", "backslashreplace").decode()
+
+
+def _text(line: Line) -> str:
+    return "".join(text for text, _ in line)
+
+
+def fitted(lines: Iterable[Line], width: int) -> Iterator[Line]:
+    """The lines with at most `width` columns each: tables without blank columns, then broken at spaces. A
+    word that is longer gets its own line, so that paths and commands can be copied."""
+    table: list[Line] = []
+    for line in lines:
+        if _text(line).strip():
+            table.append(line)
+            continue
+        yield from _fitted_table(table, width)
+        yield line
+        table = []
+    yield from _fitted_table(table, width)
+
+
+def _fitted_table(lines: Sequence[Line], width: int) -> Iterator[Line]:
+    """Lines up to an empty one."""
+    left_out = _columns_left_out([_text(line) for line in lines if isinstance(line, Row)], width)
+    for line in lines:
+        yield from _broken(_without(line, left_out) if isinstance(line, Row) else line, width)
+
+
+def _columns_left_out(rows: Sequence[str], width: int) -> set[int]:
+    """Blank columns of a table to leave out until its rows fit; between two columns of text one stays. Of
+    the widest gaps first."""
+    longest = max((len(row.rstrip()) for row in rows), default=0)
+    gaps: list[list[int]] = []
+    was_blank = False
+    for column in range(longest):
+        is_blank = all(row[column : column + 1] in ("", " ") for row in rows)
+        if is_blank and was_blank:
+            gaps[-1].append(column)
+        elif is_blank:
+            gaps.append([column])
+        was_blank = is_blank
+    left_out: set[int] = set()
+    while longest - len(left_out) > width:
+        widest = max(gaps, key=len, default=[])
+        if len(widest) < 2:
+            break
+        left_out.add(widest.pop(0))
+    return left_out
+
+
+def _without(line: Line, left_out: set[int]) -> Line:
+    spans: list[Span] = []
+    start = 0
+    for text, style in line:
+        kept = [one for place, one in enumerate(text, start) if place not in left_out]
+        spans.append(("".join(kept), style))
+        start += len(text)
+    return tuple(spans)
+
+
+def _broken(line: Line, width: int) -> Iterator[Line]:
+    """A line, continued on the next ones where it is too long: behind its label, or a little to the right of
+    its first word."""
+    text = _text(line).rstrip()
+    if len(text) <= width:
+        yield line
+        return
+    blank = len(text) - len(text.lstrip())
+    is_labelled = line[0][1] == "label" and len(line[0][0]) == LABEL
+    indent = LABEL if is_labelled else min(blank + 2, width // 2)
+    start, used, first = 0, 0, LABEL if is_labelled else blank
+    if not text[:first].strip() and len(text[first:].partition(" ")[0]) > width - first:
+        start, used = first, min(first, 2)
+    while len(text) - start > width - used:
+        room = start + width - used
+        end = text.rfind(" ", max(start, first) + 1, room + 1)
+        end = end if end > 0 else text.find(" ", room)
+        if end < 0:
+            break
+        yield _part(line, start, end, used)
+        start = end + len(text[end:]) - len(text[end:].lstrip())
+        word = text[start:].partition(" ")[0]
+        used = indent if len(word) <= width - indent else min(indent, 2)
+    yield _part(line, start, len(text), used)
+
+
+def _part(line: Line, start: int, end: int, indent: int) -> Line:
+    """The characters of a line from `start` to before `end`, behind `indent` blank columns."""
+    spans: list[Span] = [(" " * indent, "")] if indent else []
+    place = 0
+    for text, style in line:
+        spans.append((text[max(start - place, 0) : max(end - place, 0)], style))
+        place += len(text)
+    return tuple(spans)
 
 
 def _write_styled(lines: Iterable[Line]) -> None:

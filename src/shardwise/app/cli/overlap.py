@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.app.cli import words
-from shardwise.app.cli.output import Line, row
+from shardwise.app.cli.output import LABEL, Line, Row, columns, row
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan, StepParts, plan_of
 from shardwise.search import PlanComparison, step_parts_of
@@ -35,13 +35,7 @@ def parts_lines(parts: StepParts | None) -> Iterator[Line]:
     if parts is None:
         return
     yield ()
-    four = (parts.computation_s, parts.communication_s, parts.overlap_s, parts.idle_s)
-    amounts = [words.seconds(seconds) for seconds in four]
-    names = ("computation", "communication", "overlap", "idle")
-    widths = [max(len(amount), len(name)) for amount, name in zip(amounts, names, strict=True)]
-    for label, texts, style in ((f"rank {parts.rank:,}", names, "dim"), ("", amounts, "value")):
-        first, second, third, fourth = (text.ljust(width) for text, width in zip(texts, widths, strict=True))
-        yield row(label, (f"{first} + {second} - {third} + {fourth}".rstrip(), style))
+    yield from _sum_lines(parts)
     shown = [
         f"{_label(name)} {words.seconds(one.total_s)}"
         + (f" ({words.seconds(one.hidden_s)} hidden)" if one.hidden_s > 0.0 else "")
@@ -51,29 +45,48 @@ def parts_lines(parts: StepParts | None) -> Iterator[Line]:
     yield from words.wrapped_rows("communication", shown, "dim")
 
 
+def _sum_lines(parts: StepParts) -> Iterator[Line]:
+    """Computation + communication - overlap + idle: the names over the times, or each with its own where the
+    terminal is too narrow."""
+    four = (parts.computation_s, parts.communication_s, parts.overlap_s, parts.idle_s)
+    amounts = [words.seconds(seconds) for seconds in four]
+    names = ("computation", "communication", "overlap", "idle")
+    label = f"rank {parts.rank:,}"
+    widths = [max(len(amount), len(name)) for amount, name in zip(amounts, names, strict=True)]
+    if LABEL + sum(widths) + len(" + ") * 3 > columns():
+        signs = ("", "+ ", "- ", "+ ")
+        texts = [f"{sign}{name} {amount}" for sign, name, amount in zip(signs, names, amounts, strict=True)]
+        yield from words.wrapped_rows(label, texts, "value", separator=" ")
+        return
+    for texts, style in ((list(names), "dim"), (amounts, "value")):
+        first, second, third, fourth = (text.ljust(width) for text, width in zip(texts, widths, strict=True))
+        yield row(label, (f"{first} + {second} - {third} + {fourth}".rstrip(), style))
+        label = ""
+
+
 def parts_table(parts: StepParts | None) -> Iterator[Line]:
     """The same with a row for each mechanism: all seconds, hidden and exposed ones."""
     if parts is None:
         return
     where = f"critical rank {parts.rank:,}"
-    yield ((f" {where:<26}{'all':>14}{'hidden':>14}{'exposed':>14}", "label"),)
+    yield Row([(f" {where:<26}{'all':>14}{'hidden':>14}{'exposed':>14}", "label")])
     for name, one in parts.communication.items():
         if one.total_s > 0.0:
             cells = (one.total_s, one.hidden_s, one.exposed_s)
             numbers = "".join(f"{words.seconds(seconds):>14}" for seconds in cells)
-            yield ((f" {_label(name):<26}{numbers}", ""),)
+            yield Row([(f" {_label(name):<26}{numbers}", "")])
     all_s, hidden_s = parts.communication_s, parts.overlap_s
     numbers = "".join(f"{words.seconds(seconds):>14}" for seconds in (all_s, hidden_s, all_s - hidden_s))
-    yield ((f" {'communication':<26}{numbers}", "value"),)
+    yield Row([(f" {'communication':<26}{numbers}", "value")])
     slowed = f"   {words.seconds(parts.slowdown_s)} slower by overlap"
     for name, seconds, note in (
         ("computation", parts.computation_s, slowed if parts.slowdown_s else ""),
         ("waits for other ranks", parts.bubble_s, ""),
         ("waits for the host", parts.host_s, ""),
     ):
-        yield ((f" {name:<26}{words.seconds(seconds):>14}", ""), (note, "dim"))
+        yield Row([(f" {name:<26}{words.seconds(seconds):>14}", ""), (note, "dim")])
     formula = "   computation + exposed + waits"
-    yield ((f" {'step time':<26}{words.seconds(parts.step_time_s):>14}", "value"), (formula, "dim"))
+    yield Row([(f" {'step time':<26}{words.seconds(parts.step_time_s):>14}", "value"), (formula, "dim")])
 
 
 def answer_parts(comparison: PlanComparison) -> StepParts | None:

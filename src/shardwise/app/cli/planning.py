@@ -136,7 +136,9 @@ def _plan_output(
         document = documents.plan_answer(plan, answer, goodput, whole_run, not_run=unsupported, run_by=run_by)
         return Output(document=document, notes=notes, code=code)
     if form.is_brief:
-        return Output(lines=[card.brief_line(plan.best, plan.target, answer)], notes=notes, code=code)
+        return Output(
+            lines=[card.brief_line(plan.best, plan.target, answer)], is_verbatim=True, notes=notes, code=code
+        )
     lines = card.answer_card(
         answer,
         model=plan.model,
@@ -196,7 +198,7 @@ def evaluated(
     commands = [" ".join(("shardwise plan", *question_arguments(options)))]
     commands += [] if save is None else [f"shardwise simulate {shlex.quote(save)}"]
     if form.is_brief:
-        return Output(lines=[card.brief_line(plan.best, plan.target)], notes=notes)
+        return Output(lines=[card.brief_line(plan.best, plan.target)], is_verbatim=True, notes=notes)
     lines = card.evaluation_card(
         plan.best,
         model=plan.model,

@@ -10,7 +10,7 @@ from typing import Any
 from shardwise import api
 from shardwise.app.cli import card, documents, request, words
 from shardwise.app.cli.activity import progress
-from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
+from shardwise.app.cli.output import LABEL, Line, Output, columns, row
 from shardwise.inputs import printable
 from shardwise.questions import Review, ReviewChange
 from shardwise.units import format_seconds
@@ -108,7 +108,7 @@ def _verdict(found: Review) -> Iterator[Line]:
     yield row("step time", (words.seconds(found.step_time_s), "value"), (f"   {what}", "dim"))
     best_s = found.best_step_time_s
     if best_s is None:
-        yield row("best", (words.shortened(f"not searched: {found.no_best}", WIDTH - LABEL - 1), "warn"))
+        yield from words.text_rows("best", f"not searched: {found.no_best}", "warn")
         return
     gain = (found.step_time_s - best_s) / found.step_time_s
     share = f"{words.percent(gain)} less" if gain > 0.0 else "no gain"
@@ -127,7 +127,7 @@ def _findings(found: Review) -> Iterator[Line]:
             (f"{one.code}  ", "value"),
             (one.field, "code"),
         )
-        for line in textwrap.wrap(one.text, WIDTH - LABEL - 10):
+        for line in textwrap.wrap(one.text, columns() - LABEL - 10):
             yield row("", (f"         {line}", ""))
 
 
@@ -159,7 +159,7 @@ def _change(
     gain = "" if gain_s is None else f"{format_seconds(abs(gain_s))} {'less' if gain_s >= 0.0 else 'more'}, "
     yield row(label, (f"{gain}{words.seconds(step_time_s)} a step", "value"))
     for flag in flags:
-        yield row("", (f"  {words.shortened(flag, WIDTH - LABEL - 3)}", "code"))
+        yield row("", (f"  {words.shortened(flag, columns() - LABEL - 3)}", "code"))
 
 
 def _scaled(found: Review) -> Iterator[Line]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from shardwise.app.cli import words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.division import PIPELINES, division_text, stage_texts
-from shardwise.app.cli.output import Line, Output
+from shardwise.app.cli.output import Line, Output, columns
 from shardwise.app.cli.tables import table
 from shardwise.app.web import page_of, page_suffix_checked, timeline_page_document
 from shardwise.errors import ConfigError
@@ -17,18 +17,12 @@ from shardwise.inputs import printable
 from shardwise.plans import Plan, check_output_path, plan_hash, read_plan, write_file
 from shardwise.questions import target_name
 from shardwise.search import PipelineTimeline, computing_s, plan_timelines, plan_trace
-from shardwise.sim import gantt, write_trace
+from shardwise.sim import GANTT_LABELS, gantt, write_trace
 from shardwise.strategy import ANY
 
 VERSION = 1
-CHART_COLUMNS = 82
-"""Columns of a Gantt chart without its labels."""
-
 ACTION_COLUMNS = 3
 """Fewest columns of an action in a chart: a letter and two digits."""
-
-FACT_COLUMNS = 80
-"""Most columns of how the plan divides the work."""
 
 MAX_OPERATORS = 8
 """Most operators that are shown, those with the longest times."""
@@ -72,8 +66,9 @@ def _lines(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Iterator[Line]:
     """A chart for each group of identical pipelines, that with most micro-batches first, and the slowest
     operators of a graph."""
     yield ((f"{plan.name} on {plan.cluster.name}", "title"),)
-    facts = f"{words.shortened(division_text(plan), FACT_COLUMNS)} · step {words.seconds(plan.step_time_s)}"
-    yield ((facts, "dim"),)
+    facts = [*division_text(plan).split(" · "), f"step {words.seconds(plan.step_time_s)}"]
+    for line in words.wrapped(facts, " · ", columns()):
+        yield ((line, "dim"),)
     yield from priced_as_lines(plan.priced_as)
     identical: dict[tuple[int, tuple[str, ...]], list[PipelineTimeline]] = {}
     of_plan = zip(plan.best.layout.pipelines, pipelines, strict=True)
@@ -83,13 +78,10 @@ def _lines(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Iterator[Line]:
     for (count, stages), those in list(identical.items())[:PIPELINES]:
         yield ()
         names = (f"{len(those)} × {words.counted(count, 'micro-batch')}: {stages[0]}", *stages[1:])
-        for at, line in enumerate(words.wrapped(names, " → ", CHART_COLUMNS)):
+        for at, line in enumerate(words.wrapped(names, " → ", columns() - 4)):
             yield ((f"  → {line}" if at else line, "value"),)
         first = those[0]
-        for line in (
-            gantt(first.timeline, width=CHART_COLUMNS, narrowest=ACTION_COLUMNS).rstrip("\n").split("\n")
-        ):
-            yield ((line, ""),)
+        yield from _chart(first)
         ends = f"ends after {words.seconds(first.timeline.makespan_s)}"
         yield ((f"{ends}; then {_after(first)}", "dim"),)
     if len(identical) > PIPELINES:
@@ -97,6 +89,15 @@ def _lines(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Iterator[Line]:
     if pipelines[0].estimates:
         yield ()
         yield from _operator_lines(plan, pipelines[0])
+
+
+def _chart(pipeline: PipelineTimeline) -> Iterator[Line]:
+    """The Gantt chart of a pipeline, and its legend."""
+    timeline = pipeline.timeline
+    width = columns() - GANTT_LABELS - len(str(timeline.graph.ranks.max()))
+    *rows, legend = gantt(timeline, width=width, narrowest=ACTION_COLUMNS).rstrip("\n").split("\n")
+    for line in (*rows, *words.wrapped(legend.split("  "), "  ", columns())):
+        yield ((line, ""),)
 
 
 def _after(pipeline: PipelineTimeline) -> str:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shardwise.app.cli.output import WIDTH, Line, Output
+from shardwise.app.cli.output import Line, Output, Row, columns
 from shardwise.app.cli.words import gib
 from shardwise.cluster import Device
 from shardwise.cluster import devices as known_devices
@@ -44,7 +44,7 @@ def models(*, is_json: bool) -> Output:
         )
         for model in found
     ]
-    return Output(lines=table(header, rows, left=2))
+    return Output(lines=table(header, rows, left=2, spare=("family",)))
 
 
 def _model_row(model: Model) -> dict[str, object]:
@@ -83,7 +83,7 @@ def devices(*, is_json: bool) -> Output:
         )
         for device in found
     ]
-    return Output(lines=table(header, table_rows, left=2))
+    return Output(lines=table(header, table_rows, left=2, spare=("vendor",)))
 
 
 def _sixteen_bit_peak(device: Device) -> float:
@@ -118,11 +118,12 @@ def space(name: str, size: SpaceCount, *, model: str, devices: int, batch: int) 
         (),
     ]
     for axis, values in size.axes.items():
-        texts = textwrap.wrap(" ".join(values), WIDTH - 22) or ["-"]
+        texts = textwrap.wrap(" ".join(values), columns() - 22, break_on_hyphens=False) or ["-"]
         lines += [
             ((f"{axis if index == 0 else '':<22}", "label"), (text, "")) for index, text in enumerate(texts)
         ]
-        lines.append(((f"{'':<22}{size.notes[axis]}", "dim"),))
+        noted = textwrap.wrap(size.notes[axis], columns() - 22)
+        lines += [((f"{'':<22}{text}", "dim"),) for text in noted]
     lines += [(), (("candidates, counted exactly  ", "label"), (f"{size.count:,}", "value"))]
     return lines
 
@@ -135,25 +136,45 @@ def pipelines(size: PipelineCount) -> list[Line]:
         (),
     ]
     for axis, values in size.axes.items():
-        for index, text in enumerate(textwrap.wrap(" ".join(values), WIDTH - 22)):
+        for index, text in enumerate(textwrap.wrap(" ".join(values), columns() - 22, break_on_hyphens=False)):
             lines.append(((f"{axis if index == 0 else '':<22}", "label"), (text, "")))
     counted = (("pipelines, counted exactly  ", "label"), (f"{size.count:,}", "value"))
     note = "a plan is a set of pipelines that share the batch; sets are not counted"
     return [*lines, (), counted, ((note, "dim"),)]
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> list[Line]:
-    """Rows under a header; the first `left` columns are aligned left, the others right."""
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: int,
+    spare: Sequence[str] = (),
+    has_total: bool = False,
+) -> list[Line]:
+    """Rows under a header; the first `left` columns are aligned left, the others right. Where the terminal
+    is too narrow, columns are left out and named: first those of `spare`, then from the right. If it
+    `has_total`, the last row stands out."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    shown = list(range(len(header)))
+    order = [*(header.index(name) for name in spare), *range(len(header) - 1, 0, -1)]
+    while sum(widths[column] + 1 for column in shown) - 1 > columns():
+        column = next(column for column in order if column in shown)
+        shown.remove(column)
 
     def aligned(row: Sequence[str]) -> str:
         cells = (
-            f"{cell:<{width}}" if column < left else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            f"{row[column]:<{widths[column]}}" if column < left else f"{row[column]:>{widths[column]}}"
+            for column in shown
         )
         return "  ".join(cells).rstrip()
 
-    return [((aligned(header), "label"),), *(((aligned(row), ""),) for row in rows)]
+    styles = [*([""] * (len(rows) - 1)), "value" if has_total else ""] if rows else []
+    lines: list[Line] = [Row([(aligned(header), "label")])]
+    lines += [Row([(aligned(row), style)]) for row, style in zip(rows, styles, strict=True)]
+    left_out = [name.strip() for column, name in enumerate(header) if column not in shown]
+    if left_out:
+        lines.append(((f" not in {columns()} columns: {', '.join(left_out)}", "dim"),))
+    return lines
 
 
 def graphs(*, is_json: bool) -> Output:

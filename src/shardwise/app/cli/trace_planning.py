@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.card import priced_as_lines
-from shardwise.app.cli.output import Line, Output, row
+from shardwise.app.cli.output import Line, Output, Row, row
 from shardwise.app.cli.planning import question_arguments, train_warnings
 from shardwise.app.cli.replanning import described, unreachable_lines
 from shardwise.app.cli.request import JobOptions, LongRun, PlanOptions, job_arguments
@@ -117,7 +117,8 @@ def _card(
     yield ()
     length = f"{format_seconds(picks.length_s)} · {words.counted(picks.situations, 'distinct situation')}"
     yield row("trace", (length, ""))
-    yield row("policy", (f"{'now':>11}  {'slowest':>11}  {'steps':>13}  {'nodes':>6}  {'gap':>7}", "label"))
+    head = f"{'now':>11}  {'slowest':>11}  {'steps':>13}  {'nodes':>6}  {'gap':>7}"
+    yield Row(row("policy", (head, "label")))
     for pick in picks.picks:
         yield _pick_line(pick.policy, pick, found, is_chosen=pick.policy == found.policy)
     for pick in picks.uniform:
@@ -146,7 +147,7 @@ def _pick_line(name: str, pick: TracePick, found: TraceChoice, *, is_chosen: boo
         f"{len(pick.arrangement.nodes):>6,}  {gap:>7}"
     )
     text = f"   {described(pick.arrangement)[0]}"
-    return row(name, (figures, "value" if is_chosen else ""), (text, "dim"))
+    return Row(row(name, (figures, "value" if is_chosen else ""), (text, "dim")))
 
 
 def _time(step_s: float | None) -> str:

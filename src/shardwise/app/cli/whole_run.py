@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from shardwise.app.cli import words
-from shardwise.app.cli.output import LABEL, Line, columns, row
+from shardwise.app.cli.output import LABEL, USUAL, Line, Row, columns, row
 from shardwise.plans import DAY_S, WholeRun
 from shardwise.questions import RunOnPart
 from shardwise.units import format_count, format_rate
@@ -30,8 +29,11 @@ def whole_run_lines(run: WholeRun | None) -> Iterator[Line]:
 
 def _figure(value: str, note: str) -> Iterator[Line]:
     """A figure of the run with its note."""
-    wide = columns() - LABEL - len(value) - 3
-    for place, line in enumerate(textwrap.wrap(note, wide, break_on_hyphens=False)):
+    if columns() < USUAL:
+        yield row("", (value, "value"))
+        yield from words.text_rows("", note, "dim")
+        return
+    for place, line in enumerate(words.wrapped_text(note, columns() - LABEL - len(value) - 3)):
         yield row("", (" " * len(value) if place else value, "value"), (f"   {line}", "dim"))
 
 
@@ -56,10 +58,12 @@ def runs_table(runs: Sequence[RunOnPart]) -> Iterator[Line]:
     first = runs[0].run
     length = f"in {days_text(first.wall_s)}" if is_of_days else _length(first)
     yield ()
-    yield row("whole run", (length, "value"), ("   by device count", "dim"))
-    yield (
-        (f" {'devices':>7}{_amount_name(first) if is_of_days else 'days':>14}{'device hours':>14}", "label"),
-        (f"{'money':>14}{'energy':>9}{'goodput':>9}", "label"),
+    yield from words.span_rows("whole run", (length, "value"), ("   by device count", "dim"))
+    yield Row(
+        [
+            (f" {'devices':>7}{_amount_name(first) if is_of_days else 'days':>14}", "label"),
+            (f"{'device hours':>14}{'money':>14}{'energy':>9}{'goodput':>9}", "label"),
+        ]
     )
     soonest, cheapest = _extremes(runs)
     for one in runs:
@@ -75,7 +79,7 @@ def runs_table(runs: Sequence[RunOnPart]) -> Iterator[Line]:
         marks = ["best in both"] if len(marks) > 1 else marks
         if not one.is_on_frontier:
             marks = [*marks, "beaten"]
-        yield ((text, "" if one.is_on_frontier else "dim"), (marks[0] if marks else "", "value"))
+        yield Row([(text, "" if one.is_on_frontier else "dim"), (marks[0] if marks else "", "value")])
     if not all(one.is_on_frontier for one in runs):
         text = "beaten: another device count is neither later nor dearer, and better in one"
         yield ((f"   {text}", "dim"),)

@@ -339,9 +339,14 @@ def span_rows(label: str, *spans: Span) -> Iterator[Line]:
     yield row(label, *line)
 
 
+def wrapped_text(text: str, width: int) -> list[str]:
+    """A sentence in lines of at most `width` columns; a longer word, such as an address, gets its own."""
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+
+
 def text_rows(label: str, text: str, style: str = "") -> Iterator[Line]:
     """A sentence as lines of a card; the first has the label."""
-    for place, line in enumerate(textwrap.wrap(text, columns() - LABEL, break_on_hyphens=False)):
+    for place, line in enumerate(wrapped_text(text, columns() - LABEL)):
         yield row("" if place else label, (line, style))
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from shardwise.app.cli import words
 from shardwise.app.cli.card import NOT_AS_GIVEN, all_devices_line, idle_line
 from shardwise.app.cli.frontier.subject import StrategySubject, Subject
-from shardwise.app.cli.output import Line, columns, row
+from shardwise.app.cli.output import USUAL, Line, Row, columns, row
 from shardwise.app.cli.whole_run import run_document
 from shardwise.app.plot import Dot, Mark, Plot, PlotLine
 from shardwise.cluster import Cluster, pools_of
@@ -23,6 +23,9 @@ from shardwise.search import Curve, Point, Reference, chosen, smallest
 LayoutT = TypeVar("LayoutT")
 
 VERSION = 1
+
+LEAST_NOTE = 30
+"""Fewest columns in which a layout is shortened."""
 
 
 def frontier_document(
@@ -156,22 +159,29 @@ def curve_table(
         names.setdefault(points.index(pick), "chosen")
     most_bytes = max(point.memory_bytes for point in points)
     head = f"on {part_text(found, curve.part)}"
+    wide = 31 if columns() >= USUAL else 11
     yield ()
-    yield (
-        (f" {words.shortened(head, 32):<32}{'step time':>11}{'slower':>9}{'memory':>10}", "label"),
-        (f"{'share':>7}{'per step':>10}", "label"),
+    yield Row(
+        [
+            (f" {words.shortened(head, wide):<31}{'step time':>11}{'slower':>10}{'memory':>10}", "label"),
+            (f"{'share':>7}{'per step':>10}", "label"),
+        ]
     )
     for place, name in sorted(names.items()):
         point = points[place]
         slower = f"{(point.time_s / points[0].time_s - 1.0) * 100:+.1f} %" if place else ""
         share = words.percent(point.memory_bytes / curve.device_bytes, 0)
+        title = subject.title(point)
+        differs = subject.difference(point, points[0]) if place else ""
+        if columns() < USUAL:
+            title, differs = "", " · ".join(filter(None, (title, differs)))
         fixed = (
-            f"{words.shortened(subject.title(point), 20):<20}{words.seconds(point.time_s):>11}{slower:>9}"
+            f"{words.shortened(title, 19):<19}{words.seconds(point.time_s):>11}{slower:>10}"
             f"{words.memory(point.memory_bytes, most_bytes):>10}{share:>7}{dollars(point.cost_usd):>10}"
         )
         is_pick = point == pick
-        yield ((f" {'→' if is_pick else ' '} {name:<9} ", "value"), (fixed, "value" if is_pick else ""))
-        if place and (differs := subject.difference(point, points[0])):
+        yield Row([(f" {'→' if is_pick else ' '} {name:<9} ", "value"), (fixed, "value" if is_pick else "")])
+        if differs:
             yield ((f"     {words.shortened(differs, columns() - 5)}", "dim"),)
     yield from _rule(curve, len(names))
 
@@ -206,20 +216,27 @@ def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[La
                 where += ", the whole batch at once"
             yield ((f" for comparison, on {where}", "label"),)
         note = subject.title(point) if reference.fits else f"does not fit · {subject.title(point)}"
-        yield ((fixed, ""), (words.shortened(note, columns() - len(fixed)), "dim"))
+        yield from _with_note(fixed, note)
+
+
+def _with_note(fixed: str, note: str) -> Iterator[Line]:
+    """A row of figures, and its layout in the rest of the line where there is room, else in lines of its
+    own."""
+    left = columns() - len(fixed)
+    if left >= min(len(note), LEAST_NOTE):
+        yield Row([(fixed, ""), (words.shortened(note, left), "dim")])
+        return
+    yield Row([(fixed, "")])
+    for line in words.wrapped(note.split(" · "), " · ", columns() - 5):
+        yield ((f"     {line}", "dim"),)
 
 
 def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     """Per part its fastest point within the limit, its knee and its smallest point: time, memory,
     device-seconds and cost; and the number of its points on the frontier of all parts."""
     yield ()
-    yield (
-        (
-            f" {'devices':>7}  {'point':<9}{'step time':>11}{'memory':>10}{'device-s':>9}{'per step':>10}  "
-            "layout",
-            "label",
-        ),
-    )
+    head = f" {'devices':>7}  {'point':<9}{'step time':>11}{'memory':>10}{'device-s':>9}{'per step':>10}"
+    yield Row([(head, "label"), ("  layout" if columns() >= len(head) + LEAST_NOTE else "", "label")])
     several = _has_pools(found)
     for curve in found.curves:
         if not curve.points:
@@ -240,7 +257,7 @@ def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> 
             if index == 0 and "cost" in found.objectives and not several:
                 notes.append(f"{found.retained(curve)} of {len(curve.points)} points")
             text = " · ".join((*notes, subject.title(point), *subject.details(point)))
-            yield ((fixed, ""), (words.shortened(text, columns() - len(fixed)), "dim"))
+            yield from _with_note(fixed, text)
 
 
 def _profile_rows(curve: Curve[LayoutT], limit_bytes: float) -> Iterator[tuple[str, Point[LayoutT]]]:
