@@ -100,8 +100,8 @@ def memory_of(
         for moment, counts in enumerate(counts_of_rank if is_whole else ()):
             for stage, is_there in zip(family.stages_of(rank), counts[UNREDUCED], strict=True):
                 if is_there:
-                    elements = of_stages[0][stage], of_stages[1][stage]
-                    unreduced[moment] += _unreduced_bytes(figures, shardings, *elements)
+                    of_stage = of_stages[0][stage], of_stages[1][stage]
+                    unreduced[moment] += _unreduced_bytes(figures, shardings, *of_stage)
         sent = np.where(is_early, np.maximum(reduced - largest, 0), 0)
         most = (saved + waiting + largest + sent + unreduced).argmax(axis=0), np.arange(len(family.rows))
         whole = states["gradients"]
