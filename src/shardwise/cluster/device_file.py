@@ -246,17 +246,23 @@ def _curve(part: Fields, kind: type[Any]) -> Any:
     return kind(**values)
 
 
-def _scalars() -> tuple[str, ...]:
-    return tuple(field.name for field in dataclass_fields(Efficiency) if str(field.type) == "float")
+def _scalars() -> dict[str, bool]:
+    """The costs that are not per byte or flop; whether a record must have them."""
+    return {
+        field.name: field.default is MISSING
+        for field in dataclass_fields(Efficiency)
+        if str(field.type) == "float"
+    }
 
 
 def efficiency_from_record(fields: Fields) -> Efficiency:
-    """The inverse of `dataclasses.asdict` for an Efficiency; every field is required."""
+    """The inverse of `dataclasses.asdict` for an Efficiency; fields with a default may be absent."""
     values: dict[str, Any] = {name: _curve(fields.mapping(name), kind) for name, kind in CURVES.items()}
     kernels = fields.mapping("attention")
     values["attention"] = {name: _curve(kernels.mapping(name), AttentionCurve) for name in kernels.names}
-    for name in _scalars():
-        values[name] = _scalar(fields, name)
+    for name, is_required in _scalars().items():
+        if is_required or fields.has(name):
+            values[name] = _scalar(fields, name)
     values["is_calibrated"] = fields.boolean("is_calibrated")
     values["provenance"] = _texts(fields.mapping("provenance"))
     fields.finish()
