@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -109,6 +109,7 @@ SPACES = ("core", "default")
 NONE, SELECTIVE, FULL = (RECOMPUTES.index(name) for name in ("none", "selective", "full"))
 
 
+@lru_cache(maxsize=1 << 14)
 def divisors(n: int) -> tuple[int, ...]:
     """All divisors of n >= 1, ascending."""
     small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
@@ -415,22 +416,13 @@ class Space:
         return self._shards[ranks]
 
     def _shard_options(self, ranks: int) -> dict[str, Column]:
-        if self.is_core:
-            chains = dict.fromkeys([(1, 1, 1), (1, 1, ranks), (1, ranks, ranks), (ranks, ranks, ranks)])
-        else:
-            chains = dict.fromkeys(
-                (p, g, o) for o in divisors(ranks) for g in divisors(o) for p in divisors(g)
-            )
-        required = self._aliased(ranks)
-        names = ("param_shard", "grad_shard", "optim_shard")
-        rows = [
-            chain
-            for chain in chains
-            if required is not None
-            and all(required.get(name, degree) == degree for name, degree in zip(names, chain, strict=True))
-        ]
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-        return self._allowed(dict(zip(names, columns, strict=True)))
+        columns = _sharding_chains(ranks, is_core=self.is_core)
+        required, names = self._aliased(ranks), ("param_shard", "grad_shard", "optim_shard")
+        keep = np.full(columns.shape[1], required is not None)
+        for name, column in zip(names, columns, strict=True):
+            if required is not None and name in required:
+                keep &= column == required[name]
+        return self._allowed(dict(zip(names, columns[:, keep], strict=True)))
 
     def _aliased(self, ranks: int) -> dict[str, int] | None:
         """Degrees that the fixed aliases require over `ranks`; None if they are not possible."""
@@ -555,6 +547,20 @@ def _each(values: Any, count: Callable[[int], int]) -> NDArray[np.int64]:
     """`count` of every value of a column, called once per distinct value."""
     each, inverse = np.unique(np.asarray(values), return_inverse=True)
     return np.array([count(int(value)) for value in each], dtype=np.int64)[inverse.ravel()]
+
+
+@lru_cache(maxsize=4096)
+def _sharding_chains(ranks: int, *, is_core: bool) -> NDArray[np.int64]:
+    """Sharding degrees of parameters, gradients and optimizer states over `ranks`, each of which divides the
+    next, unsharded first: three read-only rows. In the space `core` those of the ZeRO stages. Searches of
+    similar questions, such as those of `explain`, share them."""
+    if is_core:
+        chains = dict.fromkeys([(1, 1, 1), (1, 1, ranks), (1, ranks, ranks), (ranks, ranks, ranks)])
+    else:
+        chains = dict.fromkeys((p, g, o) for o in divisors(ranks) for g in divisors(o) for p in divisors(g))
+    columns = np.array(list(chains), dtype=np.int64).reshape(-1, 3).T
+    columns.setflags(write=False)
+    return columns
 
 
 def _length(options: Mapping[str, Column]) -> int:

@@ -168,7 +168,7 @@ def export(
         ),
     ] = False,
 ) -> Output:
-    """Write a plan as flags or configuration of a target, such as Megatron-LM."""
+    """Write a plan in the words of its target. Flags or configuration files of Megatron-LM, for example."""
     from shardwise.app.cli import exporting
 
     return exporting.exported_plan(plan, to=to, out=out, is_validated=is_validated)
@@ -220,7 +220,7 @@ def review(
     budget: Budget = None,
     is_json: IsJson = False,
 ) -> Output:
-    """Review a configuration of training software: does it fit, how fast is it, what should change."""
+    """Review a configuration of training software. Does it fit, how fast is it, what should change?"""
     from shardwise.app.cli import reviewing
     from shardwise.inputs import record_of
 
@@ -238,7 +238,7 @@ def compare(
     out: Annotated[str | None, option("--out", "FILE", "Write both side by side as one HTML page.")] = None,
     is_json: IsJson = False,
 ) -> Output:
-    """Compare a plan with another one, or with a measured step: order of actions, time of parts."""
+    """Compare a plan with another plan or a measured step. Order of actions, time of parts, memory, cost."""
     from shardwise.app.cli import comparing
 
     return comparing.compared(plan, measured, trace=trace, out=out, is_json=is_json)
@@ -640,7 +640,7 @@ def report(
     budget: Budget = None,
     is_json: IsJson = False,
 ) -> Output:
-    """Write a plan as one HTML page: time, memory, pipeline, layout, proof. It needs no network."""
+    """Write a plan as one HTML page. Time, memory, pipeline, layout and proof; it needs no network."""
     from shardwise.app.cli import reporting, request
 
     return reporting.reported(
@@ -660,7 +660,7 @@ def serve(
     ] = "8765",
     budget: Annotated[str, typer.Option(metavar="T", help="Time limit of a question.")] = "60s",
 ) -> Output:
-    """Serve a page on this machine that asks for plans, compares them and changes the cluster."""
+    """Serve a page on this machine that asks for plans. It compares them and changes the cluster."""
     from shardwise.app.cli import request, serving
 
     return serving.served(
@@ -681,7 +681,7 @@ def check(
     ] = "10min",
     is_json: IsJson = False,
 ) -> Output:
-    """Check a plan with an independent checker, which names the claims that it does not re-derive.
+    """Check a plan with an independent checker. It names the claims that it does not re-derive.
 
     The checker is the package shardwise_verify, which imports nothing of shardwise. What the planner computes
     again stands apart.
@@ -716,7 +716,7 @@ def explain(
     is_json: IsJson = False,
     is_verbose: IsVerbose = False,
 ) -> Output:
-    """Show where time and memory go, what binds, the best plan with other choices, and the candidates."""
+    """Show what binds, and the best plan with other choices. Also where time and memory go, and outcomes."""
     from shardwise.app.cli import explaining, request
 
     return explaining.explained(

@@ -3,7 +3,7 @@ share, and the answer of `compare A B`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardwise.app.cli import documents, words
 from shardwise.app.cli.card import priced_as_lines
@@ -12,7 +12,7 @@ from shardwise.app.cli.output import Line, Output, Row, columns, row
 from shardwise.app.cli.overlap import step_parts_or_none, two_parts_lines
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plans import Plan, StepParts
+from shardwise.plans import Plan, StepParts, usd_per_billion_tokens
 from shardwise.search import ResultDifference
 
 Names = tuple[str, str]
@@ -43,7 +43,8 @@ def _lines(plan: Plan, other: Plan) -> Iterator[Line]:
     yield from _different_questions(plan, other)
     yield ()
     names = ("first", "second")
-    yield from term_lines(difference, names)
+    costs = [usd_per_billion_tokens(one.cluster, one.job, one.step_time_s) for one in (plan, other)]
+    yield from term_lines(difference, names, costs)
     yield from step_lines(step_parts_or_none(plan), step_parts_or_none(other), names)
 
 
@@ -85,9 +86,12 @@ def changed_lines(difference: ResultDifference) -> Iterator[Line]:
     yield from words.wrapped_rows("changes", changed or ["nothing"], "dim")
 
 
-def term_lines(difference: ResultDifference, names: Names) -> Iterator[Line]:
+def term_lines(
+    difference: ResultDifference, names: Names, costs: Sequence[float | None] = ()
+) -> Iterator[Line]:
     """Terms of step time, then of memory: before, after and difference, the largest difference first. Plans
-    that are estimated in different terms are compared in their sums alone."""
+    that are estimated in different terms are compared in their sums alone. `costs` are dollars per billion
+    tokens of both."""
     before, after = difference.before, difference.after
     yield _heading("time", names)
     if difference.has_equal_terms:
@@ -103,6 +107,9 @@ def term_lines(difference: ResultDifference, names: Names) -> Iterator[Line]:
     ):
         if old is not None and new is not None:
             yield _row(name, old, new, words.percent if name == "MFU" else _whole, "")
+    dollars = [cost for cost in costs if cost is not None]
+    if len(dollars) == 2:
+        yield _row("cost, billion tokens", *dollars, _dollars, "")
     yield ()
     yield _heading("memory", names)
     peaks = before.peak_memory.device, after.peak_memory.device
@@ -117,6 +124,10 @@ def _heading(title: str, names: Names) -> Line:
 
 def _gib(nbytes: float) -> str:
     return f"{words.gib(nbytes)} GiB"
+
+
+def _dollars(usd: float) -> str:
+    return f"${usd:,.2f}"
 
 
 def _whole(number: float) -> str:

@@ -67,6 +67,9 @@ def _lines(plan: Plan, pipelines: Sequence[PipelineTimeline]) -> Iterator[Line]:
     operators of a graph."""
     yield ((f"{plan.name} on {plan.cluster.name}", "title"),)
     facts = [*division_text(plan).split(" · "), f"step {words.seconds(plan.step_time_s)}"]
+    if (bubble_s := plan.breakdown.get("pipeline_bubble", 0.0)) > 0.0:
+        share = words.percent(bubble_s / plan.step_time_s)
+        facts.append(f"pipeline bubble {words.seconds(bubble_s)}, {share}")
     for line in words.wrapped(facts, " · ", columns()):
         yield ((line, "dim"),)
     yield from priced_as_lines(plan.priced_as)
