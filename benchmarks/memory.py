@@ -304,6 +304,22 @@ def band_table(made: Mapping[str, PeakErrors]) -> str:
     return table(heads, lines)
 
 
+def source_table(rows: Sequence[PeakRow]) -> str:
+    """How many sources and rows each kind of software has: of all peaks, and of those that a band is made
+    from; and whose band it has."""
+    made = bands(rows)
+    lines = []
+    for kind in sorted({row.software_kind for row in rows}):
+        own = [row for row in rows if row.software_kind == kind]
+        of_need = [row for row in own if row.is_of_need]
+        lines.append(
+            (kind, len(by_source(own)), len(own), len(by_source(of_need)), len(of_need),
+             "its own" if kind in made else "that of all software")
+        )  # fmt: skip
+    heads = ("software", "sources", "rows", "sources for a band", "rows for a band", "band")
+    return table(heads, lines)
+
+
 def outcome_table(rows: Sequence[OutcomeRow]) -> str:
     """How many outcomes of each group are right."""
     lines = []
@@ -351,6 +367,7 @@ def blocks_of(rows: Sequence[PeakRow], outcomes: Sequence[OutcomeRow]) -> dict[s
         "counted": kind_table(held),
         "left out": "\n".join(left),
         "bands": band_table(bands(held)),
+        "sources": source_table(held),
         "outcomes": outcome_table([_in_page(row) for row in outcomes]),
     }
 
@@ -388,7 +405,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"\nworst\n\n{worst_table(held)}")
     made = bands(held)
     inside, below = covered(held)
-    print(f"\nbands\n\n{band_table(made)}")
+    print(f"\nbands\n\n{band_table(made)}\n\n{source_table(held)}")
     print(f"\nin bands made without the source: {inside:.0%}; at most at their upper end: {below:.0%}")
     found = fitted(rows)
     print(

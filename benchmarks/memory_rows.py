@@ -101,7 +101,8 @@ class PeakRow:
 class OutcomeRow:
     """A run of which it is known whether it fits, and what we say: `needed` and `capacity` are bytes of a
     device, `margin` is the share that stays free by default; `illegal` is a broken rule, else empty.
-    `likely` is the predicted probability that it fits; 0 where the host's memory is too small."""
+    `likely` is the predicted probability that it fits; 0 where the host's memory is too small. `failed` has
+    the smallest and the largest share of runs that ran out of memory, where some did."""
 
     group: str
     name: str
@@ -111,6 +112,7 @@ class OutcomeRow:
     capacity: float
     likely: float
     illegal: str = ""
+    failed: tuple[float, float] | None = None
 
     @property
     def says_fits(self) -> bool:
@@ -119,6 +121,8 @@ class OutcomeRow:
 
     @property
     def is_right(self) -> bool:
+        if self.failed is not None:
+            return not self.illegal and self.failed[0] <= 1.0 - self.likely <= self.failed[1]
         return self.says_fits == self.fits
 
 
@@ -270,7 +274,8 @@ def outcome_rows() -> Iterator[OutcomeRow]:
         if record["unsaid"] or (record["fits"] is None and record["peak_gib"] is None):
             continue
         try:
-            yield _outcome(record["group"], record["name"], *problem_of(record), knows)
+            outcome = _outcome(record["group"], record["name"], *problem_of(record), knows)
+            yield replace(outcome, failed=tuple(record["failed"])) if "failed" in record else outcome
         except ConfigError as error:
             yield _illegal(record["group"], record["name"], record["software"], knows, str(error))
     for run in production.read_runs():
