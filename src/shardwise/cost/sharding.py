@@ -256,7 +256,7 @@ def shards_of(
         weights[:, of_partition]
         for weights in (rank.dense_weights, rank.expert_weights, rank.trained_dense, rank.trained_expert)
     )
-    frozen_dense, frozen_expert = all_dense - rank_dense, all_expert - rank_expert
+    frozen = all_dense - rank_dense, all_expert - rank_expert
     owned = (rank_dense / dense.optim + rank_expert / expert.optim).max(axis=0)
 
     is_single_backward = 0
@@ -300,14 +300,7 @@ def shards_of(
         + unreduced_bytes(partition.unreduced_expert, reduced(expert))
         + np.where(dense.grad == 1, rank_bytes(narrow_gradient_bytes(problem), 1, 1), 0.0)
         + np.where(is_reduced_early, partition.sent_bytes[:, of_partition], 0.0),
-        state_bytes=memory.sharded_bytes(
-            rank_dense, own_bytes(problem, dense.param, dense.optim), dense.optim
-        )
-        + memory.sharded_bytes(rank_expert, own_bytes(problem, expert.param, expert.optim), expert.optim)
-        + memory.sharded_bytes(frozen_dense, frozen_bytes(problem, dense.param, dense.optim), dense.optim)
-        + memory.sharded_bytes(
-            frozen_expert, frozen_bytes(problem, expert.param, expert.optim), expert.optim
-        ),
+        state_bytes=_state_bytes(problem, sharding, (rank_dense, rank_expert), frozen),
         host_state_bytes=rank_bytes(host_own_bytes(problem), dense.optim, expert.optim),
         gathered_bytes=np.where(is_whole, 0.0, gathered_bytes(problem, partition, of_partition, sharding)),
         shares_states=dense.optim > 1,
@@ -317,12 +310,25 @@ def shards_of(
         device_update_s=device_update_s(problem, owned),
         host_update_s=host_update_s(problem, owned),
         copies_s=copies_s(problem, table, owned, (rank_dense + rank_expert).max(axis=0))
-        + frozen_copies_s(
-            problem,
-            (frozen_dense / dense.optim + frozen_expert / expert.optim).max(axis=0),
-            (frozen_dense + frozen_expert).max(axis=0),
-        ),
-    )
+        + frozen_copies_s(problem, (frozen[0] / dense.optim + frozen[1] / expert.optim).max(axis=0),
+                          (frozen[0] + frozen[1]).max(axis=0)),
+    )  # fmt: skip
+
+
+def _state_bytes(
+    problem: Problem, sharding: GridSharding, trained: tuple[Any, Any], frozen: tuple[Any, Any]
+) -> Any:
+    """Bytes of a rank's own shares of its dense and expert weights: states, and copies of weights."""
+    total: Any = 0.0
+    for each, (degrees, elements) in (
+        (own_bytes, (sharding.dense, trained[0])),
+        (own_bytes, (sharding.expert, trained[1])),
+        (frozen_bytes, (sharding.dense, frozen[0])),
+        (frozen_bytes, (sharding.expert, frozen[1])),
+    ):
+        per_weight = each(problem, degrees.param, degrees.optim)
+        total = total + memory.sharded_bytes(elements, per_weight, degrees.optim)
+    return total
 
 
 def is_whole_in_pipeline(problem: Problem, table: Any) -> Any:
@@ -359,7 +365,9 @@ def frozen_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
     recipe, profile = problem.recipe, problem.profile
     if not profile.reduces_by_block:
         return recipe.master_bytes if profile.has_wide_frozen_weights else 0.0
-    return recipe.master_bytes or recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
+    if recipe.master_bytes:
+        return recipe.master_bytes
+    return recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
 
 
 def narrow_gradient_bytes(problem: Problem) -> float:

@@ -8,7 +8,6 @@ from shardwise.model.counts import (
     model_flop_per_token,
     mtp_parameters,
     parameters,
-    trained_matmul_parameters,
     trained_parameters,
 )
 from shardwise.model.load import (
@@ -89,7 +88,6 @@ __all__ = [
     "parameters",
     "repeated_modules",
     "set_text",
-    "trained_matmul_parameters",
     "trained_parameters",
     "with_lora",
 ]

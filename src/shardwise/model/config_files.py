@@ -42,7 +42,8 @@ def refuse_other_files(config: Mapping[str, object]) -> None:
             "is the config of an adapter, which has no sizes of a model",
             key="peft_type",
             found=short_repr(config["peft_type"]),
-            allowed=f"the model that it adapts: {printable(base)}" if isinstance(base, str) else "its model",
+            allowed=("the model that it adapts, " + printable(base) if isinstance(base, str) else "its model")
+            + ", with this file as --lora",
         )
     if "dim" in config and "n_layers" in config and "model_type" not in config:
         raise ConfigError(

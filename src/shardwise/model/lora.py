@@ -89,9 +89,9 @@ _IGNORED: Final = frozenset({
     "peft_type", "task_type", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping",
     "peft_version", "lora_alpha", "alpha_pattern", "use_rslora", "init_lora_weights", "fan_in_fan_out",
     "layers_pattern", "megatron_core", "megatron_config", "ensure_weight_tying", "runtime_config",
-    "eva_config", "corda_config", "loftq_config",
+    "eva_config", "corda_config", "shardwise",
 })  # fmt: skip
-"""Keys of adapter_config.json that change neither sizes nor time."""
+"""Keys of adapter_config.json that change neither sizes nor time; `shardwise` has texts of our exports."""
 
 
 def lora_from_config(config: Mapping[str, object]) -> Lora:

@@ -16,10 +16,10 @@ from shardwise.model import (
     model_flop_per_token,
     model_from_config,
     parameters,
-    trained_matmul_parameters,
     trained_parameters,
     with_lora,
 )
+from shardwise.model.counts import trained_matmul_parameters
 from shardwise.operators import Matmul, is_trained
 
 TINY: dict[str, Any] = {
