@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, Final
 
 from shardwise.accuracy.rows import Fault, Row
@@ -505,6 +506,17 @@ class Case:
 
 Assumed = tuple[str, ...]
 
+OUTCOMES: Final = frozenset(
+    {"line", "id", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "hfu_pct",
+     "peak_mem_gib", "tflops_convention"}
+)  # fmt: skip
+"""Fields of a row that say nothing about what ran: its place in the file, and what was measured."""
+
+_configuration_of = attrgetter(*(one.name for one in fields(Row) if one.name not in OUTCOMES))
+
+MAX_SHARED: Final = 20_000
+"""Most parts of cases that a builder keeps for further rows, some kB each; then it begins anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class CaseBuilder:
@@ -515,10 +527,16 @@ class CaseBuilder:
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     def of(self, row: Row) -> Case:
-        """The case of a row.
+        """The case of a row. Rows that differ in their outcomes only share all of it but the row.
 
         Raises ConfigError, the reason to skip the row, where the row names something unknown, describes a
         step that is not modelled, or contradicts itself."""
+        if len(self._made) > MAX_SHARED:
+            self._made.clear()
+        case: Case = self._once(("case", _configuration_of(row)), lambda: self._case(row))
+        return case if case.row is row else replace(case, row=row)
+
+    def _case(self, row: Row) -> Case:
         _refuse(row)
         kinds = counted_devices(row.gpu)
         if kinds:

@@ -7,7 +7,7 @@ numbers, bands and errors (docs/reference/formats.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,11 @@ def is_warm(runs: Sequence[MeasuredRun], excluded: Collection[str]) -> Mask:
     """Shape (runs,): whether runs of sources that are not excluded have the run's device and its software.
 
     Devices whose matmuls are not fitted are cold, as in plans (`is_calibrated`)."""
-    kinds = [_platform_of(run) for run in runs]
+    known: dict[Hashable, tuple[str, str]] = {}
+    kinds = []
+    for run in runs:
+        key = id(run.case.problem.device), run.case.problem.profile.name
+        kinds.append(known.get(key) or known.setdefault(key, _platform_of(run)))
     remaining = [kind for run, kind in zip(runs, kinds, strict=True) if run.case.row.group not in excluded]
     devices, software = {device for device, _ in remaining}, {profile for _, profile in remaining}
     fitted_devices = devices & {number.name for number in Numbers.shipped().devices if number.is_fitted}
@@ -114,6 +118,9 @@ SCHEMA, VERSION = "shardwise.fit", 1
 DIGITS = 4
 """Significant digits of a fitted number in a file."""
 
+MAX_FOLDS = 50
+"""Most parts of the sources that are left out in turn; each takes about a second of fitting."""
+
 LEAST_RUNS = 20
 """Fewest runs with a measured time that a fit accepts."""
 
@@ -126,8 +133,16 @@ class FitResult:
     faults: tuple[Fault, ...]
 
 
-def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> FitResult:
-    """Fits all usable rows from scratch. ConfigError where fewer than LEAST_RUNS have a measured time."""
+def fit_rows(
+    rows: Sequence[Row],
+    *,
+    rounds: int = 2,
+    steps: int = 10,
+    has_time: Callable[[], bool] = lambda: True,
+    progress: Callable[[str], None] | None = None,
+) -> FitResult:
+    """Fits all usable rows from scratch; `has_time` and `progress` as in `fitted`. ConfigError where fewer
+    than LEAST_RUNS have a measured time."""
     cases, faults = cases_of(rows)
     used, times_s = [], []
     for case in cases:
@@ -154,7 +169,7 @@ def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> FitRes
             allowed=f"{LEAST_RUNS} or more",
         )  # fmt: skip
     start = Numbers.shipped().from_scratch()
-    fit = fitted(used, times_s, start, rounds=rounds, steps=steps)
+    fit = fitted(used, times_s, start, rounds=rounds, steps=steps, has_time=has_time, progress=progress)
     return FitResult(fit=replace(fit, numbers=rounded(fit.numbers)), faults=tuple(faults))
 
 
@@ -170,15 +185,18 @@ def bands_of(fit: Fit) -> dict[str, tuple[float, float]]:
     unseen source.
 
     `warm` is for sources whose device and software were fitted, `cold` for the others. Each source is left
-    out in turn."""
+    out in turn; of more than MAX_FOLDS sources, the n-th with all that follow it by MAX_FOLDS."""
     found: dict[bool, dict[str, Any]] = {True: {}, False: {}}
     names = sources_of(fit.runs)
-    for source in dict.fromkeys(names.tolist()):
-        errors, warm = linear_errors(fit, {source}), is_warm(fit.runs, {source})
-        for kind in (True, False):
-            rows = (names == source) & (warm == kind)
-            if rows.any():
-                found[kind][source] = errors[rows]
+    sources = list(dict.fromkeys(names.tolist()))
+    for first in range(min(len(sources), MAX_FOLDS)):
+        left_out = sources[first::MAX_FOLDS]
+        errors, warm = linear_errors(fit, left_out), is_warm(fit.runs, set(left_out))
+        for source in left_out:
+            for kind in (True, False):
+                rows = (names == source) & (warm == kind)
+                if rows.any():
+                    found[kind][source] = errors[rows]
     every = {**found[False], **found[True]}
     return {
         "warm": factors(spread_of(found[True] or every)),

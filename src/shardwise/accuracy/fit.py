@@ -10,7 +10,7 @@ strategy, each with one number changed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,14 +206,39 @@ def chosen_strategy(case: Case, numbers: Numbers) -> int:
 
 def chosen_strategies(cases: Sequence[Case], numbers: Numbers) -> list[int]:
     """`chosen_strategy` of every case."""
-    chosen = [0] * len(cases)
-    several = [place for place, case in enumerate(cases) if len(case.strategies) > 1]
-    tables = [cases[place].strategies for place in several]
-    problems = problems_with([cases[place] for place in several], numbers)
-    figures = step_figures_of(problems, tables)
-    for place, problem, table, of_case in zip(several, problems, tables, figures, strict=True):
-        chosen[place] = chosen_row(problem, of_case, slice(0, len(table)))
-    return chosen
+    firsts, which = _distinct((id(case.problem), id(case.strategies)) for case in cases)
+    chosen = [0] * len(firsts)
+    several = [place for place, first in enumerate(firsts) if len(cases[first].strategies) > 1]
+    for start in range(0, len(several), RUNS_AT_A_TIME):
+        places = several[start : start + RUNS_AT_A_TIME]
+        part = [cases[firsts[place]] for place in places]
+        problems = problems_with(part, numbers)
+        figures = step_figures_of(problems, [case.strategies for case in part])
+        for place, case, problem, of_case in zip(places, part, problems, figures, strict=True):
+            chosen[place] = chosen_row(problem, of_case, slice(0, len(case.strategies)))
+    return [chosen[place] for place in which]
+
+
+RUNS_AT_A_TIME = 1_000
+"""Most runs that are evaluated together: about a hundred strategies each with its costs, some 100 kB."""
+
+
+def _distinct(keys: Iterable[Hashable]) -> tuple[list[int], list[int]]:
+    """The place of the first of each equal keys, and for every key which of those it equals."""
+    firsts: list[int] = []
+    known: dict[Hashable, int] = {}
+    which = []
+    for place, key in enumerate(keys):
+        if key not in known:
+            known[key] = len(firsts)
+            firsts.append(place)
+        which.append(known[key])
+    return firsts, which
+
+
+def _run_key(run: MeasuredRun) -> Hashable:
+    """Equal for runs that have the same prediction."""
+    return id(run.case.problem), id(run.case.strategies), run.strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +253,17 @@ class Linear:
 
 def linearised(runs: Sequence[MeasuredRun], numbers: Numbers) -> Linear:
     """The predictions of all runs and their derivatives by each fitted number."""
+    firsts, which = _distinct(map(_run_key, runs))
+    distinct = [runs[first] for first in firsts]
+    parts = [
+        _linearised(distinct[start : start + RUNS_AT_A_TIME], numbers)
+        for start in range(0, len(distinct), RUNS_AT_A_TIME)
+    ]
+    log_s, slopes = (np.concatenate([getattr(part, name) for part in parts]) for name in ("log_s", "slopes"))
+    return Linear(tuple(numbers.fitted()), log_s[which], slopes[which])
+
+
+def _linearised(runs: Sequence[MeasuredRun], numbers: Numbers) -> Linear:
     names = tuple(numbers.fitted())
     at = {name: index for index, name in enumerate(names)}
     log_s, slopes = np.empty(len(runs)), np.zeros((len(runs), len(names)))
@@ -254,48 +290,83 @@ def linearised(runs: Sequence[MeasuredRun], numbers: Numbers) -> Linear:
 
 def predicted_log_s(runs: Sequence[MeasuredRun], numbers: Numbers) -> Floats:
     """Logarithms of the predicted step times of all runs."""
-    problems = problems_with([run.case for run in runs], numbers)
-    found = step_figures_of(problems, [run.table(1) for run in runs])
-    log_s: Floats = np.log([figures.step_time_s[0] for figures in found])
+    firsts, which = _distinct(map(_run_key, runs))
+    times_s: list[float] = []
+    for start in range(0, len(firsts), RUNS_AT_A_TIME):
+        part = [runs[first] for first in firsts[start : start + RUNS_AT_A_TIME]]
+        problems = problems_with([run.case for run in part], numbers)
+        found = step_figures_of(problems, [run.table(1) for run in part])
+        times_s += [float(figures.step_time_s[0]) for figures in found]
+    log_s: Floats = np.log(times_s)[which]
     return log_s
 
 
 # The fit
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Fitted numbers, the runs with their assumed strategies, and the linearised predictions."""
+    """Fitted numbers, the runs with their assumed strategies, and the linearised predictions. `is_cut` says
+    that there was no time for all steps."""
 
     numbers: Numbers
     runs: tuple[MeasuredRun, ...]
     linear: Linear
+    is_cut: bool = False
 
 
 def fitted(
-    cases: Sequence[Case], measured_s: Sequence[float], start: Numbers, *, rounds: int = 2, steps: int = 10
+    cases: Sequence[Case],
+    measured_s: Sequence[float],
+    start: Numbers,
+    *,
+    rounds: int = 2,
+    steps: int = 10,
+    has_time: Callable[[], bool] = lambda: True,
+    progress: Callable[[str], None] | None = None,
 ) -> Fit:
     """Fits the numbers to measured step times, from `start`.
 
     Each round first chooses for every case the fastest predicted strategy that fits. It then makes at most
-    `steps` Gauss-Newton steps.
+    `steps` Gauss-Newton steps. `has_time` is called before each round but the first and before each step: the
+    fit ends where it returns False. `progress` is called with a text that says how far the fit is.
     """
-    numbers = start
-    for _ in range(rounds):
+    numbers, is_cut = start, False
+    for number in range(rounds):
+        if number and not has_time():
+            is_cut = True
+            break
+        show = _shown(progress, f"round {number + 1} of {rounds}")
+        show("strategies")
         chosen = chosen_strategies(cases, numbers)
         runs = tuple(
             MeasuredRun(case=case, strategy=strategy, measured_s=measured)
             for case, strategy, measured in zip(cases, chosen, measured_s, strict=True)
         )
-        numbers, linear = _gauss_newton(runs, numbers, steps)
-    return Fit(numbers=numbers, runs=runs, linear=linear)
+        numbers, linear, is_cut = _gauss_newton(runs, numbers, steps, has_time, show)
+    return Fit(numbers=numbers, runs=runs, linear=linear, is_cut=is_cut)
 
 
-def _gauss_newton(runs: Sequence[MeasuredRun], numbers: Numbers, steps: int) -> tuple[Numbers, Linear]:
-    """Numbers and predictions after at most `steps` steps, or at convergence. The loss never increases."""
+def _shown(progress: Callable[[str], None] | None, before: str) -> Callable[[str], None]:
+    return (lambda _: None) if progress is None else (lambda text: progress(f"{before}, {text}"))
+
+
+def _gauss_newton(
+    runs: Sequence[MeasuredRun],
+    numbers: Numbers,
+    steps: int,
+    has_time: Callable[[], bool],
+    show: Callable[[str], None],
+) -> tuple[Numbers, Linear, bool]:
+    """Numbers and predictions after at most `steps` steps, or at convergence, and whether there was no time
+    for more. The loss never increases."""
     target = np.log([run.measured_s for run in runs])
     weights = source_weights(runs)
+    show("derivatives")
     accepted = numbers, linearised(runs, numbers)
     best, share = fit_loss(accepted[1], target, weights, numbers), 1.0
-    for _ in range(steps):
+    for step in range(steps):
+        if not has_time():
+            return *accepted, True
+        show(f"step {step + 1}")
         log_changes = share * gauss_newton_step(accepted[1], target, weights, accepted[0])
         changed = with_log_changes(accepted[0], accepted[1].names, log_changes)
         linear = linearised(runs, changed)
@@ -306,7 +377,7 @@ def _gauss_newton(runs: Sequence[MeasuredRun], numbers: Numbers, steps: int) -> 
             share /= 2.0
         if np.abs(log_changes).max() < 0.01:
             break
-    return accepted
+    return *accepted, False
 
 
 def fit_loss(linear: Linear, target: Floats, weights: Floats, numbers: Numbers) -> float:

@@ -27,8 +27,22 @@ class Prediction:
     device_bytes: float
 
 
-def predictions_of(cases: Sequence[Case]) -> list[Prediction]:
-    """The predictions of all cases, in their order. Cases that share a problem are evaluated in one table."""
+Known = dict[Hashable, Prediction]
+"""Predictions by the objects of their cases, which they keep alive."""
+
+
+def predictions_of(cases: Sequence[Case], known: Known | None = None) -> list[Prediction]:
+    """The predictions of all cases, in their order. Cases that share a problem are evaluated in one table,
+    and cases that share their strategies too only once; those in `known` not again, and it gets the new
+    ones."""
+    known = {} if known is None else known
+    keys = [(id(case.problem), id(case.strategies), id(case.mixed), case.row.peak_rank) for case in cases]
+    new = {key: case for key, case in zip(keys, cases, strict=True) if key not in known}
+    known.update(zip(new, _distinct_predictions(list(new.values())), strict=True))
+    return [replace(known[key], case=case) for key, case in zip(keys, cases, strict=True)]
+
+
+def _distinct_predictions(cases: Sequence[Case]) -> list[Prediction]:
     by_problem: dict[int, list[int]] = {}
     mixed_groups: dict[Hashable, tuple[MixedDevices, list[int]]] = {}
     for index, case in enumerate(cases):

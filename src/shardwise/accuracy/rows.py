@@ -138,6 +138,7 @@ def parse_rows(text: str, *, file: str | None = None) -> tuple[list[Row], list[F
     header, used = _header(lines, file)
     rows: list[Row] = []
     faults: list[Fault] = []
+    texts: dict[str, str] = {}
     for line, cells, problem in _records(lines, used, len(header)):
         record = dict(zip(header, cells, strict=False))
         name = printable(record.get("id", "")) or f"line-{line}"
@@ -145,7 +146,7 @@ def parse_rows(text: str, *, file: str | None = None) -> tuple[list[Row], list[F
         if wrong:
             faults.append(Fault(line=line, id=name, reason=wrong[0][0], found=wrong[0][1]))
         else:
-            rows.append(_row(record, line, name))
+            rows.append(_row(record, line, name, texts))
     if not rows:
         found = (
             f"{len(faults)} rows, all with faults, such as {faults[0].text}" if faults else "a header alone"
@@ -222,12 +223,14 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _row(record: Mapping[str, str], line: int, name: str) -> Row:
+def _row(record: Mapping[str, str], line: int, name: str, texts: dict[str, str]) -> Row:
+    """The row of a record; `texts` has every text once, since rows repeat most of theirs."""
     values: dict[str, Any] = {"line": line}
     for column, kind in _COLUMNS.items():
         text = record.get(column, "")
         if kind == "str":
-            values[column] = text if text.isprintable() else printable(text)
+            shown = text if text.isprintable() else printable(text)
+            values[column] = texts.setdefault(shown, shown)
         elif not text:
             values[column] = None
         else:

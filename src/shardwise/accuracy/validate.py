@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwise.accuracy.case import Case, CaseBuilder, fault_of
 from shardwise.accuracy.measured import Measured, measured_of, predicted_bytes
-from shardwise.accuracy.predict import Prediction, predictions_of
+from shardwise.accuracy.predict import Known, Prediction, predictions_of
 from shardwise.accuracy.rows import LEVELS, Fault, Row, read_rows, source_of
 from shardwise.accuracy.spellings import device_named, dtype_named, family_named, profile_named
 from shardwise.errors import ConfigError
@@ -71,20 +72,43 @@ def kendall_tau(measured: Sequence[float], predicted: Sequence[float]) -> float 
     """Kendall's tau-b: (concordant - discordant) / sqrt(pairs not tied in one * pairs not tied in the other).
 
     1 for the same order, -1 for the reverse order. 0 where all predictions are equal. None where all measured
-    values are equal or there are fewer than two.
+    values are equal or there are fewer than two. Discordant pairs are the inversions of the predictions in
+    the order of the measured values (Knight 1966), so that n values take n log n steps.
     """
-    a, x = np.asarray(measured, np.float64), np.asarray(predicted, np.float64)
-    agreement = untied_measured = untied_predicted = 0
-    for i in range(1, len(a)):
-        of_a, of_x = np.sign(a[i] - a[:i]), np.sign(x[i] - x[:i])
-        agreement += int(of_a @ of_x)
-        untied_measured += int(np.count_nonzero(of_a))
-        untied_predicted += int(np.count_nonzero(of_x))
+    a = np.unique(np.asarray(measured, np.float64), return_inverse=True)[1]
+    x = np.unique(np.asarray(predicted, np.float64), return_inverse=True)[1]
+    pairs = math.comb(len(a), 2)
+    untied_measured, untied_predicted = pairs - _tied_pairs(a), pairs - _tied_pairs(x)
     if untied_measured == 0:
         return None
     if untied_predicted == 0:
         return 0.0
+    untied_in_one = untied_measured + untied_predicted - pairs + _tied_pairs(a * len(x) + x)
+    agreement = untied_in_one - 2 * _inversions(x[np.lexsort((x, a))])
     return agreement / math.sqrt(untied_measured * untied_predicted)
+
+
+def _tied_pairs(values: NDArray[np.int64]) -> int:
+    """Number of pairs of equal values."""
+    return sum(math.comb(count, 2) for count in np.unique(values, return_counts=True)[1].tolist())
+
+
+def _inversions(ranks: NDArray[np.int64]) -> int:
+    """Number of pairs of which the first is larger, of ranks from 0 to below their number: a merge sort, all
+    merges of one width at a time."""
+    count, found, width = len(ranks), 0, 1
+    places = np.arange(count)
+    while width < count:
+        blocks = places // (2 * width)
+        keys = blocks * count + ranks  # ascending within each half of a block, and from block to block
+        is_right = places // width % 2 == 1
+        lefts, rights = keys[~is_right], keys[is_right]
+        ends = np.searchsorted(lefts, (blocks[is_right] + 1) * count)
+        found += int((ends - np.searchsorted(lefts, rights, side="right")).sum())
+        keys.sort()
+        ranks = keys - blocks * count
+        width *= 2
+    return found
 
 
 def regret(measured: Sequence[float], predicted: Sequence[float]) -> float:
@@ -158,24 +182,39 @@ class JudgedRow:
         return low <= self.measured_bytes <= high
 
 
+ROWS_AT_A_TIME: Final = 2_000
+"""Rows whose cases are held in memory together: some kB each."""
+
+Progress = Callable[[str], None]
+"""Called with a text that says how far a command is."""
+
+
 def judged(
-    rows: Sequence[Row], calibration: Calibration | None = None
+    rows: Sequence[Row], calibration: Calibration | None = None, progress: Progress | None = None
 ) -> tuple[list[JudgedRow], list[Fault]]:
     """Every usable row with its prediction, with the devices and software of `calibration`, and the faults of
     the others, both in the order of the rows."""
     ready = CaseBuilder(calibration)
-    cases: list[Case] = []
-    figures: list[Measured] = []
+    known: Known = {}
+    found: list[JudgedRow] = []
     faults: list[Fault] = []
-    for row in rows:
-        try:
-            case = ready.of(row)
-            figures.append(measured_of(row, case.problem))
-            cases.append(case)
-        except ConfigError as error:
-            faults.append(fault_of(row, error))
-    predictions = predictions_of(cases)
-    return [_judged(one, what) for one, what in zip(predictions, figures, strict=True)], faults
+    for start in range(0, len(rows), ROWS_AT_A_TIME):
+        cases: list[Case] = []
+        figures: list[Measured] = []
+        for row in rows[start : start + ROWS_AT_A_TIME]:
+            try:
+                case = ready.of(row)
+                figures.append(measured_of(row, case.problem))
+                cases.append(case)
+            except ConfigError as error:
+                faults.append(fault_of(row, error))
+        predictions = predictions_of(cases, known)
+        found += [_judged(one, what) for one, what in zip(predictions, figures, strict=True)]
+        if len(known) > ROWS_AT_A_TIME:
+            known.clear()
+        if progress is not None:
+            progress(f"{min(start + ROWS_AT_A_TIME, len(rows)):,} of {len(rows):,} rows")
+    return found, faults
 
 
 def _judged(prediction: Prediction, measured: Measured) -> JudgedRow:
@@ -227,16 +266,32 @@ class Workload:
 def workloads_of(judged: Sequence[JudgedRow]) -> tuple[Workload, ...]:
     """The workloads with at least LEAST_PLANS rows that have both times, in the order of their first rows."""
     groups: dict[Hashable, list[JudgedRow]] = {}
+    sizes = _ModelSizes()
     for one in judged:
         if one.measured_s is not None and one.predicted_s is not None:
-            groups.setdefault(sizes_of(one.row, one.model), []).append(one)
+            groups.setdefault(_job_of(one.row, sizes.number_of(one.model)), []).append(one)
     return tuple(_workload(group) for group in groups.values() if len(group) >= LEAST_PLANS)
 
 
-def sizes_of(row: Row, model: Model) -> Hashable:
+class _ModelSizes:
+    """Numbers that are equal for models of the same sizes; names of models do not count."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Model, int] = {}
+        self._known: dict[int, tuple[Model, int]] = {}
+
+    def number_of(self, model: Model) -> int:
+        """The number of the sizes of a model."""
+        if id(model) not in self._known:
+            sizes = replace(model, name="", family="", notes=(), config={})
+            # The model is part of the value, so that no other one gets its address.
+            self._known[id(model)] = model, self._numbers.setdefault(sizes, len(self._numbers))
+        return self._known[id(model)][1]
+
+
+def _job_of(row: Row, sizes: int) -> Hashable:
     """What rows of one workload share: source, sizes of the model, device, number of devices, sequence
-    length, global batch size, dtype and framework; names of models do not count."""
-    sizes = replace(model, name="", family="", notes=(), config={})
+    length, global batch size, dtype and framework."""
     return (
         row.group, row.source, sizes, row.gpu, row.gpus, row.seq_len, row.global_batch,
         dtype_named(row.dtype), row.framework,
@@ -304,10 +359,16 @@ class Validation:
 
 
 def validate(
-    path: str, *, by: str = "source", level: str = "all", calibration: Calibration | None = None
+    path: str,
+    *,
+    by: str = "source",
+    level: str = "all",
+    calibration: Calibration | None = None,
+    progress: Progress | None = None,
 ) -> Validation:
     """Validates the rows of `level` (one of LEVELS) in the file at `path`, grouped by one of GROUPINGS.
-    `calibration` replaces the shipped numbers of its devices and its software.
+    `calibration` replaces the shipped numbers of its devices and its software. `progress` is called with a
+    text that says how far it is.
 
     Raises ConfigError where no row of the file can be read."""
     for key, found, allowed in (("by", by, GROUPINGS), ("level", level, LEVELS)):
@@ -315,7 +376,7 @@ def validate(
             raise unknown("is not one of the choices", found, allowed, key=key)
     rows, unread = read_rows(path)
     selected = [row for row in rows if level == "all" or row.is_complete == (level == "complete")]
-    used, unusable = judged(selected, calibration)
+    used, unusable = judged(selected, calibration, progress)
     faults = sorted((*unread, *unusable), key=lambda fault: fault.line)
     workloads = workloads_of(used)
     groups = _grouped(used, faults, {row.line: row for row in selected}, by)
@@ -341,7 +402,15 @@ def _grouped(
         "family": lambda row: family_named(row.model_name),
         "row": lambda row: row.id,
     }
-    name_of = names[by]
+    known: dict[Hashable, str] = {}
+
+    def name_of(row: Row) -> str:
+        texts = row.group, row.gpu, row.framework, row.year, row.notes, row.model_name, row.id
+        key = texts[:1] if by == "source" else texts[-1:] if by == "row" else texts[1:-1]
+        if key not in known:
+            known[key] = names[by](row)
+        return known[key]
+
     lines: list[tuple[int, JudgedRow | Fault, str]] = [(one.row.line, one, name_of(one.row)) for one in used]
     for fault in faults:
         row = rows.get(fault.line)

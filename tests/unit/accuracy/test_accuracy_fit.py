@@ -30,9 +30,11 @@ from shardwise.accuracy.fit import (
     SHRINKAGE,
     SMALLEST_RESIDUAL,
     SOURCE_WEIGHTS,
+    Fit,
     Linear,
     MeasuredRun,
     Numbers,
+    chosen_strategies,
     chosen_strategy,
     clip_to_range,
     field_of,
@@ -50,6 +52,9 @@ from shardwise.accuracy.fit import (
     source_weights,
     with_log_changes,
 )
+from shardwise.cost import Problem
+from shardwise.search import StepFigures, step_figures_of
+from shardwise.strategy import StrategyTable
 
 HOST = "software * host_step_s"
 """A number without relatives, at its default of 5 ms, so that shrinkage does not change it."""
@@ -400,3 +405,49 @@ def test_a_step_that_makes_it_worse_is_rejected() -> None:
         weights = source_weights(found.runs)
         costs.append(fit_loss(found.linear, np.log(measured_s), weights, found.numbers))
     assert costs == sorted(costs, reverse=True) and costs[0] > costs[-1]
+
+
+def test_runs_are_evaluated_some_at_a_time_and_equal_ones_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers.shipped()
+    runs = measured_runs(some(5, "korthi"), numbers)
+    whole, log_s = linearised(runs, numbers), predicted_log_s(runs, numbers)
+    chosen = chosen_strategies([run.case for run in runs], numbers)
+    monkeypatch.setattr("shardwise.accuracy.fit.RUNS_AT_A_TIME", 2)
+    tables: list[int] = []
+
+    def counted(problems: Sequence[Problem], given: Sequence[StrategyTable]) -> list[StepFigures]:
+        tables.append(len(given))
+        return step_figures_of(problems, given)
+
+    monkeypatch.setattr("shardwise.accuracy.fit.step_figures_of", counted)
+    again = linearised([*runs, *runs], numbers)
+    assert tables == [2, 2, 1]
+    for half in (slice(0, 5), slice(5, 10)):
+        assert again.log_s[half] == pytest.approx(whole.log_s, rel=1e-12)
+        assert again.slopes[half] == pytest.approx(whole.slopes, rel=1e-9, abs=1e-12)
+    assert predicted_log_s([*runs, *runs], numbers) == pytest.approx([*log_s, *log_s], rel=1e-12)
+    assert chosen_strategies([run.case for run in [*runs, *runs]], numbers) == [*chosen, *chosen]
+
+
+def test_a_fit_without_time_ends_with_the_numbers_that_it_has() -> None:
+    cases = some(4, "korthi")
+    start = Numbers.shipped()
+    times_s = [2.0 * time_s for time_s in times_under(cases, start)]
+    asked: list[str] = []
+
+    def fit_of(steps_in_time: int) -> Fit:
+        given = iter([True] * steps_in_time)
+        asked.clear()
+        return fitted(
+            cases, times_s, start, rounds=2, steps=2, has_time=lambda: next(given, False),
+            progress=asked.append,
+        )  # fmt: skip
+
+    none = fit_of(0)
+    assert none.is_cut and none.numbers == start
+    assert asked == ["round 1 of 2, strategies", "round 1 of 2, derivatives"]
+    one = fit_of(1)
+    assert one.is_cut and asked[2:] == ["round 1 of 2, step 1"]
+    before, after = (np.abs(fit.linear.log_s - np.log(times_s)).mean() for fit in (none, one))
+    assert after < before
+    assert not fit_of(9).is_cut and asked[-1] == "round 2 of 2, step 2"

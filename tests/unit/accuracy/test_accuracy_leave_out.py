@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -21,6 +21,7 @@ from shardwise.accuracy.cross_validation import (
     CENTRAL,
     Spread,
     _quantile,
+    bands_of,
     is_warm,
     linear_errors,
     sources_of,
@@ -175,3 +176,19 @@ def test_nested_bands_know_nothing_of_the_source() -> None:
 
 def test_nested_bands_where_all_are_cold() -> None:
     assert set(nested_spreads(fit(), "vtrain-mn")) == {False}
+
+
+def test_of_many_sources_several_are_left_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four sources in two parts: the first with the third, the second with the fourth."""
+    plain, left = fit(), []
+    monkeypatch.setattr("shardwise.accuracy.cross_validation.MAX_FOLDS", 2)
+
+    def noted(of: Fit, excluded: Collection[str]) -> Floats:
+        left.append(list(excluded))
+        return linear_errors(of, excluded)
+
+    monkeypatch.setattr("shardwise.accuracy.cross_validation.linear_errors", noted)
+    bands = bands_of(plain)
+    first, second, third, fourth = dict.fromkeys(sources_of(plain.runs).tolist())
+    assert left == [[first, third], [second, fourth]]
+    assert all(low < high for low, high in bands.values())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 
+import numpy as np
 import pytest
 
 from shardwise.accuracy.validate import errors_of, kendall_tau, mean, regret, share
@@ -64,3 +67,27 @@ def test_shares_and_means() -> None:
     assert share([]) is None
     assert mean([0.1] * 10) == 0.1
     assert math.isclose(mean([1.0, 2.0]), 1.5)
+
+
+def test_kendall_tau_of_many_values() -> None:
+    """Neighbours are swapped in 50,000 pairs of 100,000 values: 1 - 2 * 50,000 / (100,000 * 99,999 / 2).
+
+    With a loop over all pairs this takes a minute."""
+    measured = np.arange(100_000)
+    assert kendall_tau(measured, measured ^ 1) == pytest.approx(1.0 - 2.0 / 99_999, rel=1e-12)  # type: ignore[arg-type]
+
+
+def test_kendall_tau_is_the_sum_over_all_pairs() -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        count, values = rng.randint(2, 12), rng.choice([2, 5, 40])
+        a, x = ([rng.randrange(values) for _ in range(count)] for _ in range(2))
+        signs = [
+            ((a[i] > a[j]) - (a[i] < a[j]), (x[i] > x[j]) - (x[i] < x[j]))
+            for i, j in itertools.combinations(range(count), 2)
+        ]
+        untied_a, untied_x = (sum(sign[place] != 0 for sign in signs) for place in (0, 1))
+        expected = None if not untied_a else 0.0
+        if untied_a and untied_x:
+            expected = sum(of_a * of_x for of_a, of_x in signs) / math.sqrt(untied_a * untied_x)
+        assert kendall_tau(a, x) == (None if expected is None else pytest.approx(expected)), (a, x)

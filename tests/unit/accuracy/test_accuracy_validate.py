@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,13 @@ import pytest
 from tests.unit.accuracy.tables import file_of, rows_of, text_of
 
 from shardwise.accuracy import SHIPPED, validate
+from shardwise.accuracy.case import CaseBuilder
 from shardwise.accuracy.rows import Fault, skipped_by_reason
 from shardwise.accuracy.validate import JudgedRow, errors_of, judged, kendall_tau, workloads_of
+from shardwise.cost import Problem
 from shardwise.errors import ConfigError
+from shardwise.search import StepFigures, step_figures_of
+from shardwise.strategy import StrategyTable
 
 FIVE = [{"step_time_s": str(time_s), "tp": tp, "dp": dp} for time_s, tp, dp in (
     (2.0, "1", "8"), (2.2, "2", "4"), (2.1, "4", "2"), (3.0, "8", "1"), (2.5, "1", "8"),
@@ -185,3 +190,40 @@ def test_computed_times_agree_with_given_ones() -> None:
         for row, one in zip(both, judged(without)[0], strict=True)
     ]
     assert min(ratios) > 0.96 and max(ratios) < 1.02
+
+
+def test_rows_are_judged_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows and faults in the same order, and how far it is after each part."""
+    rows = rows_of(*FIVE, {"gpu": "Quantum9"}, *({**one, "gpus": "16"} for one in FIVE), {"tp": "3"})
+    whole = judged(rows)
+    monkeypatch.setitem(judged.__globals__, "ROWS_AT_A_TIME", 4)
+    seen: list[str] = []
+    assert judged(rows, progress=seen.append) == whole
+    assert seen == ["4 of 12 rows", "8 of 12 rows", "12 of 12 rows"]
+
+
+def test_rows_that_differ_in_their_outcomes_are_predicted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured again, in two parts: 6 rows of 2 configurations; a case keeps its own row."""
+    tables: list[int] = []
+
+    def counted(problems: Sequence[Problem], given: Sequence[StrategyTable]) -> list[StepFigures]:
+        tables.append(len(given))
+        return step_figures_of(problems, given)
+
+    monkeypatch.setattr("shardwise.accuracy.predict.step_figures_of", counted)
+    monkeypatch.setitem(judged.__globals__, "ROWS_AT_A_TIME", 4)
+    again = [{"step_time_s": f"{time_s}", "global_batch": batch}
+             for time_s in (2, 3, 4) for batch in ("64", "128")]  # fmt: skip
+    found = used(*again)
+    assert tables == [2, 0]
+    assert [one.measured_s for one in found] == [2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
+    assert [one.row.line for one in found] == [2, 3, 4, 5, 6, 7]
+    assert found[0].predicted_s == found[4].predicted_s != found[1].predicted_s
+
+
+def test_a_builder_begins_anew_where_it_keeps_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwise.accuracy.case.MAX_SHARED", 8)
+    builder = CaseBuilder()
+    for row in rows_of(*({"global_batch": f"{16 * many}"} for many in range(1, 9))):
+        builder.of(row)
+        assert len(builder._made) <= 8 + 6  # at most six parts of a case: itself and what it consists of

@@ -162,7 +162,7 @@ def test_arguments_that_cannot_be_used(
 ) -> None:
     """Reported before the fit, which takes a minute on many rows."""
 
-    def unexpected(*_: object) -> None:
+    def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("rows were fitted")
 
     monkeypatch.setattr("shardwise.app.cli.measured_runs.fit_rows", unexpected)
@@ -183,9 +183,21 @@ def test_a_file_that_cannot_be_written_after_all(
         raise ConfigError("cannot be written: no space left on device", file="fit.json")
 
     monkeypatch.setattr("shardwise.plans.atomic_write._write_and_rename", full)
-    monkeypatch.setattr("shardwise.app.cli.measured_runs.fit_rows", lambda _: None)
+    monkeypatch.setattr("shardwise.app.cli.measured_runs.fit_rows", lambda *_, **__: None)
     monkeypatch.setattr("shardwise.app.cli.measured_runs.fit_document", lambda _: {"schema": "shardwise.fit"})
     rows, out = file_of(tmp_path, text_of(*RUNS)), tmp_path / "fit.json"
     out.write_text("older")
     refused(run("fit", rows, "--out", str(out)), "no space left")
     assert out.read_text() == "older"
+
+
+@pytest.mark.slow
+def test_a_fit_within_its_budget(run: Run, tmp_path: Path) -> None:
+    """No time for a step: the numbers are the initial ones, and a line says that the fit ended early."""
+    rows, out = file_of(tmp_path, text_of(*RUNS)), tmp_path / "fit.json"
+    ran = run("fit", rows, "--out", str(out), "--budget", "1ms")
+    assert ran.code == 0
+    assert ran.err.splitlines()[1:] == [
+        "shardwise: the fit ended at --budget; with more time its errors may be smaller"
+    ]
+    validated(json.loads(out.read_text("utf-8")))

@@ -788,14 +788,17 @@ def fit(
         str, typer.Argument(metavar="ROWS", help="CSV of measured runs (docs/reference/formats.md).")
     ],
     out: Annotated[str, typer.Option(metavar="FILE", help="File to write the fitted numbers to.")],
+    budget: Annotated[
+        str | None, option("--budget", "T", "Time after which the fit makes no further step, such as 60s.")
+    ] = None,
     is_json: IsJson = False,
 ) -> Output:
     """Fit the numbers of devices and software to measured runs.
 
     Fewer than 20 rows give a calibration instead, as `calibrate --from ROWS` does."""
-    from shardwise.app.cli import measured_runs
+    from shardwise.app.cli import measured_runs, request
 
-    return measured_runs.fitted_file(rows, out, is_json=is_json)
+    return measured_runs.fitted_file(rows, out, budget_s=request.budget(budget), is_json=is_json)
 
 
 @app.command()

@@ -7,6 +7,8 @@ group or per row, and the skipped rows with reasons.
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -30,6 +32,7 @@ from shardwise.accuracy import (
     skipped_by_reason,
     validate,
 )
+from shardwise.app.cli.activity import progress
 from shardwise.app.cli.calibrating import CPU, calibrated
 from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
 from shardwise.app.cli.request import choice
@@ -41,17 +44,19 @@ from shardwise.plans import check_output_path, write_file
 from shardwise.strategy import read_calibration, strategy_text
 
 
-def fitted_file(path: str, out: str, *, is_json: bool) -> Output:
+def fitted_file(path: str, out: str, *, budget_s: float | None, is_json: bool) -> Output:
     """The answer of `fit`: fits the rows at `path` and writes the numbers to `out`, those of the package for
-    LEAST_RUNS rows or more, else a calibration. ConfigError where nothing can be fitted; nothing is written
-    then."""
+    LEAST_RUNS rows or more, else a calibration. A fit makes no further step after `budget_s` seconds.
+    ConfigError where nothing can be fitted; nothing is written then."""
+    until_s = math.inf if budget_s is None else time.monotonic() + budget_s
     check_output_path("--out", out, inputs=(path,))
     rows, unread = read_rows(path)
     if len(rows) < LEAST_RUNS:
         found = calibrated(out=out, devices=CPU, cluster=None, links=False, sources=(path,), threads=None)
         return replace(found, lines=(), document=dict(read_mapping(out))) if is_json else found
     try:
-        fit = fit_rows(rows)
+        with progress() as show:
+            fit = fit_rows(rows, has_time=lambda: time.monotonic() < until_s, progress=show)
     except ConfigError as error:
         raise error.within(file=printable(path)) from None
     document: dict[str, Any] = fit_document(fit)
@@ -60,6 +65,8 @@ def fitted_file(path: str, out: str, *, is_json: bool) -> Output:
         f"wrote {printable(out)}: {counted(document['fitted_numbers'], 'number')} from "
         f"{counted(document['runs'], 'run')}, {len(unread) + len(fit.faults)} rows skipped"
     ]
+    if fit.fit.is_cut:
+        notes.append("shardwise: the fit ended at --budget; with more time its errors may be smaller")
     if is_json:
         return Output(document=document, notes=notes)
     return Output(lines=_lines(document), notes=notes)
@@ -93,7 +100,9 @@ def validated(
     choice("--by", by, GROUPINGS)
     choice("--level", level, LEVELS)
     known = None if calibration is None else read_calibration(calibration)
-    found = validate(str(SHIPPED) if path is None else path, by=by, level=level, calibration=known)
+    with progress() as show:
+        file = str(SHIPPED) if path is None else path
+        found = validate(file, by=by, level=level, calibration=known, progress=show)
     name = "the published rows" if path is None else printable(path)
     if is_json:
         shipped = path is None and calibration is None
