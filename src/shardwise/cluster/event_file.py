@@ -42,6 +42,9 @@ MAX_TRACE_BYTES = 64 << 20
 MAX_NODES = 1_000_000
 KINDS = ("link", "sites", "slow", "lost", "joined", "notice")
 
+MAX_SPEED, MAX_RATE = 1e3, 1e15
+"""Largest speed of a device relative to its nominal one, and largest bandwidth of a link in bytes/s."""
+
 _TIME = {"low": 0.0, "high": 1e10}
 
 
@@ -68,7 +71,7 @@ def parse_events(text: str, *, file: str | None = None) -> tuple[EventTrace, str
         raise ConfigError("is empty", file=where, allowed=f'{{"schema": "{SCHEMA}", ...}} and events')
     head, *event_lines = numbered
     trace = _head(_fields(head, file))
-    events = tuple(_event(_fields(line, file)) for line in event_lines)
+    events = tuple(_plain_event(line[1]) or _event(_fields(line, file)) for line in event_lines)
     trace = EventTrace(
         nodes=trace.nodes, events=events, absent=trace.absent, sites=trace.sites, source=trace.source
     )
@@ -125,6 +128,39 @@ def _head(fields: Fields) -> EventTrace:
     return EventTrace(nodes=nodes, events=(), absent=absent, sites=sites, source=source)
 
 
+_NAME = r'"([A-Za-z0-9_.:>-]{1,100})"'
+_VALUE = r"((?:0|[1-9]\d{0,14})(?:\.\d{1,20})?(?:[eE][+-]?\d{1,2})?)"
+_PLAIN = re.compile(
+    rf'\{{"time_s": {_VALUE}, "kind": "(?:'
+    rf'(lost|joined)", "node": {_NAME}|notice", "node": {_NAME}, "lost_at_s": {_VALUE}|'
+    rf'slow", "where": {_NAME}, "speed": {_VALUE}|link", "link": {_NAME}, "bytes_per_s": {_VALUE})\}}'
+)
+"""A line as `events_text` writes it, with plain names and numbers."""
+
+
+def _plain_event(line: str) -> ClusterEvent | None:
+    """The event of a plain line, without the checks of each key and value, which take most of the time of a
+    long trace; None for any other line, and for a value out of range."""
+    match = _PLAIN.fullmatch(line)
+    if match is None:
+        return None
+    time, kind, node, noticed, lost_at, where, speed, link, rate = match.groups()
+    time_s = float(time)
+    if time_s > _TIME["high"]:
+        return None
+    if node is not None:
+        return (NodeLost if kind == "lost" else NodeJoined)(time_s=time_s, node=node)
+    if noticed is not None:
+        lost_at_s = float(lost_at)
+        return (
+            Notice(time_s=time_s, node=noticed, lost_at_s=lost_at_s) if lost_at_s <= _TIME["high"] else None
+        )
+    if where is not None:
+        return Slowdown(time_s=time_s, where=where, speed=float(speed)) if float(speed) <= MAX_SPEED else None
+    is_in_range = float(rate) <= MAX_RATE
+    return LinkChange(time_s=time_s, link=link, bytes_per_s=float(rate)) if is_in_range else None
+
+
 def _event(fields: Fields) -> ClusterEvent:
     time_s = fields.number("time_s", **_TIME)
     kind = fields.choice("kind", KINDS)
@@ -132,7 +168,7 @@ def _event(fields: Fields) -> ClusterEvent:
     if kind in ("link", "sites"):
         event = _link_change(fields, kind, time_s)
     elif kind == "slow":
-        speed = fields.number("speed", low=0.0, high=1e3)
+        speed = fields.number("speed", low=0.0, high=MAX_SPEED)
         event = Slowdown(time_s=time_s, where=fields.text("where"), speed=speed)
     elif kind == "notice":
         event = Notice(time_s=time_s, node=fields.text("node"), lost_at_s=fields.number("lost_at_s", **_TIME))
@@ -146,7 +182,7 @@ def _event(fields: Fields) -> ClusterEvent:
 
 
 def _link_change(fields: Fields, kind: str, time_s: float) -> LinkChange:
-    rate = fields.number("bytes_per_s", low=0.0, high=1e15) if fields.has("bytes_per_s") else None
+    rate = fields.number("bytes_per_s", low=0.0, high=MAX_RATE) if fields.has("bytes_per_s") else None
     latency = fields.number("latency_s", low=0.0, high=1e3) if fields.has("latency_s") else None
     if rate is None and latency is None:
         raise fields.error("bytes_per_s", "is missing", allowed="bytes_per_s, latency_s, or both")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -153,7 +153,7 @@ def situation_of(
     return Situation(
         states=states,
         noticed=conditions.noticed & conditions.present,
-        unreachable=conditions.present - states.keys(),
+        unreachable=conditions.present.difference(states),
         inter_site=tuple(inter_site),
         groups=view.groups,
     )
@@ -184,12 +184,21 @@ class Epoch:
         return self.end_s - self.start_s
 
 
+MAX_SHARED = 10_000
+"""Most situations that epochs share; a trace with more begins to collect them anew."""
+
+
 def epochs_of(trace: EventTrace, view: NodeView, end_s: float) -> list[Epoch]:
-    """All epochs up to `end_s`. Events of one instant make one change; events that change nothing start no
-    epoch."""
+    """All epochs up to `end_s`, as `epochs_in_order` gives them."""
+    return list(epochs_in_order(trace, view, end_s))
+
+
+def epochs_in_order(trace: EventTrace, view: NodeView, end_s: float) -> Iterator[Epoch]:
+    """Every epoch up to `end_s`. Events of one instant make one change; events that change nothing start no
+    epoch. Epochs with equal situations share one object, with what is known of it."""
     conditions = Conditions.at_start(trace)
     situation = situation_of(view, conditions, trace.sites)
-    found: list[Epoch] = []
+    shared = {(situation.key, situation.unreachable): situation}
     start_s, lost, saved = 0.0, frozenset[str](), frozenset[str]()
     place = 0
     while place < len(trace.events):
@@ -205,11 +214,13 @@ def epochs_of(trace: EventTrace, view: NodeView, end_s: float) -> list[Epoch]:
         after = situation_of(view, conditions, trace.sites)
         if after.key == situation.key and not gone:
             continue
+        if len(shared) >= MAX_SHARED:
+            shared.clear()
+        after = shared.setdefault((after.key, after.unreachable), after)
         if now > start_s:
-            found.append(Epoch(start_s=start_s, end_s=now, situation=situation, lost=lost, saved=saved))
+            yield Epoch(start_s=start_s, end_s=now, situation=situation, lost=lost, saved=saved)
             start_s, lost, saved = now, gone, noticed
         else:
             lost, saved = lost | gone, saved | noticed
         situation = after
-    found.append(Epoch(start_s=start_s, end_s=end_s, situation=situation, lost=lost, saved=saved))
-    return found
+    yield Epoch(start_s=start_s, end_s=end_s, situation=situation, lost=lost, saved=saved)

@@ -13,16 +13,17 @@ Transfers are free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwise.cluster import EventTrace, NodeLost, NodeView, Notice
 from shardwise.equations import goodput
-from shardwise.errors import Infeasible
+from shardwise.errors import Infeasible, InternalError
 from shardwise.plans import Reliability
 from shardwise.replanning.mixed_planner import AnyArrangement, MixedPlanner
 from shardwise.replanning.planner import KEEP, MIGRATE, PATCH
-from shardwise.replanning.situation import Epoch, epochs_of
+from shardwise.replanning.situation import Epoch, Situation, epochs_in_order
 from shardwise.replanning.transition import Costs
 from shardwise.ties import first_best, is_less
 
@@ -90,9 +91,10 @@ def fixed(planner: MixedPlanner, epochs: Sequence[Epoch], arrangement: AnyArrang
     """One arrangement throughout: it runs where it can, and waits elsewhere."""
     found: list[EpochChoice] = []
     is_down, has_lost = False, False
+    step_time_s = _StepTimes(planner)
     for epoch in epochs:
-        step_s = planner.step_s(arrangement, epoch.situation)
-        is_hit = bool(found) and not is_down and bool(epoch.lost & set(arrangement.nodes))
+        step_s = step_time_s.of(arrangement, epoch.situation)
+        is_hit = bool(found and epoch.lost) and not is_down and not epoch.lost.isdisjoint(arrangement.nodes)
         has_lost |= is_hit and _loses(arrangement, epoch)
         if step_s is None:
             found.append(EpochChoice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
@@ -107,6 +109,23 @@ def fixed(planner: MixedPlanner, epochs: Sequence[Epoch], arrangement: AnyArrang
     return found
 
 
+class _StepTimes:
+    """Step times by the objects of arrangements and situations, which epochs share: without the hashes of
+    either, which take longer than all else in a long trace."""
+
+    def __init__(self, planner: MixedPlanner) -> None:
+        self._planner = planner
+        self._known: dict[tuple[int, int], tuple[AnyArrangement, Situation, float | None]] = {}
+
+    def of(self, one: AnyArrangement, situation: Situation) -> float | None:
+        """Seconds per step; None where it cannot run."""
+        key = id(one), id(situation)
+        if key not in self._known:
+            # The objects are part of the value, so that no other object gets their addresses.
+            self._known[key] = one, situation, self._planner.step_s(one, situation)
+        return self._known[key][2]
+
+
 def _loses(arrangement: AnyArrangement, epoch: Epoch) -> bool:
     """Whether a node of an arrangement leaves without notice at the start of an epoch."""
     return not (epoch.lost - epoch.saved).isdisjoint(arrangement.nodes)
@@ -114,7 +133,7 @@ def _loses(arrangement: AnyArrangement, epoch: Epoch) -> bool:
 
 def adaptive(
     planner: MixedPlanner,
-    epochs: Sequence[Epoch],
+    epochs: Iterable[Epoch],
     longest_s: float,
     considered: list[tuple[AnyArrangement, ...]],
     start: AnyArrangement | None = None,
@@ -125,9 +144,9 @@ def adaptive(
     found: list[EpochChoice] = []
     running = start
     has_lost = False
-    recent_lengths_s: list[float] = []
+    recent: deque[float] = deque(maxlen=RECENT_EPOCHS)
+    shared: dict[AnyArrangement, AnyArrangement] = {}
     for place, epoch in enumerate(epochs):
-        recent = recent_lengths_s[-RECENT_EPOCHS:]
         horizon_s = min(sum(recent) / len(recent), longest_s) if recent else longest_s
         try:
             decision = planner.replan(
@@ -149,18 +168,18 @@ def adaptive(
             found.append(
                 EpochChoice(
                     decision=decision.decision,
-                    arrangement=decision.arrangement,
+                    arrangement=shared.setdefault(decision.arrangement, decision.arrangement),
                     step_s=decision.step_s,
                     change_s=change_s,
                 )
             )
             running = decision.arrangement
-            considered.append((running, *decision.alternatives))
-        recent_lengths_s.append(epoch.length_s)
+            considered.append(tuple(shared.setdefault(one, one) for one in (running, *decision.alternatives)))
+        recent.append(epoch.length_s)
     return found
 
 
-def best_at_first(planner: MixedPlanner, epochs: Sequence[Epoch]) -> AnyArrangement:
+def best_at_first(planner: MixedPlanner, epochs: Iterable[Epoch]) -> AnyArrangement:
     """The best arrangement in the first epoch in which anything runs. Raises Infeasible if there is none."""
     for epoch in epochs:
         try:
@@ -199,11 +218,15 @@ WINDOW = 8
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """The most steps by the end of an epoch with an arrangement (None: waiting), the arrangement before it,
-    and the seconds of the transition."""
+    """The most steps by the end of an epoch with an arrangement (None: waiting), the label of the epoch
+    before, and the seconds of the transition.
+
+    Labels that no path goes through any more are freed: most paths of a long trace share all but their last
+    epochs."""
 
     steps: float
-    before: AnyArrangement | None
+    arrangement: AnyArrangement | None
+    before: _Label | None
     change_s: float
 
 
@@ -221,34 +244,37 @@ def oracle(
     `always` those for all epochs."""
     every = dict.fromkeys([*always, *(one for some in considered for one in some)])
     shapes: _Shapes = {one: one.shape for one in every}
+    same = {one: one for one in every}
+    considered = [tuple(same[one] for one in some) for some in considered]
     sharded = {one for one in every if one.has_unreplicated_states}
-    labels: list[_Labels] = []
+    labels: _Labels = {}
+    step_time_s = _StepTimes(planner)
     for place, epoch in enumerate(epochs):
         near = considered[max(place - WINDOW, 0) : place + WINDOW + 1]
-        rates = _rates(dict.fromkeys([*always, *(one for some in near for one in some)]), epoch, planner)
-        labels.append(
+        rates = _rates(dict.fromkeys([*always, *(one for some in near for one in some)]), epoch, step_time_s)
+        labels = (
             _first(rates, epoch)
-            if not labels
-            else _next(labels[-1], rates, epoch, shapes=shapes, sharded=sharded, costs=planner.costs)
+            if place == 0
+            else _next(labels, rates, epoch, shapes=shapes, sharded=sharded, costs=planner.costs)
         )
     return _traced(epochs, labels, planner, shapes)
 
 
 def _rates(
-    arrangements: Iterable[AnyArrangement], epoch: Epoch, planner: MixedPlanner
+    arrangements: Iterable[AnyArrangement], epoch: Epoch, step_time_s: _StepTimes
 ) -> dict[AnyArrangement, float]:
     """Steps per second of the arrangements that run."""
     found = {}
     for one in arrangements:
-        step_s = planner.step_s(one, epoch.situation)
+        step_s = step_time_s.of(one, epoch.situation)
         if step_s is not None:
             found[one] = 1.0 / step_s
     return found
 
 
 def _first(rates: dict[AnyArrangement, float], epoch: Epoch) -> _Labels:
-    labels: _Labels = {one: _Label(rate * epoch.length_s, None, 0.0) for one, rate in rates.items()}
-    labels[None] = _Label(0.0, None, 0.0)
+    labels: _Labels = {one: _Label(rate * epoch.length_s, one, None, 0.0) for one, rate in rates.items()}
+    labels[None] = _Label(0.0, None, None, 0.0)
     return labels
 
 
@@ -279,43 +305,45 @@ def _next(
     for one, rate in rates.items():
         options: list[_Label] = []
         if one in before and epoch.lost.isdisjoint(one.nodes):
-            options.append(_Label(before[one].steps + rate * epoch.length_s, one, 0.0))
+            options.append(_Label(before[one].steps + rate * epoch.length_s, one, before[one], 0.0))
         for has_lost, lost_s in ((False, 0.0), (True, rework_s)):
             alike = sources.get((shapes[one], has_lost))
             for origin, least_s in ((alike, costs.regroup_s), (overall.get(has_lost), costs.restart_s)):
                 if origin is not None:
                     change_s = least_s + lost_s
                     made = origin[0] + rate * (epoch.length_s - change_s)
-                    options.append(_Label(made, origin[1], change_s))
+                    options.append(_Label(made, one, before[origin[1]], change_s))
         labels[one] = first_best(options, lambda label: (label.steps,))
     return labels
 
 
 def _waiting(before: _Labels) -> _Label:
     best = first_best(before, lambda one: (before[one].steps,))
-    return _Label(before[best].steps, best, 0.0)
+    return _Label(before[best].steps, None, before[best], 0.0)
 
 
 def _traced(
     epochs: Sequence[Epoch],
-    labels: Sequence[_Labels],
+    last: _Labels,
     planner: MixedPlanner,
     shapes: _Shapes,
 ) -> list[EpochChoice]:
-    last = labels[-1]
-    one = first_best(last, lambda each: (last[each].steps,))
+    label: _Label | None = last[first_best(last, lambda each: (last[each].steps,))]
+    last.clear()
     found: list[EpochChoice] = []
-    for place in reversed(range(len(epochs))):
-        label = labels[place][one]
+    for epoch in reversed(epochs):
+        if label is None:
+            raise InternalError("a path of the oracle that is shorter than its trace")
+        one, before = label.arrangement, label.before
         found.append(
             EpochChoice(
-                decision=_decision(label.before if place else one, one, shapes),
+                decision=_decision(one if before is None else before.arrangement, one, shapes),
                 arrangement=one,
-                step_s=None if one is None else planner.step_s(one, epochs[place].situation),
+                step_s=None if one is None else planner.step_s(one, epoch.situation),
                 change_s=label.change_s,
             )
         )
-        one = label.before
+        label = before
     return found[::-1]
 
 
@@ -341,12 +369,24 @@ MAX_CANDIDATES = 24
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """The runs of all policies over the same epochs; a step trains `tokens_per_step`. `working_share` is the
-    share of time not spent on checkpoints, the same for every policy."""
+    share of time not spent on checkpoints, the same for every policy. `requested_s` is the length that the
+    replay was to have; it is shorter where it had no time to decide further."""
 
     epochs: tuple[Epoch, ...]
     runs: tuple[PolicyRun, ...]
     tokens_per_step: int
     working_share: float
+    requested_s: float
+
+    @property
+    def length_s(self) -> float:
+        """The replayed length in seconds."""
+        return self.epochs[-1].end_s
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole requested length was replayed."""
+        return self.length_s >= self.requested_s
 
     def tokens(self, run: PolicyRun) -> float:
         """Tokens trained over the whole trace; at least 0."""
@@ -368,33 +408,89 @@ def replay(
     end_s: float,
     start: AnyArrangement | None = None,
     policies: Sequence[str] = POLICIES,
+    has_time: Callable[[], bool] = lambda: True,
+    progress: Callable[[str], None] | None = None,
 ) -> Replay:
     """Training from 0 to `end_s` of the trace. The static policy runs `start` throughout, and the adaptive
-    one begins with it (None: the best arrangement at first). Raises Infeasible if nothing can ever run."""
+    one begins with it (None: the best arrangement at first). Raises Infeasible if nothing can ever run.
+
+    `has_time` is called before each decision but the first: where it returns False, the replay ends there
+    for all policies. `progress` is called with a text that says how far the replay is.
+    """
     job = planner.prices.job
     view = NodeView(planner.prices.cluster)
-    epochs = epochs_of(trace, view, end_s)
+    show = progress or (lambda _: None)
     if start is not None:
         start = planner.without_idle_nodes(start)  # the states of idle nodes do not matter
-    first = start if start is not None else best_at_first(planner, epochs)
+    first = start
+    if first is None:
+        first = _first_arrangement(planner, trace, view, end_s, has_time)
+    epochs: list[Epoch] = []
     considered: list[tuple[AnyArrangement, ...]] = []
-    adapting = run_of("adaptive", epochs, adaptive(planner, epochs, LONGEST_S, considered, start))
+    decided = _in_time(
+        epochs_in_order(trace, view, end_s), epochs, has_time, lambda at_s: show(_so_far(at_s, end_s))
+    )
+    choices = adaptive(planner, decided, LONGEST_S, considered, start)
+    adapting = run_of("adaptive", epochs, choices)
     runs = {"adaptive": adapting, "static": run_of("static", epochs, fixed(planner, epochs, first))}
     candidates = _longest(epochs, adapting, first)
     for name, score in (("robust", robust_score), ("expected", expected_score)):
         if name in policies:
+            show(f"policy {name}")
             runs[name] = run_of(
                 name, epochs, fixed(planner, epochs, best_of(planner, epochs, candidates, score))
             )
     if "oracle" in policies:
-        choices = oracle(epochs, considered, candidates, planner)
-        runs["oracle"] = run_of("oracle", epochs, choices)
+        show("policy oracle")
+        runs["oracle"] = run_of("oracle", epochs, oracle(epochs, considered, candidates, planner))
     return Replay(
         epochs=tuple(epochs),
         runs=tuple(runs[name] for name in POLICIES if name in policies),
         tokens_per_step=job.global_batch_size * job.seq_len,
-        working_share=working_share(trace, end_s, planner.costs),
+        working_share=working_share(trace, epochs[-1].end_s, planner.costs),
+        requested_s=end_s,
     )
+
+
+def _first_arrangement(
+    planner: MixedPlanner, trace: EventTrace, view: NodeView, end_s: float, has_time: Callable[[], bool]
+) -> AnyArrangement:
+    """The best arrangement in the first epoch in which anything runs, as far as there is time to look."""
+    seen: list[Epoch] = []
+    try:
+        return best_at_first(planner, _in_time(epochs_in_order(trace, view, end_s), seen, has_time))
+    except Infeasible:
+        if seen[-1].end_s >= end_s:
+            raise
+        raise Infeasible(
+            f"nothing fits in the first {seen[-1].end_s:,.0f} s of the trace; there was no time for more",
+            reasons={},
+        ) from None
+
+
+def _so_far(at_s: float, end_s: float) -> str:
+    return f"decisions at {at_s / end_s * 100:.0f} % of the trace"
+
+
+def _in_time(
+    epochs: Iterable[Epoch],
+    seen: list[Epoch],
+    has_time: Callable[[], bool],
+    show: Callable[[float], None] = lambda _: None,
+) -> Iterator[Epoch]:
+    """The first epoch, and those after it while there is time; appends each to `seen`, and shows every
+    `EPOCHS_SHOWN` of them where they start."""
+    for epoch in epochs:
+        if seen and not has_time():
+            return
+        seen.append(epoch)
+        if len(seen) % EPOCHS_SHOWN == 1:
+            show(epoch.start_s)
+        yield epoch
+
+
+EPOCHS_SHOWN = 16
+"""Epochs between two reports of progress; the decisions of so many take less than a second."""
 
 
 def losses(trace: EventTrace, end_s: float) -> int:

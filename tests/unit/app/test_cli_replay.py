@@ -169,3 +169,25 @@ def test_a_plan_is_replayed_on_the_cluster_that_it_was_made_for(run: Any, tmp_pa
     assert json.loads(run(*replayed, "--cluster", "8x1xV100-32G").out) == whole
     missing = run("replay", "opt-350m", "--events", "lost n3", "--global-batch-size", "28")
     assert missing.code == 2 and "--cluster: is missing; it is required for a model" in missing.err
+
+
+def test_a_trace_with_too_many_events(run: Any, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third event is at 9,000 s: a replay of 9,000 s has the two before it."""
+    monkeypatch.setattr("shardwise.app.cli.replaying.MAX_EVENTS", 2)
+    ran = run("replay", *JOB, "--target", "any", "--events", trace, "--length", "4h")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        "shardwise: error: --events: has too many events for a whole replay; found 3; allowed: at most 2, as "
+        "with --length 9000s; --budget 60s replays as much of the beginning as it can\n"
+    )
+    assert run("replay", *JOB, "--target", "any", "--events", trace, "--length", "9000s").code == 0
+
+
+def test_a_replay_within_its_budget(run: Any, trace: str) -> None:
+    """No time for more than the first decision: the first epoch lasts until 1,800 s of four hours."""
+    argv = ("replay", *JOB, "--target", "any", "--events", trace, "--length", "4h", "--budget", "1ms")
+    ran = run(*argv)
+    assert ran.code == 0 and "30 min of 4 h, within --budget, in 1 epoch" in ran.out, ran.out
+    document = json.loads(run(*argv, "--json").out)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    assert (document["length_s"], document["requested_s"], document["epochs"]) == (1800.0, 14400.0, 1)

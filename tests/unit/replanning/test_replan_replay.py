@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from tests.unit.replanning.conftest import Job, job, trace_at_random
 
 from shardwise.cluster import EventTrace, NodeJoined, NodeLost, Notice, Slowdown
 from shardwise.cluster.events import ClusterEvent
+from shardwise.errors import Infeasible
 from shardwise.replanning import (
     Costs,
     PlansBySize,
@@ -19,9 +22,18 @@ from shardwise.replanning import (
     mixed_planner_of,
     planner_of,
     replay,
+    trace_replay,
 )
 from shardwise.replanning.situation import epochs_of
-from shardwise.replanning.trace_replay import EpochChoice, PolicyRun, best_of, fixed, run_of
+from shardwise.replanning.trace_replay import (
+    EpochChoice,
+    PolicyRun,
+    adaptive,
+    best_of,
+    fixed,
+    oracle,
+    run_of,
+)
 from shardwise.replanning.transition import Transitions
 
 SMALL = ("opt-350m", "4x2xT4", 32)
@@ -163,3 +175,78 @@ def test_of_equal_arrangements_a_policy_takes_the_first(scores: list[tuple[float
 
     every: list[Any] = ["first", "second", "third"]
     assert best_of(none, [], every, score) == every[best]
+
+
+def test_epochs_with_equal_situations_share_one() -> None:
+    given = job(*SMALL)
+    events: tuple[ClusterEvent, ...] = tuple(
+        event
+        for start_s in (100.0, 300.0, 500.0)
+        for event in (NodeLost(time_s=start_s, node="n3"), NodeJoined(time_s=start_s + 100.0, node="n3"))
+    )
+    epochs = epochs_of(EventTrace(nodes=4, events=events), given.view, 1000.0)
+    assert len(epochs) == 7
+    assert len({id(one.situation) for one in epochs}) == 2
+
+
+@pytest.mark.slow
+def test_a_replay_ends_where_it_has_no_time() -> None:
+    """It is the replay of so much of the trace, for all policies; the first decision is always made."""
+    given = job(*SMALL)
+    trace = trace_at_random(given.cluster, random.Random(3), 6.0)
+    epochs = epochs_of(trace, given.view, trace.end_s)
+    assert len(epochs) > 4
+    running, _ = given.best()
+    for decisions in (0, 3):
+        time_left, seen = iter([True] * decisions), list[str]()
+        cut = replay(
+            given.mixed, trace, end_s=trace.end_s, start=running, has_time=partial(next, time_left, False),
+            progress=seen.append,
+        )  # fmt: skip
+        end_s = epochs[decisions].end_s
+        assert (cut.length_s, cut.requested_s, cut.is_whole) == (end_s, trace.end_s, False)
+        whole = replay(given.mixed, trace, end_s=end_s, start=running)
+        assert whole.is_whole
+        assert [run.steps for run in cut.runs] == [run.steps for run in whole.runs]
+        assert cut.working_share == whole.working_share
+        assert seen == ["decisions at 0 % of the trace", "policy robust", "policy expected", "policy oracle"]
+
+
+def test_nothing_fits_as_far_as_there_was_time() -> None:
+    given = job(*SMALL)
+    events = (*(NodeLost(time_s=0.0, node=f"n{index}") for index in range(4)),
+              NodeJoined(time_s=50.0, node="n0"), NodeJoined(time_s=80.0, node="n1"))  # fmt: skip
+    trace = EventTrace(nodes=4, events=events)
+    with pytest.raises(Infeasible, match="nothing fits in the first 50 s of the trace; there was no time"):
+        replay(given.mixed, trace, end_s=100.0, has_time=lambda: False)
+
+
+@pytest.mark.slow
+def test_the_oracle_keeps_only_paths_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """600 epochs with 25 labels or more each: 15,000 labels. All paths are one but for the last epochs."""
+    given = job(*SMALL)
+    events: tuple[ClusterEvent, ...] = tuple(
+        event
+        for index in range(300)
+        for event in (
+            NodeLost(time_s=1000.0 * index + 300.0, node=f"n{index % 4}"),
+            NodeJoined(time_s=1000.0 * index + 900.0, node=f"n{index % 4}"),
+        )
+    )
+    trace = EventTrace(nodes=4, events=events)
+    epochs = epochs_of(trace, given.view, trace.end_s)
+    assert len(epochs) == 600
+    considered: list[Any] = []
+    adaptive(given.mixed, epochs, HOUR_S, considered)
+    every = list(dict.fromkeys(one for some in considered for one in some))
+    kept: list[int] = []
+    traced = trace_replay._traced
+
+    def counted(*given: Any) -> list[EpochChoice]:
+        kept.append(sum(type(one) is trace_replay._Label for one in gc.get_objects()))
+        return traced(*given)
+
+    monkeypatch.setattr(trace_replay, "_traced", counted)
+    choices = oracle(epochs, considered, every[:24], given.mixed)
+    assert len(choices) == 600
+    assert 600 <= kept[0] < 1500

@@ -229,6 +229,10 @@ def replay(
         ),
     ] = None,
     software: SoftwareName = None,
+    budget: Annotated[
+        str | None,
+        option("--budget", "T", "Time limit, such as 60s; the replay then ends where it got to."),
+    ] = None,
     is_json: IsJson = False,
 ) -> Output:
     """Simulate training through a trace of events, by policy."""
@@ -258,6 +262,7 @@ def replay(
         checkpoint_interval_s=seconds("--checkpoint-interval", checkpoint_interval, "1s"),
         plot=plot,
         target=target,
+        budget_s=request.budget(budget),
     )
     return replaying.replayed(options, replay_options, is_json=is_json)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 
 from shardwise.app.cli import words
+from shardwise.app.cli.activity import progress
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.replanning import described, unreachable_lines
@@ -59,6 +62,7 @@ class ReplayOptions:
     checkpoint_interval_s: float | None
     plot: str | None
     target: str | None = None
+    budget_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class _Subject:
 def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: bool) -> Output:
     """The answer of `replay`. ConfigError for options that do not match, Infeasible where no plan runs at any
     time."""
+    began_s = time.monotonic()
     policies = _policies(replay_options.policies)
     if replay_options.plot is not None:
         check_plot_file(replay_options.plot, key="--plot")
@@ -89,6 +94,8 @@ def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: boo
     end_s = replay_options.length_s if replay_options.length_s is not None else trace.end_s
     if end_s <= 0.0:
         raise ConfigError("has no length", key="--length", found=f"{end_s:g} s", allowed="--length 24h")
+    if replay_options.budget_s is None:
+        _refuse_long(trace, end_s)
     interval_s = replay_options.checkpoint_interval_s
     if interval_s is None:
         interval_s = best_interval_s(trace, end_s) or Costs().checkpoint_interval_s
@@ -100,7 +107,11 @@ def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: boo
     prices = Prices(subject.model, subject.cluster, subject.job)
     uniform = planner_of(prices, costs, allowed_space=subject.allowed_space)
     planner = mixed_planner_of(uniform, PlansBySize)
-    found = replay(planner, trace, end_s=end_s, start=subject.start, policies=policies)
+    with progress() as show:
+        found = replay(
+            planner, trace, end_s=end_s, start=subject.start, policies=policies,
+            has_time=_has_time(began_s, replay_options.budget_s), progress=show,
+        )  # fmt: skip
     cut_off = {name for epoch in found.epochs for name in epoch.situation.unreachable}
     notes = (*notes, *unreachable_lines("unreachable for some time", cut_off))
     if replay_options.plot is not None:
@@ -109,6 +120,36 @@ def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: boo
     if is_json:
         return Output(document={**_document(found, costs), "priced_as": list(priced_as)}, notes=notes)
     return Output(lines=[*_card(found, costs), *priced_as_lines(priced_as)], notes=notes)
+
+
+MAX_EVENTS = 100_000
+"""Most events of a replay without `--budget`: about five minutes, and half a GiB of memory."""
+
+
+def _refuse_long(trace: EventTrace, end_s: float) -> None:
+    """ConfigError where a replay to `end_s` has more than MAX_EVENTS events."""
+    events = bisect_left(trace.events, end_s, key=lambda event: event.time_s)
+    if events > MAX_EVENTS:
+        until_s = trace.events[MAX_EVENTS].time_s
+        raise ConfigError(
+            "has too many events for a whole replay", key="--events", found=f"{events:,}",
+            allowed=f"at most {MAX_EVENTS:,}, as with --length {max(int(until_s), 1)}s; "
+            "--budget 60s replays as much of the beginning as it can",
+        )  # fmt: skip
+
+
+DECISION_SHARE = 0.4
+"""Share of the rest of a budget for the decisions of the adaptive policy; the other policies run through the
+epochs that it reached, and the oracle takes the longest of them."""
+
+
+def _has_time(began_s: float, budget_s: float | None) -> Callable[[], bool]:
+    """Whether the adaptive policy has time for one more decision, in a command that began at `began_s`."""
+    if budget_s is None:
+        return lambda: True
+    now_s = time.monotonic()
+    until_s = now_s + max(began_s + budget_s - now_s, 0.0) * DECISION_SHARE
+    return lambda: time.monotonic() < until_s
 
 
 def _policies(text: str) -> tuple[str, ...]:
@@ -172,7 +213,8 @@ def _document(found: Replay, costs: Costs) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "version": VERSION,
-        "length_s": found.epochs[-1].end_s,
+        "length_s": found.length_s,
+        **({} if found.is_whole else {"requested_s": found.requested_s}),
         "epochs": len(found.epochs),
         "costs": asdict(costs),
         "policies": [
@@ -207,9 +249,11 @@ def _share(found: Replay, run: PolicyRun) -> str:
 
 def _card(found: Replay, costs: Costs) -> Iterator[Line]:
     nodes = [len(epoch.situation.states) for epoch in found.epochs]
+    whole = "" if found.is_whole else f" of {format_seconds(found.requested_s)}, within --budget,"
     yield row(
-        "trace", (format_seconds(found.epochs[-1].end_s), "value"),
-        (f" in {words.counted(len(found.epochs), 'epoch')} · {min(nodes):,} to {max(nodes):,} nodes", ""),
+        "trace", (format_seconds(found.length_s), "value"),
+        (f"{whole} in {words.counted(len(found.epochs), 'epoch')}", ""),
+        (f" · {min(nodes):,} to {max(nodes):,} nodes", ""),
     )  # fmt: skip
     saved = f"every {format_seconds(costs.checkpoint_interval_s)}, leaving {found.working_share * 100:.0f} %"
     yield row("checkpoints", (saved if found.working_share < 1.0 else "not counted", ""))
