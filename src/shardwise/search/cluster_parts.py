@@ -79,6 +79,14 @@ class DegreeBounds:
             found[counts] = np.minimum(found[counts], work.least_s(width, counts))
         return found
 
+    def legal_counts(self) -> NDArray[np.bool_]:
+        """Whether some degrees are legal on each number of devices, from 0 to the most."""
+        found = np.zeros(self._most + 1, dtype=np.bool_)
+        for width in np.unique(np.asarray(self._shapes.tp * self._shapes.cp)).tolist():
+            counts = width * self._replicas_by_stages
+            found[counts[counts <= self._most]] = True
+        return found
+
     def degrees_below(self, work: DeviceWork, devices: int, below_s: float) -> list[Degrees]:
         """The legal degrees on `devices` devices whose bound is below `below_s`."""
         table = self._shapes
@@ -180,11 +188,6 @@ class PartList:
         """The degrees with which a step on the part may take less than `below_s`."""
         return self.bounds.degrees_below(one.work, one.devices, below_s)
 
-    @property
-    def device_counts(self) -> frozenset[int]:
-        """The device counts of the parts."""
-        return frozenset(one.devices for one in self.parts)
-
 
 def listed_parts(question: Question, parts: Parts, clock: SearchClock | None = None) -> PartList:
     """The parts of the question's cluster, each with its quick bound. The others are not considered where the
@@ -210,6 +213,38 @@ def listed_parts(question: Question, parts: Parts, clock: SearchClock | None = N
     every = prod(pool.nodes + 1 for pool in parts.pools) - 1
     every += sum(pool.node.devices - 1 for pool in parts.pools)
     return PartList(bounds, found, considered - len(found), every - considered)
+
+
+def device_counts(question: Question, parts: Parts) -> list[int]:
+    """The device counts of the parts in `listed_parts`, ascending, without a list of the parts: their number
+    is the product of the pools' nodes, that of their device counts at most the devices."""
+    most = question.cluster.devices
+    legal = DegreeBounds(question.candidates(), question.problem().limits, most).legal_counts()
+    found = 0
+    for pools in _sets_of_pools(len(parts.pools)):
+        found |= _reached(parts, pools)
+        if len(pools) == 1:
+            found |= (1 << parts.pools[pools[0]].node.devices) - 2  # 1 and more of the devices of one node
+    # A bit for each count; the bytes are read from the lowest on, so that the n-th bit is that of count n.
+    bits = np.frombuffer(found.to_bytes(most // 8 + 1, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(bits, bitorder="little")[: most + 1] & legal).tolist()
+
+
+def _reached(parts: Parts, pools: tuple[int, ...]) -> int:
+    """The device counts of `_parts_of` with whole nodes, as the bits of a number."""
+    is_complete = prod(parts.pools[place].nodes for place in pools) > MOST_COUNTS
+    found = 1
+    for pool in (parts.pools[place] for place in pools):
+        if is_complete:
+            found <<= pool.nodes * pool.node.devices
+            continue
+        found <<= pool.node.devices  # one node, then up to all of them
+        covered = 1
+        while covered < pool.nodes:
+            more = min(covered, pool.nodes - covered)
+            found |= found << (more * pool.node.devices)
+            covered += more
+    return found
 
 
 def _sets_of_pools(pools: int) -> Iterator[tuple[int, ...]]:

@@ -16,7 +16,7 @@ from shardwise.search.answer import frontier_of, search
 from shardwise.search.bnb.incumbent import Tradeoff
 from shardwise.search.bnb.solver import Progress, SearchResult
 from shardwise.search.clock import SearchClock
-from shardwise.search.cluster_parts import listed_parts
+from shardwise.search.cluster_parts import device_counts
 from shardwise.search.question import Question
 from shardwise.search.space import divisors
 from shardwise.strategy import Job, Limit, Strategy, Target, target_of, target_of_options
@@ -150,7 +150,7 @@ def degrees_of(question: Question) -> tuple[int, ...]:
     """Every degree that a strategy can have on the parts of the cluster that may be used."""
     if not question.uses_parts:
         return divisors(question.cluster.devices)
-    counts = listed_parts(question, Parts(question.cluster)).device_counts
+    counts = device_counts(question, Parts(question.cluster))
     return tuple(sorted({degree for count in counts for degree in divisors(count)}))
 
 

@@ -17,8 +17,9 @@ from shardwise.search import Fastest, Question, cluster_parts, default_job, is_m
 from shardwise.search.answer import search
 from shardwise.search.bnb import solver
 from shardwise.search.clock import SearchClock
-from shardwise.search.cluster_parts import DeviceWork, listed_parts
+from shardwise.search.cluster_parts import DegreeBounds, DeviceWork, device_counts, listed_parts
 from shardwise.search.hetero.subproblem import SubproblemSearch
+from shardwise.search.targets import degrees_of
 
 
 def _question(cluster: Cluster | str, model: str = "gpt2", batch: int = 16, space: str = "core") -> Question:
@@ -112,6 +113,41 @@ def test_the_listing_of_parts_ends_with_the_time(monkeypatch: pytest.MonkeyPatch
         [],
         10,
     )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "batch"),
+    [
+        ("1x2xH200+1x2xH100-SXM+1x2xA100-80G", 12),
+        ("5x1xH100-SXM", 5),
+        ("3x8xH100-SXM+5x4xA100-80G", 64),
+        ("2x3xH200+7x1xH100-SXM+1x5xA100-80G", 24),
+    ],
+)
+@pytest.mark.parametrize("most", [cluster_parts.MOST_COUNTS, 4])
+def test_device_counts_are_those_of_the_listed_parts(
+    cluster: str, batch: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `most` 4 several sets of pools have too many counts: their pools are used completely."""
+    monkeypatch.setattr(cluster_parts, "MOST_COUNTS", most)
+    question = _question(cluster, "opt-350m", batch=batch)
+    parts = Parts(question.cluster)
+    listed = sorted({one.devices for one in listed_parts(question, parts).parts})
+    assert device_counts(question, parts) == listed
+    assert listed
+
+
+def test_degrees_on_many_pools_are_found_without_a_list_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four pools of 60 nodes with 8 devices have 61^4 - 1 = 13,845,840 parts; every multiple of 8 up to 1,920
+    is a device count of some, and the largest degree is that of all devices."""
+    cluster = load_cluster("60x8xH200+60x8xH100-SXM+60x8xA100-80G+60x8xV100-32G")
+    monkeypatch.setattr(cluster_parts, "MOST_COUNTS", 1 << 24)
+    monkeypatch.setattr(DegreeBounds, "work", None)  # the bounds of parts are not needed
+    question = _question(cluster, "llama-3.1-8b", batch=1920)
+    counts = device_counts(question, Parts(cluster))
+    legal = DegreeBounds(question.candidates(), question.problem().limits, 1920).legal_counts()
+    assert counts == [count for count in range(1, 1921) if legal[count] and (count < 8 or count % 8 == 0)]
+    assert max(degrees_of(question)) == 1920
 
 
 @pytest.mark.slow
