@@ -4,6 +4,7 @@ remedy."""
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,34 @@ def test_code_that_closes_its_streams_changes_nothing(
     first, *shown, last = ran.err.splitlines()
     assert first == f"shardwise: running your code in {path}" and last == f"wrote {out}"
     assert {*shown} == {"shown"} and "parameters" in ran.out
+
+
+@pytest.mark.parametrize("where", ["import", "build", "forward"])
+@pytest.mark.parametrize("ending", ["os._exit(7)", "os.abort()"])
+def test_code_that_ends_the_process_is_refused_in_one_line(
+    where: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Formerly the command ended with the exit code of the user's code, without a word. A child that the code
+    forks ends as ever."""
+    own = {name: ending if name == where else "pass" for name in ("import", "build", "forward")}
+    path, out = tmp_path / "mine.py", tmp_path / "graph.yaml"
+    path.write_text(
+        f"import os\nimport torch\n\n{own['import']}\n\n"
+        "child = os.fork()\nif child == 0:\n    os._exit(3)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3\n\n\n"
+        "class M(torch.nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.linear = torch.nn.Linear(4, 4)\n\n"
+        f"    def forward(self, x):\n        {own['forward']}\n"
+        "        return self.linear(x).square().mean()\n\n\n"
+        f"def build():\n    {own['build']}\n    return M(), (torch.zeros(8, 4),)\n"
+    )
+    lines = path.read_text().split("\n")
+    line = next(number for number, text in enumerate(lines, start=1) if text.strip() == ending)
+    assert main(["capture", f"{path}:build", "--out", str(out)]) == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == f"shardwise: running your code in {path}"
+    assert last.startswith(f"shardwise: error: {path}: line {line}: ") and f"EndsProcess: {ending}" in last
+    assert not out.exists() and os._exit.__name__ == "_exit" and os.abort.__name__ == "abort"
 
 
 def test_the_command_writes_a_graph_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -115,6 +116,77 @@ def test_strangers_at_the_store_print_nothing(level: str | None) -> None:
     assert ran.stdout == "value\n"
     assert ("TCPStore" in ran.stderr) is (level is not None)
     assert level is not None or ran.stderr == ""
+
+
+ATTACK = """
+import random, socket, sys
+port, random, held = int(sys.argv[1]), random.Random(5), []
+GREETING = bytes([0]) + (0x3C85F7CE).to_bytes(4, "little")
+for number in range(2000):
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(0.05)
+        garbage = random.randbytes(random.randrange(1, 5000))
+        text = (
+            b"GET / HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n",
+            b"POST /keys HTTP/1.1\\r\\nContent-Length: 9999999999\\r\\n\\r\\n" + garbage,
+            garbage,
+            GREETING,
+            GREETING + bytes([random.randrange(4, 256)]) + garbage,  # no query that reads or sets a key
+            b"",
+        )[number % 6]
+        try:
+            stranger.sendall(text)
+            number % 6 < 2 and stranger.recv(100)
+        except OSError:
+            pass
+    if number < 5:
+        held.append(socket.create_connection(("127.0.0.1", port)))  # open until the end, and says nothing
+    print(number, flush=True)
+"""
+
+
+ATTACKED_RUN = """
+import subprocess, sys
+from shardwise.app.cli.main import main
+from shardwise.runtime import workers
+open_store, attacks = workers._loopback_store, []
+
+def attacked():
+    store = open_store()
+    words = [sys.executable, sys.argv[1], str(store.port)]
+    attacks.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
+    for number in range(30):
+        assert attacks[0].stdout.readline() == f"{number}\\n"
+    return store
+
+if __name__ == "__main__":  # the ranks import this file too
+    workers._loopback_store = attacked
+    code = main(["train", *sys.argv[2:]])
+    (attack,) = attacks
+    attack.kill()
+    attack.communicate()
+    sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+def test_strangers_at_the_store_do_not_disturb_a_run(tmp_path: Path) -> None:
+    """HTTP clients, garbage and silent connections, 30 before the first step and more during the run."""
+    write_plan(str(tmp_path / "p.yaml"), make_plan("dp=2"))
+    (tmp_path / "attack.py").write_text(ATTACK)
+    (tmp_path / "run.py").write_text(ATTACKED_RUN)
+    environment = {key: value for key, value in os.environ.items() if key != "TORCH_CPP_LOG_LEVEL"}
+    losses, said = [], []
+    for words in (["-m", "shardwise", "train"], ["run.py", "attack.py"]):
+        ran = subprocess.run(
+            [sys.executable, *words, "p.yaml", "--steps", "3", "--seed", "3", "--log", "log.jsonl"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        said.append([line.partition(" · ")[0] for line in ran.stderr.splitlines()])
+        lines = (tmp_path / "log.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines])
+    assert said[0] == said[1] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
 @pytest.mark.parametrize("level", [None, "1"])

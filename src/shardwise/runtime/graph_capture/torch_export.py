@@ -27,7 +27,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from shardwise.errors import ConfigError
 from shardwise.inputs import listed, printable, unknown
-from shardwise.runtime.graph_capture.users_code import error_text, prints_to_stderr, users_code
+from shardwise.runtime.graph_capture.users_code import does_not_end, error_text, prints_to_stderr, users_code
 
 # The user's function
 
@@ -370,7 +370,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with prints_to_stderr(), contextlib.redirect_stderr(io.StringIO()):
+        with prints_to_stderr(), contextlib.redirect_stderr(io.StringIO()), does_not_end():
             yield
     finally:
         logging.disable(before)

@@ -1,14 +1,15 @@
-"""Runs code of the user: what it prints goes to stderr, which it cannot close; its exceptions become a
-ConfigError of one line."""
+"""Runs code of the user: what it prints goes to stderr, which it cannot close; its exceptions, and calls
+that would end the process at once, become a ConfigError of one line."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
@@ -41,13 +42,40 @@ def prints_to_stderr() -> Iterator[None]:
         yield
 
 
+class EndsProcess(BaseException):
+    """The user's code would end the process without its last words; no `except Exception` holds it up."""
+
+
+@contextlib.contextmanager
+def does_not_end() -> Iterator[None]:
+    """Within this context `os._exit` and `os.abort` raise EndsProcess. In a process that the user's code has
+    forked, which ends like that, they are as ever."""
+    own, exit_now, abort = os.getpid(), os._exit, os.abort
+
+    def instead_of_exit(status: int) -> NoReturn:
+        if os.getpid() != own:
+            exit_now(status)
+        raise EndsProcess(f"os._exit({status!r})")
+
+    def instead_of_abort() -> NoReturn:
+        if os.getpid() != own:
+            abort()
+        raise EndsProcess("os.abort()")
+
+    os._exit, os.abort = instead_of_exit, instead_of_abort
+    try:
+        yield
+    finally:
+        os._exit, os.abort = exit_now, abort
+
+
 @contextlib.contextmanager
 def users_code(file: str, *, import_folder: str) -> Iterator[None]:
     """Runs the user's code: modules in its folder can be imported, prints go to stderr, and exceptions become
     a ConfigError with their line."""
     sys.path.insert(0, import_folder)
     try:
-        with prints_to_stderr():
+        with prints_to_stderr(), does_not_end():
             yield
     except (ConfigError, KeyboardInterrupt):
         raise
