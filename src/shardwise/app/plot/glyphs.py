@@ -12,7 +12,7 @@ def drawable(text: str) -> str:
     Pages show names as they are; only pictures have escapes. The same text gives the same picture on every
     machine, because no other font is searched for.
     """
-    if text.isascii():
+    if text.isascii() and text.isprintable():
         return text
     known = _characters()
     return "".join(
