@@ -123,7 +123,7 @@ def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: boo
 
 
 MAX_EVENTS = 100_000
-"""Most events of a replay without `--budget`: about five minutes, and half a GiB of memory."""
+"""Most events of a replay without `--budget`: some minutes."""
 
 
 def _refuse_long(trace: EventTrace, end_s: float) -> None:
