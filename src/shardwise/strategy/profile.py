@@ -82,6 +82,9 @@ class Profile:
     those of other micro-batches, or copy weights and gradients out of and into the buffers of collectives.
     Software that reduces by block has such copies once per step instead.
 
+    `expert_bias_forward_bytes` and `expert_bias_backward_bytes` are moved per element of the experts' output,
+    where the last product of experts has biases, by kernels of each expert that add them.
+
     With `has_fp8_parameters` the low-precision copies of weights replace those in 16 bits (8-bit formats).
 
     Software that reduces gradients in buckets of `bucket_elements` has one (two where the reduction overlaps)
@@ -140,6 +143,8 @@ class Profile:
     moment_bytes: float = 4.0
     master_bytes: float = 4.0
     accumulated_bytes: float = 0.0
+    expert_bias_forward_bytes: float = 0.0
+    expert_bias_backward_bytes: float = 0.0
     has_fp8_parameters: bool = False
     bucket_elements: float = 0.0
     gathered_elements: float = 0.0
@@ -241,6 +246,8 @@ _RARE_FIELDS = (
     "moment_bytes",
     "master_bytes",
     "accumulated_bytes",
+    "expert_bias_forward_bytes",
+    "expert_bias_backward_bytes",
     "has_fp8_parameters",
     "bucket_elements",
     "gathered_elements",
