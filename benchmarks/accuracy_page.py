@@ -124,8 +124,7 @@ def curve_table(found: LeftOutErrors) -> str:
 
 
 def production_table() -> str:
-    outcomes = [production.outcome_of(run) for run in production.read_runs()]
-    return table(production.HEADS, production.rows_of(outcomes))
+    return table(production.HEADS, production.rows_of(production.outcomes_with_picks()))
 
 
 def fitted_table(fitted: Validation) -> str:

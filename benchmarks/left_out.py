@@ -40,7 +40,7 @@ from shardwise.accuracy.fit import (
     with_log_changes,
 )
 from shardwise.accuracy.left_out import LEFT_OUT, CurvePoint, LeftOutGroup
-from shardwise.accuracy.validate import LEAST_PLANS, kendall_tau, regret, sizes_of
+from shardwise.accuracy.validate import LEAST_PLANS, ModelSizes, job_of, kendall_tau, regret
 from shardwise.cluster import find_device
 from shardwise.cluster.best_runs import BEST_RUNS, BestRun
 from shardwise.model import model_flop_per_token
@@ -151,8 +151,10 @@ def is_warm_without(runs: Sequence[MeasuredRun], out: Mask) -> Mask:
 def orders_of(found: LeftOut) -> Iterator[tuple[float, float]]:
     """Kendall's tau and the regret of each workload with enough plans."""
     groups: dict[Any, list[int]] = {}
+    sizes = ModelSizes()
     for place, run in enumerate(found.runs):
-        groups.setdefault(sizes_of(run.case.row, run.case.problem.model), []).append(place)
+        job = job_of(run.case.row, sizes.number_of(run.case.problem.model))
+        groups.setdefault(job, []).append(place)
     measured = np.array([run.measured_s for run in found.runs])
     predicted = measured * np.exp(found.log_error)
     for rows in groups.values():

@@ -221,15 +221,30 @@ def _grouped_matmul_seconds(operator: GroupedMatmulOperator, sizes: LocalSizes) 
         arithmetic = 2 * rows * n * k / (figures.matmul_flop_per_s * efficiency)
         return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
 
+    bias_forward_s, bias_backward_s = _expert_bias_seconds(operator, sizes, rows * n, local)
     return KernelSeconds(
-        seconds(k) + _cast_s(sizes, rows * k),
-        seconds(n) + _cast_s(sizes, rows * n),
+        seconds(k) + _cast_s(sizes, rows * k) + bias_forward_s,
+        seconds(n) + _cast_s(sizes, rows * n) + bias_backward_s,
         (
             seconds(tokens, _written_in_accumulation(sizes)) + _accumulation_s(sizes, local * k * n)
             if operator.trained
             else 0.0 * rows
         ),
     )
+
+
+def _expert_bias_seconds(
+    operator: GroupedMatmulOperator, sizes: LocalSizes, elements: Column, local: Column
+) -> tuple[Column, Column]:
+    """Forward and backward of the kernels that add the biases of the experts' last product: 2 and 5 of each
+    expert."""
+    profile, launch = sizes.figures.profile, sizes.figures.efficiency.launch_s
+    is_last = operator.k.role == "expert_ffn" and any(len(weight.shape) == 1 for weight in operator.weights)
+    if not is_last or not profile.expert_bias_forward_bytes:
+        return 0.0 * elements, 0.0 * elements
+    forward = 2 * local * launch + _memory_bound_s(sizes, profile.expert_bias_forward_bytes * elements)
+    backward = 5 * local * launch + _memory_bound_s(sizes, profile.expert_bias_backward_bytes * elements)
+    return forward, backward
 
 
 def attended_tokens(job: JobRecord) -> int:

@@ -505,6 +505,8 @@ class SoftwareRecord:
     master_bytes: Amount = 4.0
     accumulated_bytes: Amount = 0.0
     fuses_accumulation: bool = False
+    expert_bias_forward_bytes: Amount = 0.0
+    expert_bias_backward_bytes: Amount = 0.0
     has_fp8_parameters: bool = False
     bucket_elements: Amount = 0.0
     gathered_elements: Amount = 0.0

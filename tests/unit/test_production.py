@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import pytest
-from benchmarks.production import Run, outcome_of, read_runs
+from benchmarks.production import OF_ITS_TIME, Run, outcome_of, problem_of, read_runs, with_own_pick
 
 from shardwise.cluster import load_cluster
 
@@ -83,3 +84,24 @@ def test_a_plan_for_other_devices_is_reported() -> None:
     run = named("Mixtral 8x7B, 64 H100")
     broken = outcome_of(replace(run, strategy={**run.strategy, "dp": 32}))
     assert broken.illegal is not None and "number of devices" in broken.illegal and not broken.fits
+
+
+def test_sequence_parallelism_is_younger_than_these_runs() -> None:
+    """It is of May 2022 (Korthikanti et al.); MT-NLG and the GPT models of Narayanan et al. ran before."""
+    for run in read_runs():
+        if run.software in OF_ITS_TIME:
+            assert not problem_of(run)[1].sequence_parallel and run.strategy["tp"] > 1
+
+
+@pytest.mark.parametrize("name", ["Mixtral 8x7B, 64 H100", "MT-NLG 530B, 2,800 A100"])
+def test_our_pick_is_never_predicted_slower(name: str) -> None:
+    """Among plans of the same software: what it does not have is not in the pick. The same question is
+    searched once."""
+    run, known = named(name), dict[Any, Any]()
+    found = with_own_pick(outcome_of(run), known)
+    again = with_own_pick(outcome_of(replace(run, name="again")), known)
+    assert len(known) == 1 and again.own == found.own
+    assert found.own is not None and found.gain is not None and found.gain >= -1e-12
+    if run.software in OF_ITS_TIME:
+        assert (found.own.recompute, found.own.optim_shard, found.own.cp) == ("full", 1, 1)
+        assert not found.own.sequence_parallel and found.own.schedule == "1f1b"

@@ -266,14 +266,14 @@ class Workload:
 def workloads_of(judged: Sequence[JudgedRow]) -> tuple[Workload, ...]:
     """The workloads with at least LEAST_PLANS rows that have both times, in the order of their first rows."""
     groups: dict[Hashable, list[JudgedRow]] = {}
-    sizes = _ModelSizes()
+    sizes = ModelSizes()
     for one in judged:
         if one.measured_s is not None and one.predicted_s is not None:
-            groups.setdefault(_job_of(one.row, sizes.number_of(one.model)), []).append(one)
+            groups.setdefault(job_of(one.row, sizes.number_of(one.model)), []).append(one)
     return tuple(_workload(group) for group in groups.values() if len(group) >= LEAST_PLANS)
 
 
-class _ModelSizes:
+class ModelSizes:
     """Numbers that are equal for models of the same sizes; names of models do not count."""
 
     def __init__(self) -> None:
@@ -289,7 +289,7 @@ class _ModelSizes:
         return self._known[id(model)][1]
 
 
-def _job_of(row: Row, sizes: int) -> Hashable:
+def job_of(row: Row, sizes: int) -> Hashable:
     """What rows of one workload share: source, sizes of the model, device, number of devices, sequence
     length, global batch size, dtype and framework."""
     return (

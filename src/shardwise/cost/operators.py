@@ -209,10 +209,35 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
         )
         for inner, moved in ((k, 1.0), (n, 1.0), (rows / local, written))
     )  # fmt: skip
+    bias_forward_s, bias_backward_s = expert_bias_s(problem, operator, rows * n, local)
     return OperatorSeconds(
-        forward_s + cast_s(problem, rows * k),
-        input_s + cast_s(problem, rows * n),
+        forward_s + cast_s(problem, rows * k) + bias_forward_s,
+        input_s + cast_s(problem, rows * n) + bias_backward_s,
         weight_s + accumulate_s(problem, local * k * n) if operator.trained else 0.0 * weight_s,
+    )
+
+
+BIAS_FORWARD_KERNELS, BIAS_BACKWARD_KERNELS = 2, 5
+"""Kernels of each expert that add its bias: product and sum; backward two products, two sums and a cast.
+
+(Megatron-Core, TEGroupedMLP._apply_bias.)
+"""
+
+
+def expert_bias_s(problem: Problem, operator: GroupedMatmul, elements: Any, local: Any) -> tuple[Any, Any]:
+    """Seconds of the kernels that add biases to `elements` of the output of `local` experts, (forward,
+    backward); 0 where the software has none, or the operator is not the last product of experts with
+    biases. The biases of other products are part of the matmul."""
+    profile = problem.profile
+    has_biases = any(len(weight.shape) == 1 for weight in operator.weights)
+    if operator.k.role != "expert_ffn" or not has_biases or not np.any(profile.expert_bias_forward_bytes):
+        return 0.0 * elements, 0.0 * elements
+    launch_s = problem.efficiency.launch_s
+    return (
+        BIAS_FORWARD_KERNELS * local * launch_s
+        + moved_s(problem, profile.expert_bias_forward_bytes * elements),
+        BIAS_BACKWARD_KERNELS * local * launch_s
+        + moved_s(problem, profile.expert_bias_backward_bytes * elements),
     )
 
 

@@ -87,6 +87,9 @@ class Profile:
     product that computes a weight gradient adds it to those of other micro-batches (Megatron-LM's
     gradient_accumulation_fusion): it reads and writes the accumulated gradient.
 
+    `expert_bias_forward_bytes` and `expert_bias_backward_bytes` are moved per element of the experts' output,
+    where the last product of experts has biases, by kernels of each expert that add them.
+
     With `has_fp8_parameters` the low-precision copies of weights replace those in 16 bits (8-bit formats).
 
     Software that reduces gradients in buckets of `bucket_elements` has one (two where the reduction overlaps)
@@ -146,6 +149,8 @@ class Profile:
     master_bytes: float = 4.0
     accumulated_bytes: float = 0.0
     fuses_accumulation: bool = False
+    expert_bias_forward_bytes: float = 0.0
+    expert_bias_backward_bytes: float = 0.0
     has_fp8_parameters: bool = False
     bucket_elements: float = 0.0
     gathered_elements: float = 0.0
@@ -249,6 +254,8 @@ _RARE_FIELDS = (
     "master_bytes",
     "accumulated_bytes",
     "fuses_accumulation",
+    "expert_bias_forward_bytes",
+    "expert_bias_backward_bytes",
     "has_fp8_parameters",
     "bucket_elements",
     "gathered_elements",

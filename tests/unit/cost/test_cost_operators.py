@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,17 @@ from shardwise.cluster.device import GroupedMatmulCurve, MatmulCurve, MemoryCurv
 from shardwise.cost import Problem
 from shardwise.cost.operators import degree_of, element_bytes, operator_times, rows_of, width_of
 from shardwise.model import Experts
-from shardwise.operators import Attention, Extent, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise
+from shardwise.operators import (
+    Attention,
+    Extent,
+    GroupedMatmul,
+    Lookup,
+    Loss,
+    Matmul,
+    Operator,
+    Pointwise,
+    Weight,
+)
 
 EXPERTS = Experts(experts=8, top_k=2)
 HALF_SPEED = MatmulCurve(peak_fraction=0.5, tile_m=1, tile_n=1, units=1, k_half=10.0, small_tile_fraction=1.0)
@@ -380,3 +391,21 @@ def test_a_product_that_adds_its_gradient_to_the_accumulated_one() -> None:
     # (10 * 10 + 10 * 20 + 4 * 1600) * 2 B = 13400 B; without: (300 + 1600) * 2 B = 3800 B.
     assert seconds(p, grouped, "", EXPERTS)[2] == pytest.approx(134.0)
     assert seconds(given(slow, experts=EXPERTS), grouped, "", EXPERTS)[2] == pytest.approx(38.0)
+
+
+def test_kernels_of_each_expert_add_biases() -> None:
+    """4 experts of a rank have 20 rows of 10 elements: 200 elements of 28 and 40 B at 1000 B/s, and 2 and 5
+    kernels of each expert with a launch of 0.5 s, after one that starts the pass over memory."""
+    bias = Weight(name="bias", shape=(Extent(10),), experts=8)
+    weight = Weight(name="weight", shape=(Extent(10), Extent(20, "expert_ffn")), experts=8)
+    last = GroupedMatmul(
+        name="down", experts=8, k=Extent(20, "expert_ffn"), n=Extent(10), weights=(weight, bias)
+    )
+    plain = grouped_problem(launch_s=0.5)
+    fused = seconds(plain, last, "tp=1,ep=2", EXPERTS)
+    p = with_software(plain, expert_bias_forward_bytes=28.0, expert_bias_backward_bytes=40.0)
+    added = [own - other for own, other in zip(seconds(p, last, "tp=1,ep=2", EXPERTS), fused, strict=True)]
+    assert added == pytest.approx([4.0 + 0.5 + 5.6, 10.0 + 0.5 + 8.0, 0.0])
+    # Without biases, and for the first product, whose biases are part of it, there are no such kernels.
+    for other in (replace(last, weights=(weight,)), replace(last, k=Extent(20))):
+        assert seconds(p, other, "tp=1,ep=2", EXPERTS) == seconds(plain, other, "tp=1,ep=2", EXPERTS)

@@ -171,7 +171,8 @@ OPTIONAL_FIELDS = (
     "peak_errors", "state_overlap", "applies_dropout", "loss", "keeps_low_precision_weights", "eager_modules",
     "shards_experts_by_instance", "whole_in_pipelines", "keeps_split_graphs",
     "needs_sequence_parallel", "linked_devices", "accumulates_in_fp32", "moment_bytes", "master_bytes",
-    "accumulated_bytes", "fuses_accumulation", "offload_modules", "options", "has_wide_frozen_weights",
+    "accumulated_bytes", "fuses_accumulation", "expert_bias_forward_bytes", "expert_bias_backward_bytes",
+    "offload_modules", "options", "has_wide_frozen_weights",
     "has_fp8_parameters", "bucket_elements", "gathered_elements", "update_elements", "keeps_narrow_gradients",
     "offloads_gradients", "host_weight_bytes", "host_process_bytes",
 )  # fmt: skip
