@@ -13,7 +13,7 @@ from tests.unit.accuracy.tables import file_of, text_of
 
 from shardwise.accuracy.cross_validation import LEAST_RUNS
 from shardwise.accuracy.fit import Numbers
-from shardwise.app.cli.output import WIDTH
+from shardwise.app.cli.output import columns
 from shardwise.errors import ConfigError
 from shardwise.numbers import numbers_of
 from shardwise.strategy import read_calibration
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "fit.json"
 
 RUNS = [
-    {"id": f"mine-{number:03}", "step_time_s": f"{3.0 + 0.01 * number}"} for number in range(LEAST_RUNS - 8)
+    {"id": f"mine-{number:03}", "gpu": "V100-SXM2-32GB", "step_time_s": f"{3.0 + 0.01 * number}"} for number in range(LEAST_RUNS - 8)
 ] + [
-    {"id": f"yours-{number:03}", "gpus": "32", "dp": "8", "step_time_s": f"{1.6 + 0.01 * number}"}
+    {"id": f"yours-{number:03}", "gpu": "V100-SXM2-32GB", "gpus": "32", "dp": "8", "step_time_s": f"{1.6 + 0.01 * number}"}
     for number in range(8)
 ]  # fmt: skip
 """Just enough runs from two sources."""
@@ -102,7 +102,7 @@ def test_the_answer_for_people(run: Run, tmp_path: Path) -> None:
     assert lines[3:] == [
         f" band, {name}: {low:g} to {high:g} of the predicted time" for name, (low, high) in bands.items()
     ]
-    assert max(map(len, lines)) <= WIDTH
+    assert max(map(len, lines)) <= columns()
 
 
 def test_fewer_rows_give_a_calibration(run: Run, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_fewer_rows_give_a_calibration(run: Run, tmp_path: Path) -> None:
     assert run("calibrate", "--from", rows, "--out", str(other)).code == 0
     assert out.read_text() == other.read_text()
     found = read_calibration(str(out))
-    assert list(found.devices) == ["A100-80G"] and found.profile is not None
+    assert list(found.devices) == ["V100-32G"] and found.profile is not None
     document = json.loads(run("fit", rows, "--out", str(out), "--json").out)
     assert document["schema"] == "shardwise.calibration" and document["measured"]["steps"]["times"] == 19
 

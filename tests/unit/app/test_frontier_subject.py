@@ -103,6 +103,9 @@ class Graph:
     def text(self, point: Point[Layout]) -> str:
         return " and ".join(point.layout)
 
+    def host_memory(self, point: Point[Layout]) -> None:
+        return None
+
     def heading(self) -> Iterator[Line]:
         yield (("graph:two", "title"),)
 
@@ -197,7 +200,7 @@ def test_the_card_shows_the_same_as_the_document() -> None:
     assert text.startswith("graph:two\n") and "tracked" in text
     assert "6 points of time and memory on 3 device counts" in text
     assert "within 25.00 % of the exact frontier (--epsilon)" in text
-    rows = [line.split()[:6] for line in text.splitlines() if "2 operators" in line]
+    rows = [line.split()[:6] for line in text.splitlines() if " GiB " in line]
     assert rows == [
         ["1", "fastest", "8.000", "s", "9.0", "GiB"],
         ["2", "fastest", "2.000", "s", "16.0", "GiB"],
@@ -207,6 +210,7 @@ def test_the_card_shows_the_same_as_the_document() -> None:
         ["smallest", "2.000", "s", "2.0", "GiB", "8.000"],
         ["data", "parallel", "2.500", "s", "20.0", "GiB"],
     ]
+    assert text.count("2 operators · op0: S(0) · op1: R") == 6
 
 
 LONG = LongRun(
@@ -369,7 +373,8 @@ def test_references_are_compared_with_the_pick(
         assert document["references"] == [] and not shown_lines
         assert not any(name.startswith("data parallel") for name in marks)
         return
-    figures = {"time_s": 2.5, "memory_bytes": 20 * GIB, "cost_usd": None, "devices": devices}
+    figures = {"time_s": 2.5, "memory_bytes": 20 * GIB, "host_memory_bytes": None, "cost_usd": None}
+    figures["devices"] = devices
     name = CLUSTER.name if devices == 4 else f"{devices} devices of {CLUSTER.name}"
     where = {"part": name, "idle": {"devices": 4 - devices, "nodes": 0, "ranks": ""}}
     layout = {"operators": ["R", "R"]}

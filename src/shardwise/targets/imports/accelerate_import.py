@@ -231,8 +231,8 @@ def _findings(
     if fsdp.is_on("fsdp_offload_params"):
         yield ReviewFinding(
             code="approximated", severity="info", field=fsdp.key("fsdp_offload_params"),
-            text="parameters on the host are not predicted, only optimizer states there: each gather takes the "
-            "host link, and no shard of a parameter or gradient stays on the device",
+            text="parameters on the host are not predicted, only optimizer states there: each gather takes "
+            "the host link, and no shard of a parameter or gradient stays on the device",
         )  # fmt: skip
     if "micro_batch_size" not in supplied.fields:
         yield assumed(NAMES["micro_batch_size"], "1 sequence: --fix micro_batch_size=N for another")

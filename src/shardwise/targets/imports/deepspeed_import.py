@@ -201,6 +201,6 @@ def _key_findings(read: FileSection, zero: FileSection) -> Iterator[ReviewFindin
     if zero.section("offload_param").text("device", "none") != "none":
         yield ReviewFinding(
             code="approximated", severity="info", field=zero.key("offload_param"),
-            text="parameters on the host are not predicted, only optimizer states there: host memory grows by 2 "
-            "bytes a weight (4 in fp32), and each gather takes the host link",
+            text="parameters on the host are not predicted, only optimizer states there: host memory grows "
+            "by 2 bytes a weight (4 in fp32), and each gather takes the host link",
         )  # fmt: skip
