@@ -143,8 +143,8 @@ class Reduced:
 
 def reduced_and_gathered(
     figures: Figures,
-    everything: tuple[Column, ...],
-    trained: tuple[Column, ...],
+    everything: Sequence[Column],
+    trained: Sequence[Column],
 ) -> tuple[Reduced, Reduced]:
     """What a stage reduces and what it gathers in a step, from `everything`: dense and expert elements and
     blocks of each; and the `trained` part: dense and expert elements, and blocks with such weights.
