@@ -214,7 +214,7 @@ def test_a_replay_ends_where_it_has_no_time() -> None:
 
 def test_nothing_fits_as_far_as_there_was_time() -> None:
     given = job(*SMALL)
-    events = (*(NodeLost(time_s=0.0, node=f"n{index}") for index in range(4)),
+    events: tuple[ClusterEvent, ...] = (*(NodeLost(time_s=0.0, node=f"n{index}") for index in range(4)),
               NodeJoined(time_s=50.0, node="n0"), NodeJoined(time_s=80.0, node="n1"))  # fmt: skip
     trace = EventTrace(nodes=4, events=events)
     with pytest.raises(Infeasible, match="nothing fits in the first 50 s of the trace; there was no time"):
