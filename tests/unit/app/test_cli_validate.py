@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from tests.unit.accuracy.tables import PLAIN, file_of, text_of
 
-from shardwise.app.cli.output import WIDTH
+from shardwise.app.cli.output import USUAL as WIDTH
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Ran, Run

@@ -103,6 +103,9 @@ class Graph:
     def text(self, point: Point[Layout]) -> str:
         return " and ".join(point.layout)
 
+    def host_memory(self, point: Point[Layout]) -> None:
+        return None
+
     def heading(self) -> Iterator[Line]:
         yield (("graph:two", "title"),)
 
