@@ -26,7 +26,7 @@ QUESTION = ("gpt2", "--cluster", "1x4xA100-80G", "--seq-len", "1024", "--global-
 CORE = ("frontier", *QUESTION, "--space", "core", "--target", "any")
 L4 = ("gpt2", "--cluster", "2x2xL4", "--seq-len", "1024", "--global-batch-size", "8")
 NODES = ("frontier", *L4, "--space", "core", "--target", "any")
-WIDTH = 100
+WIDTH = 80
 LIMIT = ("--memory-limit", "2.5GiB")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from shardwise import api
 from shardwise.app.cli.activity import ActivityLine, active, clear_activity, progress
-from shardwise.app.cli.output import WIDTH
+from shardwise.app.cli.output import columns
 from shardwise.search.clock import left_text
 from shardwise_verify.proof import progress_text
 
@@ -37,7 +37,7 @@ def test_a_terminal_is_shown_one_line_that_is_cleared(monkeypatch: pytest.Monkey
         show("256 of 4,361 schedules")
         show("x" * 300)
     clear = "\r\x1b[K"
-    assert stderr.getvalue() == f"{clear}256 of 4,361 schedules{clear}{'x' * (WIDTH - 1)}{clear}"
+    assert stderr.getvalue() == f"{clear}256 of 4,361 schedules{clear}{'x' * (columns() - 1)}{clear}"
 
 
 def search_that_is_interrupted() -> None:

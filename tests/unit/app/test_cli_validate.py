@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from tests.unit.accuracy.tables import PLAIN, file_of, text_of
 
-from shardwise.app.cli.output import columns
+from shardwise.app.cli.output import USUAL as WIDTH
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Ran, Run
@@ -42,7 +42,7 @@ def test_without_a_file_the_published_rows_are_used(run: Run) -> None:
     assert lines[1] == " 885 rows used, 0 skipped"
     names = [line.split()[0] for line in lines[4:18]]
     assert names[:3] == ["korthi", "foundry", "vtrain-mn"] and names[-1] == "overall"
-    assert max(map(len, lines)) <= columns()
+    assert max(map(len, lines)) <= WIDTH
     assert " left out" in ran.out and " measured steps of" in ran.out
 
 
@@ -125,7 +125,7 @@ def test_one_line_per_row(run: Run, tmp_path: Path) -> None:
     assert "2.500 s" in rows[0] and "10.0" in rows[0] and "16 A100-80G" in rows[0]
     assert rows[1] == " mine-002  skipped: line 3: gpu: is not a known device; found 'Quantum9'"
     assert any(line.startswith(" overall") for line in lines)
-    assert max(map(len, lines)) <= columns()
+    assert max(map(len, lines)) <= WIDTH
 
 
 def test_rows_without_a_time_or_memory_have_no_error(run: Run, tmp_path: Path) -> None:
