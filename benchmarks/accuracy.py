@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.accuracy import SHIPPED, read_rows
-from shardwise.accuracy.case import Case, cases_of
+from shardwise.accuracy.case import Case, cases_of, trains_adapters
 from shardwise.accuracy.cross_validation import (
     Floats,
     Mask,
@@ -58,8 +58,8 @@ def shipped_fit() -> Fit:
     numbers = Numbers.shipped()
     runs = []
     for case in cases:
-        if case.mixed is not None:
-            continue  # runs on unequal devices are not fitted
+        if case.mixed is not None or trains_adapters(case.row):
+            continue  # neither runs on unequal devices nor of adapters alone are fitted
         try:
             measured_s = measured_of(case.row, case.problem).step_time_s
         except ConfigError:

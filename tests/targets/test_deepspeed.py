@@ -16,13 +16,13 @@ from shardwise.plans import Plan
 from shardwise.strategy import target_of
 from shardwise.targets.deepspeed import (
     FILE,
-    NOTES,
     READER,
     TARGET,
     deepspeed_files,
     read_back,
     read_files_back,
 )
+from shardwise.targets.hugging_face import NOTES
 
 pytestmark = pytest.mark.xdist_group("deepspeed")
 

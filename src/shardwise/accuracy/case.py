@@ -572,17 +572,6 @@ _configuration_of = attrgetter(*(one.name for one in fields(Row) if one.name not
 MAX_SHARED: Final = 20_000
 """Most parts of cases that a builder keeps for further rows, some kB each; then it begins anew."""
 
-OUTCOMES: Final = frozenset(
-    {"line", "id", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "hfu_pct",
-     "peak_mem_gib", "tflops_convention"}
-)  # fmt: skip
-"""Fields of a row that say nothing about what ran: its place in the file, and what was measured."""
-
-_configuration_of = attrgetter(*(one.name for one in fields(Row) if one.name not in OUTCOMES))
-
-MAX_SHARED: Final = 20_000
-"""Most parts of cases that a builder keeps for further rows, some kB each; then it begins anew."""
-
 
 @dataclass(frozen=True, slots=True)
 class CaseBuilder:

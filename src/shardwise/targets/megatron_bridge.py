@@ -79,13 +79,13 @@ _DTYPE_FIELDS = {
 }
 """Fields of a dtype without a default, to which Megatron-Bridge does not convert text."""
 
-LISTS = ("--recompute-modules", "--offload-modules", "--cuda-graph-scope")
+LISTS = ("--recompute-modules", "--offload-modules", "--cuda-graph-modules")
 """Flags with a list of words."""
 
 _FROM_PLAN = (
     "--bf16", "--fp16", "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16",
     "--num-virtual-stages-per-pipeline-rank", "--attention-backend", "--ckpt-format", "--cuda-graph-impl",
-    "--cuda-graph-scope", "--no-check-for-nan-in-loss-and-grad",
+    "--cuda-graph-modules", "--no-check-for-nan-in-loss-and-grad",
 )  # fmt: skip
 """Flags whose fields are written from the plan."""
 
@@ -126,7 +126,7 @@ def bridge_overrides(plan: Plan, flags: Sequence[tuple[str, ...]]) -> dict[str, 
         )
     if "--cuda-graph-impl" in given:
         found["model.cuda_graph_impl"] = given["--cuda-graph-impl"][0]
-        found["model.cuda_graph_scope"] = list(given["--cuda-graph-scope"])
+        found["model.cuda_graph_modules"] = list(given.get("--cuda-graph-modules", ()))
     if "--no-check-for-nan-in-loss-and-grad" in given:
         found |= dict.fromkeys(
             ("rerun_state_machine.check_for_nan_in_loss", "ddp.check_for_nan_in_grad"), False

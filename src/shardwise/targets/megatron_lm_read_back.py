@@ -168,7 +168,7 @@ def _of_reading(plan: Plan, reading: Reading) -> dict[str, object]:
         "dtypes of moments": [_DTYPES.get(read[f"exp_avg{kind}_dtype"]) for kind in ("", "_sq")],
         "communication of tensor parallelism overlaps": read["tp_comm_overlap"],
         "communication of expert parallelism overlaps": read["overlap_moe_expert_parallel_comm"],
-        "CUDA graphs": (read.get("cuda_graph_impl", "none"), _scope(read)),
+        "CUDA graphs": (read.get("cuda_graph_impl", "none"), _graphed_modules(read)),
         "modules on the host": _moved(reading),
         "fused attention": read["attention_backend"] in ("auto", "flash", "fused"),
         "gradients reduced during computation": read["overlap_grad_reduce"],
@@ -182,18 +182,18 @@ def _of_reading(plan: Plan, reading: Reading) -> dict[str, object]:
 _GRAPHS: dict[str, tuple[str, tuple[str, ...]]] = {
     "none": ("none", ()),
     "modules": ("transformer_engine", ("attn", "moe_preprocess", "moe_router")),
-    "full_iteration": ("local", ("full_iteration",)),
+    "full_iteration": ("full_iteration", ()),
 }
-"""The implementation and the scopes of the graphs of each value of `cuda_graph`."""
+"""The implementation and the modules of the graphs of each value of `cuda_graph`."""
 
 
-def _scope(read: Mapping[str, Any]) -> tuple[str, ...]:
-    """The scopes of the graphs, which a run without graphs may have too."""
+def _graphed_modules(read: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules of the graphs, which a run without graphs may have too; none where graphs are whole."""
     if read.get("cuda_graph_impl", "none") == "none":
         return ()
-    given = read.get("cuda_graph_scope") or ()
+    given = read.get("cuda_graph_modules") or ()
     names = [given] if isinstance(given, str) else given
-    return tuple(sorted(str(name).rpartition(".")[2] for name in names))
+    return tuple(sorted({str(name).rpartition(".")[2] for name in names} - {"full"}))
 
 
 def _values(prefix: str, model: MegatronModel) -> dict[str, object]:

@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "fit.json"
 
+OF_V100 = {"gpu": "V100-SXM2-32GB"}
+"""A device whose matmul rate is fitted."""
+
 RUNS = [
-    {"id": f"mine-{number:03}", "gpu": "V100-SXM2-32GB", "step_time_s": f"{3.0 + 0.01 * number}"} for number in range(LEAST_RUNS - 8)
+    {"id": f"mine-{number:03}", **OF_V100, "step_time_s": f"{3.0 + 0.01 * number}"}
+    for number in range(LEAST_RUNS - 8)
 ] + [
-    {"id": f"yours-{number:03}", "gpu": "V100-SXM2-32GB", "gpus": "32", "dp": "8", "step_time_s": f"{1.6 + 0.01 * number}"}
+    {"id": f"yours-{number:03}", **OF_V100, "gpus": "32", "dp": "8", "step_time_s": f"{1.6 + 0.01 * number}"}
     for number in range(8)
 ]  # fmt: skip
 """Just enough runs from two sources."""

@@ -13,7 +13,8 @@ from tests.unit.targets.small_plans import LLAMA, MIXTRAL, PLAIN, small_plan, wi
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan, plan_hash
 from shardwise.targets import WRITTEN_BY
-from shardwise.targets.deepspeed import FILE, NOTES, deepspeed_files, read_back
+from shardwise.targets.deepspeed import FILE, deepspeed_files, read_back
+from shardwise.targets.hugging_face import NOTES
 
 
 def settings(plan: Plan) -> Any:

@@ -319,6 +319,9 @@ FSDP = "--use-megatron-fsdp --use-distributed-optimizer --data-parallel-sharding
         (MEGATRON_LM,
          "--bf16 --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router moe_preprocess",
          {"tp_comm_overlap": "off", "cuda_graph": "modules", "grad_reduce_dtype": "fp32"}, {}),
+        (MEGATRON_LM,
+         "--bf16 --cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router moe_preprocess",
+         {"tp_comm_overlap": "off", "cuda_graph": "modules", "grad_reduce_dtype": "fp32"}, {}),
         # Graphs of attention alone are no value of the option.
         (MEGATRON_LM, "--bf16 --cuda-graph-impl transformer_engine --cuda-graph-scope attn",
          {"tp_comm_overlap": "off", "grad_reduce_dtype": "fp32"}, {}),

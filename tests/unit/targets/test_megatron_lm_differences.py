@@ -128,7 +128,7 @@ def test_other_modules_are_found(modules: list[str], found: str) -> None:
         ({"exp_avg_sq_dtype": "torch.bfloat16"}, "dtypes of moments"),
         ({"tp_comm_overlap": True}, "communication of tensor parallelism overlaps"),
         ({"overlap_moe_expert_parallel_comm": True}, "communication of expert parallelism overlaps"),
-        ({"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]}, "CUDA graphs"),
+        ({"cuda_graph_impl": "full_iteration", "cuda_graph_modules": []}, "CUDA graphs"),
         ({"attention_backend": "unfused"}, "fused attention"),
         ({"overlap_grad_reduce": False}, "gradients reduced during computation"),
         ({"overlap_param_gather": False}, "parameters gathered during computation"),

@@ -109,7 +109,7 @@ def term_lines(
             yield _row(name, old, new, words.percent if name == "MFU" else _whole, "")
     dollars = [cost for cost in costs if cost is not None]
     if len(dollars) == 2:
-        yield _row("cost, billion tokens", *dollars, _dollars, "")
+        yield _row("cost, billion tokens", dollars[0], dollars[1], _dollars, "")
     yield ()
     yield _heading("memory", names)
     peaks = before.peak_memory.device, after.peak_memory.device

@@ -10,7 +10,8 @@ from typing import Any
 
 from shardwise.errors import ConfigError
 from shardwise.inputs import parse_mapping, short_repr
-from shardwise.targets.deepspeed import NOTES, OPTIMIZERS, TARGET
+from shardwise.targets.deepspeed import OPTIMIZERS, TARGET
+from shardwise.targets.hugging_face import NOTES
 from shardwise.targets.imports.imported import (
     FileSection,
     ImportedRun,

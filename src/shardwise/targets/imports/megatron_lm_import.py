@@ -555,7 +555,9 @@ def _cuda_graph(read: FileSection) -> str:
     kind = read.text("cuda_graph_impl", "none")
     if kind == "full_iteration":
         return kind
-    scope = re.findall(r"[a-z_]+", str(read.values.get("cuda_graph_scope", "")))
+    # `cuda_graph_scope` is the name of before 0.18.
+    given = read.values.get("cuda_graph_modules", read.values.get("cuda_graph_scope", ""))
+    scope = re.findall(r"[a-z_]+", str(given))
     if kind == "local" and "full_iteration" in scope:
         return "full_iteration"
     return "modules" if kind in ("local", "transformer_engine") and "moe_router" in scope else "none"
