@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardwise_verify.reading import InputError, short
 from shardwise_verify.records import LayerOperator, SavedRecord
 
 MODULES = ("core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
@@ -42,12 +43,15 @@ def repeated_by_themselves(modules: str) -> tuple[str, ...]:
 
 
 def module_parts(operators: Sequence[LayerOperator]) -> tuple[ModulePart, ...]:
-    """All modules of a layer."""
+    """All modules of a layer. InputError where it lacks an operator that belongs to one."""
     by_block: dict[str, dict[str, LayerOperator]] = {}
     for operator in operators:
         *_, block, name = ("", *operator.name.split("."))
         by_block.setdefault(block, {})[name] = operator
-    return (*_of_attention(by_block.get("attention", {})), *_norms(by_block), *_of_mlp(by_block))
+    try:
+        return (*_of_attention(by_block.get("attention", {})), *_norms(by_block), *_of_mlp(by_block))
+    except KeyError as error:
+        raise InputError("lacks an operator", key="model.layers", found=short(error.args[0])) from None
 
 
 _Block = dict[str, LayerOperator]
