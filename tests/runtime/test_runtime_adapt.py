@@ -238,8 +238,12 @@ def test_the_summary_names_the_last_strategy_and_that_it_changed(
     def summary(*steps: tuple[Strategy, float, float]) -> dict[str, str]:
         monkeypatch.setattr(shardwise.runtime, "train_locally", scripted_run(list(steps)))
         assert main(["train", path, "--steps", str(len(steps))]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        return {line[:12].strip(): line[12:].strip() for line in lines}
+        found: dict[str, str] = {}
+        for line in capsys.readouterr().out.splitlines():
+            name, text = line[:12].strip(), line[12:].strip()
+            # A long line goes on under its text.
+            found[name] = f"{found.get(name, '')} {text}".strip() if not name else text
+        return found
 
     # Of the two steps under pp 2 the median is (0.5 + 0.4) / 2; of all but the first quarter it would be 1.
     once = summary(*[(first, 1.0, 1.0)] * 4, (second, 0.5, 0.3), (second, 0.4, 0.3))
