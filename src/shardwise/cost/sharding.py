@@ -259,9 +259,7 @@ def shards_of(
     frozen = all_dense - rank_dense, all_expert - rank_expert
     owned = (rank_dense / dense.optim + rank_expert / expert.optim).max(axis=0)
 
-    is_single_backward = 0
-    if problem.profile.reduces_by_block:
-        is_single_backward = has_single_backward(problem, table)
+    is_single_backward = has_single_backward(problem, table) if problem.profile.reduces_by_block else 0
     is_reduced_early = (dense.grad > 1) | ((is_single_backward == 1) & (dense.optim > 1))
 
     is_whole = is_whole_in_pipeline(problem, table)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise import api
-from shardwise.app.cli.output import LABEL, Line, Row, fitted, plain_text, row
+from shardwise.app.cli.output import LABEL, Line, TableRow, fitted, plain_text, row
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
@@ -121,7 +121,7 @@ def test_words_stay_in_their_order_and_lines_within_the_width(
     texts: list[list[tuple[str, str]]], width: int
 ) -> None:
     """Whatever the spans are, as lines and as rows of a table."""
-    for kind in (tuple, Row):
+    for kind in (tuple, TableRow):
         lines: list[Line] = [kind(spans) for spans in texts]
         shown = plain_text(fitted(lines, width))
         assert too_long(shown, width) == []
@@ -130,7 +130,7 @@ def test_words_stay_in_their_order_and_lines_within_the_width(
 
 def test_the_blank_columns_of_a_table_go_first() -> None:
     """20 columns in 11: of gaps of 6, 3 and 3 columns one is left each. In 14: 2 each."""
-    rows = [Row([("ab      cd   ef   g", "")]), Row([("x       y    z    12", "dim")])]
+    rows = [TableRow([("ab      cd   ef   g", "")]), TableRow([("x       y    z    12", "dim")])]
     assert plain_text(fitted(rows, 11)) == "ab cd ef g\nx  y  z  12\n"
     assert plain_text(fitted(rows, 14)) == "ab  cd  ef  g\nx   y   z   12\n"
     # A line that is no row keeps its blanks.

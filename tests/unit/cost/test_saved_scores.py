@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import torch
+import transformers
 
 HEADS = 8
 LENGTHS = (32, 64, 128)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwise.app.cli import words
-from shardwise.app.cli.output import Line, Row, columns
+from shardwise.app.cli.output import Line, TableRow, columns
 from shardwise.plans import Answer, Optimum, Result
 from shardwise.strategy import ANY, LIKELY, groups_of
 
@@ -114,7 +114,7 @@ def different_plans(answer: Answer, layers: int, *, is_verbose: bool) -> Iterato
     alike = [] if is_verbose else kinds.pop(0, [])
     shown = list(kinds.values())[: len(kinds) if is_verbose else MOST_KINDS]
     yield ()
-    yield Row(
+    yield TableRow(
         [(f" {'alternatives':<{wide}}{'step time':>12}{'slower':>9}{'memory':>11}{'fits':>7}", "label")]
     )
     for members in shown:
@@ -140,7 +140,7 @@ def _kind(members: list[tuple[int, Result]], best: Result, layers: int, wide: in
         f" {place:>2}  {name:<{wide - 4}}{words.seconds(first.step_time_s):>12}{_slower(first, best):>9}"
         f"{words.memory(first.peak_memory.device):>11}{first.fits_probability:>7.2f}"
     )
-    yield Row([(fixed, "")])
+    yield TableRow([(fixed, "")])
     texts = list(words.difference_texts(first.strategy, best.strategy, layers))
     if more:
         texts.append(f"{len(more)} more like it{_to(more, best)}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from shardwise.app.cli import documents, words
 from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.division import layout_lines
-from shardwise.app.cli.output import Line, Output, Row, columns, row
+from shardwise.app.cli.output import Line, Output, TableRow, columns, row
 from shardwise.app.cli.overlap import step_parts_or_none, two_parts_lines
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
@@ -119,7 +119,7 @@ def term_lines(
 
 
 def _heading(title: str, names: Names) -> Line:
-    return Row([(f" {title:<22}{names[0]:>12}{names[1]:>20}{'difference':>14}", "label")])
+    return TableRow([(f" {title:<22}{names[0]:>12}{names[1]:>20}{'difference':>14}", "label")])
 
 
 def _gib(nbytes: float) -> str:
@@ -156,4 +156,4 @@ def _rows(
 
 def _row(label: str, old: float, new: float, text_of: Texts, style: str, end: str = "") -> Line:
     difference = ("+" if new >= old else "-") + text_of(abs(new - old))
-    return Row([(f" {label:<22}{text_of(old):>12}{text_of(new):>20}{difference:>14}{end}", style)])
+    return TableRow([(f" {label:<22}{text_of(old):>12}{text_of(new):>20}{difference:>14}{end}", style)])

@@ -16,7 +16,7 @@ from shardwise.app.cli.activity import progress
 from shardwise.app.cli.card import NOT_AS_GIVEN, breakdown_lines, priced_as_lines
 from shardwise.app.cli.differing import changed_lines, step_lines, term_lines
 from shardwise.app.cli.division import division_text, layout_lines
-from shardwise.app.cli.output import LABEL, Form, Line, Output, Row, columns, row
+from shardwise.app.cli.output import LABEL, Form, Line, Output, TableRow, columns, row
 from shardwise.app.cli.overlap import answer_parts, parts_table, step_parts_or_none
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
@@ -95,7 +95,7 @@ def _stages(overview: PlanOverview) -> Iterator[Line]:
     """Stages with the time in which they compute and wait; the busiest first where there are many."""
     ordered = sorted(overview.stages, key=lambda stage: -stage.busy_s)
     shown = overview.stages if len(overview.stages) <= MAX_STAGES else ordered[:MAX_STAGES]
-    yield Row([(f" {'stage':<24}{'layers':>8}{'computes':>13}{'waits':>13}", "label")])
+    yield TableRow([(f" {'stage':<24}{'layers':>8}{'computes':>13}{'waits':>13}", "label")])
     for stage in shown:
         several = f"{stage.pipeline}." if overview.stages[-1].pipeline else ""
         name = f"{several}{stage.stage}  {stage.devices:,} {stage.device_class}"
@@ -103,7 +103,7 @@ def _stages(overview: PlanOverview) -> Iterator[Line]:
         text = (
             f" {name:<24}{stage.layers:>8,}{words.seconds(stage.busy_s):>13}{words.seconds(stage.idle_s):>13}"
         )
-        yield Row([(text, ""), (waits, "dim")])
+        yield TableRow([(text, ""), (waits, "dim")])
     if len(overview.stages) > len(shown):
         yield ((f" {len(overview.stages) - len(shown):,} stages that compute less", "dim"),)
 
@@ -123,12 +123,12 @@ def _others(plan: Plan, overview: PlanOverview, *, with_runners_up: bool) -> Ite
     if not rows:
         return
     yield ()
-    yield Row([(f" {'other plans':<{_HEAD}}{'step time':>11}{'slower':>10}{'memory':>11}", "label")])
+    yield TableRow([(f" {'other plans':<{_HEAD}}{'step time':>11}{'slower':>10}{'memory':>11}", "label")])
     for name, time_s, nbytes, fits in rows:
         memory = "" if nbytes is None else words.memory(nbytes)
         slower = words.slower_text(time_s / plan.step_time_s - 1.0)
         head = f" {words.shortened(name, _HEAD - 1):<{_HEAD}}{words.seconds(time_s):>11}{slower:>10}"
-        yield Row([(f"{head}{memory:>11}", ""), ("" if fits else "  too large", "warn")])
+        yield TableRow([(f"{head}{memory:>11}", ""), ("" if fits else "  too large", "warn")])
 
 
 def _limit(plan: Plan, overview: PlanOverview) -> Iterator[Line]:
@@ -241,7 +241,7 @@ def _alternatives(explanation: Explanation, plan: Plan) -> Iterator[Line]:
     if groups:
         yield ()
         head = f" {'the best plan with':<{_HEAD}}{'step time':>11}{'slower':>10}{'memory':>11}{'fits':>6}"
-        yield Row([(head, "label")])
+        yield TableRow([(head, "label")])
     for strategy, members in sorted(groups.items(), key=lambda item: item[1][0][1].slower or 0.0):
         yield from _alternative(strategy, [label for label, _ in members], members[0][1], plan)
     for reason, labels in excluded.items():
@@ -263,9 +263,9 @@ def _alternative(strategy: Strategy, labels: Sequence[str], one: Alternative, pl
     figures = (
         f"{time_s:>11}{words.slower_text(slower):>10}{words.memory(one.device_bytes or 0.0):>11}{fits:>6}"
     )
-    yield Row([(f" {first:<{_HEAD}}", "value"), (figures, "")])
+    yield TableRow([(f" {first:<{_HEAD}}", "value"), (figures, "")])
     for text in more:
-        yield Row([(f" {text}", "value")])
+        yield TableRow([(f" {text}", "value")])
     texts = [words.degrees_text(strategy)]
     texts += words.difference_texts(strategy, plan.strategy, plan.model.layers)
     for text in words.wrapped(texts, " · ", columns() - 5):

@@ -43,7 +43,7 @@ NARROWEST, USUAL, WIDEST = 60, 80, 120
 to read."""
 
 
-class Row(tuple[Span, ...]):
+class TableRow(tuple[Span, ...]):
     """A line of a table: where the terminal is too narrow for the table, columns that are blank in all its
     rows are left out (`fitted`). A table ends at an empty line."""
 
@@ -198,9 +198,9 @@ def fitted(lines: Iterable[Line], width: int) -> Iterator[Line]:
 
 def _fitted_table(lines: Sequence[Line], width: int) -> Iterator[Line]:
     """Lines up to an empty one."""
-    left_out = _columns_left_out([_text(line) for line in lines if isinstance(line, Row)], width)
+    left_out = _columns_left_out([_text(line) for line in lines if isinstance(line, TableRow)], width)
     for line in lines:
-        yield from _broken(_without(line, left_out) if isinstance(line, Row) else line, width)
+        yield from _broken(_without(line, left_out) if isinstance(line, TableRow) else line, width)
 
 
 def _columns_left_out(rows: Sequence[str], width: int) -> set[int]:
@@ -229,8 +229,8 @@ def _without(line: Line, left_out: set[int]) -> Line:
     spans: list[Span] = []
     start = 0
     for text, style in line:
-        kept = [one for place, one in enumerate(text, start) if place not in left_out]
-        spans.append(("".join(kept), style))
+        rest = [one for place, one in enumerate(text, start) if place not in left_out]
+        spans.append(("".join(rest), style))
         start += len(text)
     return tuple(spans)
 

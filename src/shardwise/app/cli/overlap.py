@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.app.cli import words
-from shardwise.app.cli.output import LABEL, Line, Row, columns, row
+from shardwise.app.cli.output import LABEL, Line, TableRow, columns, row
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan, StepParts, plan_of
 from shardwise.search import PlanComparison, step_parts_of
@@ -69,24 +69,24 @@ def parts_table(parts: StepParts | None) -> Iterator[Line]:
     if parts is None:
         return
     where = f"critical rank {parts.rank:,}"
-    yield Row([(f" {where:<26}{'all':>14}{'hidden':>14}{'exposed':>14}", "label")])
+    yield TableRow([(f" {where:<26}{'all':>14}{'hidden':>14}{'exposed':>14}", "label")])
     for name, one in parts.communication.items():
         if one.total_s > 0.0:
             cells = (one.total_s, one.hidden_s, one.exposed_s)
             numbers = "".join(f"{words.seconds(seconds):>14}" for seconds in cells)
-            yield Row([(f" {_label(name):<26}{numbers}", "")])
+            yield TableRow([(f" {_label(name):<26}{numbers}", "")])
     all_s, hidden_s = parts.communication_s, parts.overlap_s
     numbers = "".join(f"{words.seconds(seconds):>14}" for seconds in (all_s, hidden_s, all_s - hidden_s))
-    yield Row([(f" {'communication':<26}{numbers}", "value")])
+    yield TableRow([(f" {'communication':<26}{numbers}", "value")])
     slowed = f"   {words.seconds(parts.slowdown_s)} slower by overlap"
     for name, seconds, note in (
         ("computation", parts.computation_s, slowed if parts.slowdown_s else ""),
         ("waits for other ranks", parts.bubble_s, ""),
         ("waits for the host", parts.host_s, ""),
     ):
-        yield Row([(f" {name:<26}{words.seconds(seconds):>14}", ""), (note, "dim")])
+        yield TableRow([(f" {name:<26}{words.seconds(seconds):>14}", ""), (note, "dim")])
     formula = "   computation + exposed + waits"
-    yield Row([(f" {'step time':<26}{words.seconds(parts.step_time_s):>14}", "value"), (formula, "dim")])
+    yield TableRow([(f" {'step time':<26}{words.seconds(parts.step_time_s):>14}", "value"), (formula, "dim")])
 
 
 def answer_parts(comparison: PlanComparison) -> StepParts | None:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from shardwise.app.cli import words
 from shardwise.app.cli.activity import progress
 from shardwise.app.cli.card import priced_as_lines
-from shardwise.app.cli.output import Line, Output, Row, row
+from shardwise.app.cli.output import Line, Output, TableRow, row
 from shardwise.app.cli.replanning import described, unreachable_lines
 from shardwise.app.cli.request import JobOptions, choice, load_request
 from shardwise.app.plot import ReplayPlot, TokenCurve, check_plot_file, write_replay_plot
@@ -258,13 +258,15 @@ def _card(found: Replay, costs: Costs) -> Iterator[Line]:
     saved = f"every {format_seconds(costs.checkpoint_interval_s)}, leaving {found.working_share * 100:.0f} %"
     yield row("checkpoints", (saved if found.working_share < 1.0 else "not counted", ""))
     yield ()
-    yield Row(row("policy", (f"{'tokens':>10}  {'of oracle':>9}  {'goodput':>8}  {'changes':>8}", "label")))
+    yield TableRow(
+        row("policy", (f"{'tokens':>10}  {'of oracle':>9}  {'goodput':>8}  {'changes':>8}", "label"))
+    )
     for run in found.runs:
         figures = (
             f"{format_count(found.tokens(run)):>10}  {_share(found, run):>9}  "
             f"{found.goodput(run) * 100:>6.1f} %  {run.changes:>8,}"
         )
-        yield Row(row(run.name, (figures, "value" if run.name == "adaptive" else "")))
+        yield TableRow(row(run.name, (figures, "value" if run.name == "adaptive" else "")))
 
 
 def _by_kind(found: Replay, run: PolicyRun) -> dict[str, tuple[float, ...]]:

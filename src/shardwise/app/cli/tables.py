@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shardwise.app.cli.output import Line, Output, Row, columns
+from shardwise.app.cli.output import Line, Output, TableRow, columns
 from shardwise.app.cli.words import gib
 from shardwise.cluster import Device
 from shardwise.cluster import devices as known_devices
@@ -169,8 +169,8 @@ def table(
         return "  ".join(cells).rstrip()
 
     styles = [*([""] * (len(rows) - 1)), "value" if has_total else ""] if rows else []
-    lines: list[Line] = [Row([(aligned(header), "label")])]
-    lines += [Row([(aligned(row), style)]) for row, style in zip(rows, styles, strict=True)]
+    lines: list[Line] = [TableRow([(aligned(header), "label")])]
+    lines += [TableRow([(aligned(row), style)]) for row, style in zip(rows, styles, strict=True)]
     left_out = [name.strip() for column, name in enumerate(header) if column not in shown]
     if left_out:
         lines.append(((f" not in {columns()} columns: {', '.join(left_out)}", "dim"),))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.card import priced_as_lines
-from shardwise.app.cli.output import Line, Output, Row, row
+from shardwise.app.cli.output import Line, Output, TableRow, row
 from shardwise.app.cli.planning import question_arguments, train_warnings
 from shardwise.app.cli.replanning import described, unreachable_lines
 from shardwise.app.cli.request import JobOptions, LongRun, PlanOptions, job_arguments
@@ -118,7 +118,7 @@ def _card(
     length = f"{format_seconds(picks.length_s)} · {words.counted(picks.situations, 'distinct situation')}"
     yield row("trace", (length, ""))
     head = f"{'now':>11}  {'slowest':>11}  {'steps':>13}  {'nodes':>6}  {'gap':>7}"
-    yield Row(row("policy", (head, "label")))
+    yield TableRow(row("policy", (head, "label")))
     for pick in picks.picks:
         yield _pick_line(pick.policy, pick, found, is_chosen=pick.policy == found.policy)
     for pick in picks.uniform:
@@ -147,7 +147,7 @@ def _pick_line(name: str, pick: TracePick, found: TraceChoice, *, is_chosen: boo
         f"{len(pick.arrangement.nodes):>6,}  {gap:>7}"
     )
     text = f"   {described(pick.arrangement)[0]}"
-    return Row(row(name, (figures, "value" if is_chosen else ""), (text, "dim")))
+    return TableRow(row(name, (figures, "value" if is_chosen else ""), (text, "dim")))
 
 
 def _time(step_s: float | None) -> str:

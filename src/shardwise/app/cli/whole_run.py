@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwise.app.cli import words
-from shardwise.app.cli.output import LABEL, USUAL, Line, Row, columns, row
+from shardwise.app.cli.output import LABEL, USUAL, Line, TableRow, columns, row
 from shardwise.plans import DAY_S, WholeRun
 from shardwise.questions import RunOnPart
 from shardwise.units import format_count, format_rate
@@ -59,7 +59,7 @@ def runs_table(runs: Sequence[RunOnPart]) -> Iterator[Line]:
     length = f"in {days_text(first.wall_s)}" if is_of_days else _length(first)
     yield ()
     yield from words.span_rows("whole run", (length, "value"), ("   by device count", "dim"))
-    yield Row(
+    yield TableRow(
         [
             (f" {'devices':>7}{_amount_name(first) if is_of_days else 'days':>14}", "label"),
             (f"{'device hours':>14}{'money':>14}{'energy':>9}{'goodput':>9}", "label"),
@@ -79,7 +79,7 @@ def runs_table(runs: Sequence[RunOnPart]) -> Iterator[Line]:
         marks = ["best in both"] if len(marks) > 1 else marks
         if not one.is_on_frontier:
             marks = [*marks, "beaten"]
-        yield Row([(text, "" if one.is_on_frontier else "dim"), (marks[0] if marks else "", "value")])
+        yield TableRow([(text, "" if one.is_on_frontier else "dim"), (marks[0] if marks else "", "value")])
     if not all(one.is_on_frontier for one in runs):
         text = "beaten: another device count is neither later nor dearer, and better in one"
         yield ((f"   {text}", "dim"),)

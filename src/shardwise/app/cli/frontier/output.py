@@ -13,7 +13,7 @@ from typing import TypeVar
 from shardwise.app.cli import words
 from shardwise.app.cli.card import NOT_AS_GIVEN, all_devices_line, idle_line
 from shardwise.app.cli.frontier.subject import StrategySubject, Subject
-from shardwise.app.cli.output import USUAL, Line, Row, columns, row
+from shardwise.app.cli.output import USUAL, Line, TableRow, columns, row
 from shardwise.app.cli.whole_run import run_document
 from shardwise.app.plot import Dot, Mark, Plot, PlotLine
 from shardwise.cluster import Cluster, pools_of
@@ -161,7 +161,7 @@ def curve_table(
     head = f"on {part_text(found, curve.part)}"
     wide = 31 if columns() >= USUAL else 11
     yield ()
-    yield Row(
+    yield TableRow(
         [
             (f" {words.shortened(head, wide):<31}{'step time':>11}{'slower':>10}{'memory':>10}", "label"),
             (f"{'share':>7}{'per step':>10}", "label"),
@@ -180,7 +180,9 @@ def curve_table(
             f"{words.memory(point.memory_bytes, most_bytes):>10}{share:>7}{dollars(point.cost_usd):>10}"
         )
         is_pick = point == pick
-        yield Row([(f" {'→' if is_pick else ' '} {name:<9} ", "value"), (fixed, "value" if is_pick else "")])
+        yield TableRow(
+            [(f" {'→' if is_pick else ' '} {name:<9} ", "value"), (fixed, "value" if is_pick else "")]
+        )
         if differs:
             yield ((f"     {words.shortened(differs, columns() - 5)}", "dim"),)
     yield from _rule(curve, len(names))
@@ -224,9 +226,9 @@ def _with_note(fixed: str, note: str) -> Iterator[Line]:
     own."""
     left = columns() - len(fixed)
     if left >= min(len(note), LEAST_NOTE):
-        yield Row([(fixed, ""), (words.shortened(note, left), "dim")])
+        yield TableRow([(fixed, ""), (words.shortened(note, left), "dim")])
         return
-    yield Row([(fixed, "")])
+    yield TableRow([(fixed, "")])
     for line in words.wrapped(note.split(" · "), " · ", columns() - 5):
         yield ((f"     {line}", "dim"),)
 
@@ -236,7 +238,7 @@ def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> 
     device-seconds and cost; and the number of its points on the frontier of all parts."""
     yield ()
     head = f" {'devices':>7}  {'point':<9}{'step time':>11}{'memory':>10}{'device-s':>9}{'per step':>10}"
-    yield Row([(head, "label"), ("  layout" if columns() >= len(head) + LEAST_NOTE else "", "label")])
+    yield TableRow([(head, "label"), ("  layout" if columns() >= len(head) + LEAST_NOTE else "", "label")])
     several = _has_pools(found)
     for curve in found.curves:
         if not curve.points:
