@@ -755,8 +755,11 @@ class _BlockWalk:
             for dims, element_bytes in saved.own
         )
         if self.rank.fused_attention is None:
-            # Two 16-bit tensors and a mask per score (docs/concepts/cost-model.md, section 8).
-            nbytes += 5.0 * sum(
+            # The softmax saves its output; graphs have no dropout (docs/concepts/cost-model.md, section 8).
+            # Modules of Transformers save it in fp32 and cast.
+            element = self.rank.activation_bytes
+            each = 4.0 + element * (element < 4.0) if self.rank.profile.eager_modules else element
+            nbytes += each * sum(
                 size(sizes, (*work.batch, *work.m, *work.n))
                 for work in work_of(op)
                 if work.kind == "attention"

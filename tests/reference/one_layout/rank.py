@@ -412,8 +412,10 @@ def _memory_s(rank: Rank, nbytes: float) -> float:
     return rank.machine.efficiency.launch_s + float(moved_s)
 
 
-def _product_s(rank: Rank, batch: float, m: float, n: float, k: float, is_batched: bool) -> float:
-    """Seconds of `batch` products of [m, k] x [k, n].
+def _product_s(
+    rank: Rank, batch: float, m: float, n: float, k: float, is_batched: bool, moved: float = 1.0
+) -> float:
+    """Seconds of `batch` products of [m, k] x [k, n], which move `moved` elements for each output.
 
     Batched products are in the dtype of attention, with their rows counted together.
     """
@@ -421,10 +423,10 @@ def _product_s(rank: Rank, batch: float, m: float, n: float, k: float, is_batche
     curve = efficiency.matmul
     achieved = compute.matmul_efficiency(
         batch * m, n, k, peak_fraction=curve.peak_fraction, tile_m=curve.tile_m, tile_n=curve.tile_n,
-        units=curve.units, k_half=curve.k_half, small_tile_fraction=curve.small_tile_fraction,
+        units=curve.units, k_half=curve.k_half * moved, small_tile_fraction=curve.small_tile_fraction,
     )  # fmt: skip
     peak = machine.other_flop_per_s if is_batched else machine.matmul_flop_per_s
-    nbytes = batch * (m * k + k * n + m * n) * rank.activation_bytes
+    nbytes = batch * (m * k + k * n + moved * m * n) * rank.activation_bytes
     busy_s = compute.roofline_s(2.0 * batch * m * n * k, nbytes, peak * achieved, rank.stream_bytes_per_s)
     return efficiency.launch_s + float(busy_s)
 
@@ -445,7 +447,11 @@ def _products(rank: Rank, sizes: Extents, work: KernelWork, left: bool, right: b
             curve = rank.machine.efficiency.matmul
             tiles = ceil(k / curve.tile_m) * ceil(n / curve.tile_n)
             parts = float(max(1, min(curve.units // tiles, m // 1024)))
-        backward_s += _product_s(rank, batch, k * parts, n, m / parts, is_batched)
+        moved = 1.0
+        if rank.profile.fuses_accumulation and not is_batched:
+            # The accumulated gradient is read and written.
+            moved = 2.0 * rank.machine.recipe.gradient_bytes / rank.activation_bytes
+        backward_s += _product_s(rank, batch, k * parts, n, m / parts, is_batched, moved)
     return PassSeconds(forward_s, backward_s)
 
 
