@@ -21,11 +21,29 @@ RECORDED = Path(__file__).parents[2] / "recorded" / "plans"
 QUESTION = ("gpt2", "--cluster", "1x4xA100-80G", "--seq-len", "1024", "--global-batch-size", "12")
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal so wide that no check needs two lines."""
+    monkeypatch.setattr("shardwise.app.cli.checking.columns", lambda: 1000)
+    monkeypatch.setattr("shardwise.app.cli.output.columns", lambda: 1000)
+
+
 @pytest.fixture
 def saved(run: Run, tmp_path: Path) -> Path:
     path = tmp_path / "plan.yaml"
     assert run("plan", "--target=any", *QUESTION, "--space", "core", "--save", str(path)).code == 0
     return path
+
+
+def checks_of(text: str) -> list[str]:
+    """The lines of an answer; a value that starts on the next line is on that of its check."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("  ") and lines:
+            lines[-1] += f"  {line.strip()}"
+        else:
+            lines.append(line)
+    return lines
 
 
 def rewritten(path: Path, **best: Any) -> Path:
@@ -37,13 +55,10 @@ def rewritten(path: Path, **best: Any) -> Path:
     return path
 
 
-def test_a_plan_is_correct_line_by_line(run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal so wide that no check needs two lines."""
-    monkeypatch.setattr("shardwise.app.cli.checking.columns", lambda: 1000)
-    monkeypatch.setattr("shardwise.app.cli.output.columns", lambda: 1000)
+def test_a_plan_is_correct_line_by_line(run: Run, saved: Path) -> None:
     ran = run("check", str(saved))
     assert (ran.code, ran.err) == (0, "")
-    *ok_lines, given, idle, counts, effort = ran.out.splitlines()
+    *ok_lines, given, idle, counts, effort = checks_of(ran.out)
     assert len(ok_lines) > 30
     assert all(line.startswith("ok ") for line in ok_lines)
     # What is found as expected is shown once; else both.
@@ -72,7 +87,7 @@ def test_a_plan_that_claims_too_much_exits_4(run: Run, saved: Path) -> None:
     mfu = read_plan(str(saved)).best.mfu or 0.0
     ran = run("check", str(rewritten(saved, mfu=1.1 * mfu)))
     assert ran.code == 4
-    wrong = [line for line in ran.out.splitlines() if line.startswith("wrong")]
+    wrong = [line for line in checks_of(ran.out) if line.startswith("wrong")]
     assert len(wrong) == 1 and repr(1.1 * mfu) in wrong[0]
     assert float(wrong[0].rsplit("expected ", 1)[1]) == pytest.approx(mfu, rel=1e-12)
     assert ran.err.startswith("shardwise: 1 of ") and ran.err.endswith("checks fail: mfu\n")
@@ -104,7 +119,7 @@ def test_a_value_out_of_its_range_is_bad_input_in_one_line(run: Run, saved: Path
 def test_a_proof_without_time_is_open_and_no_failure(run: Run, saved: Path) -> None:
     ran = run("check", str(saved), "--proof-budget", "1ms")
     assert ran.code == 0
-    (line,) = [line for line in ran.out.splitlines() if not line.startswith(("ok ", "note "))]
+    (line,) = [line for line in checks_of(ran.out) if not line.startswith(("ok ", "note "))]
     assert line.startswith("open ") and line.endswith("not proven within 0.001 s")
     assert ran.err == "shardwise: not proven: optimal\n"
 
@@ -129,7 +144,7 @@ def test_what_the_planner_computes_again_stands_apart(run: Run, tmp_path: Path) 
     independent, again = ran.out.split("\ncomputed again by the planner (no independent check)\n")
     assert "not re-derived" in independent and "best.breakdown" in independent
     assert "predicted" not in independent
-    assert all(line.startswith("ok ") for line in again.splitlines())
+    assert all(line.startswith("ok ") for line in checks_of(again))
     document = json.loads(run("check", str(saved), "--json").out)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
     names = {one["name"] for one in document["computed_again"]}
@@ -146,7 +161,7 @@ def test_of_a_plan_that_no_search_chose_optimality_is_not_claimed(run: Run, tmp_
     assert run("evaluate", *QUESTION, *options).code == 0
     ran = run("check", str(saved))
     assert (ran.code, ran.err) == (0, "")
-    assert any("optimality " in line and " not claimed; expected " in line for line in ran.out.splitlines())
+    assert any("optimality " in line and " not claimed; expected " in line for line in checks_of(ran.out))
     document = plan_document(read_plan(str(saved)))
     strategy = document["best"]["strategy"]  # type: ignore[index]
     illegal = run("check", str(rewritten(saved, strategy={**strategy, "recompute_layers": 1})))

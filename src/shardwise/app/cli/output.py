@@ -184,7 +184,8 @@ def _text(line: Line) -> str:
 
 def fitted(lines: Iterable[Line], width: int) -> Iterator[Line]:
     """The lines with at most `width` columns each: tables without blank columns, then broken at spaces. A
-    word that is longer gets its own line, so that paths and commands can be copied."""
+    word that is longer gets its own line, so that paths can be copied. Commands stay as they are: a shell
+    continues only a line that ends with a backslash."""
     table: list[Line] = []
     for line in lines:
         if _text(line).strip():
@@ -200,7 +201,10 @@ def _fitted_table(lines: Sequence[Line], width: int) -> Iterator[Line]:
     """Lines up to an empty one."""
     left_out = _columns_left_out([_text(line) for line in lines if isinstance(line, TableRow)], width)
     for line in lines:
-        yield from _broken(_without(line, left_out) if isinstance(line, TableRow) else line, width)
+        if any(style == "code" for _, style in line):
+            yield line
+        else:
+            yield from _broken(_without(line, left_out) if isinstance(line, TableRow) else line, width)
 
 
 def _columns_left_out(rows: Sequence[str], width: int) -> set[int]:
