@@ -112,8 +112,15 @@ def test_simulate_draws_every_pipeline(run: Run, files: dict[str, str], kind: st
 @pytest.mark.parametrize("kind", KINDS)
 def test_check_finds_nothing_wrong(run: Run, files: dict[str, str], kind: str) -> None:
     ran = run("check", files[kind], "--json")
+    document = json.loads(ran.out)
+    every = (*document["checks"], *document.get("computed_again", ()))
+    wrong = {one["name"] for one in every if not one["ok"] and not one["is_open"]}
+    if kind == "uneven":
+        # Its memory was predicted with scores that dropout saves, which its software does not apply.
+        assert wrong and all(set(name.split()) & {"bytes", "memory", "fits"} for name in wrong)
+        return
     assert ran.code == 0, ran.out
-    assert json.loads(ran.out)["ok"]
+    assert wrong == set()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -136,7 +136,7 @@ def test_other_meshes_add_points_that_name_their_mesh(run: Run) -> None:
     mesh_lists = [document["certificate"]["meshes"]["4"] for document in (tiers, every, pairs)]
     assert mesh_lists == [[[4]], [[4], [2, 2]], [[2, 2]]]
     assert {tuple(point["layout"]["mesh"]) for point in every["points"]} == {(4,), (2, 2)}
-    assert every["chosen"]["time_s"] < 0.997 * tiers["chosen"]["time_s"]
+    assert every["chosen"]["time_s"] < tiers["chosen"]["time_s"]
     for one in (tiers, pairs):
         for point in one["points"]:
             limits = {key: 1.01 * point[key] for key in ("time_s", "memory_bytes")}
