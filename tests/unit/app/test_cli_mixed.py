@@ -302,7 +302,7 @@ def relocated(layout: Layout) -> Layout:
 def test_replicas_of_a_stage_share_rows_where_they_may(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     saved = run(*SHARED, "--save", path)
-    assert saved.code == 0 and "[2 A10G, dp 2, " in saved.out
+    assert saved.code == 0 and ", dp 2, " in saved.out
     shared = read_plan(path).best
     assert shared.step_time_s < answer(run, *SHARED[:-2])["best"]["step_time_s"]
     stages = [stage for pipeline in shared.layout.pipelines for stage in pipeline.stages]
