@@ -240,7 +240,7 @@ def _without(line: Line, left_out: set[int]) -> Line:
 
 
 def _broken(line: Line, width: int) -> Iterator[Line]:
-    """A line, continued on the next ones where it is too long: behind its label, or a little to the right of
+    """A line, continued on the next ones where it is too long: after its label, or a little to the right of
     its first word."""
     text = _text(line).rstrip()
     if len(text) <= width:
@@ -266,7 +266,7 @@ def _broken(line: Line, width: int) -> Iterator[Line]:
 
 
 def _part(line: Line, start: int, end: int, indent: int) -> Line:
-    """The characters of a line from `start` to before `end`, behind `indent` blank columns."""
+    """The characters of a line from `start` to before `end`, after `indent` blank columns."""
     spans: list[Span] = [(" " * indent, "")] if indent else []
     place = 0
     for text, style in line:
