@@ -31,8 +31,8 @@ from shardwise.search.hetero.stage_costs import StageCostModel
 
 INSTANCES, FULL_INSTANCES = 6, 1_200
 CHUNK = 6
-WITH_MIXED_STAGES = (46, 71, 88, 92, 126, 127)
-"""Problems whose best plan has mixed-pool stages."""
+WITH_MIXED_STAGES = (46, 71, 88, 92, 126, 127, 169, 332)
+"""Problems whose best plan has mixed-pool stages; in the last two, messages between stages decide."""
 
 FIGURES = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
 

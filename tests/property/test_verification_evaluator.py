@@ -125,7 +125,7 @@ UNDER_SOFTWARE = (
 
 @pytest.mark.parametrize("software", SOFTWARE)
 @pytest.mark.parametrize("case", UNDER_SOFTWARE, ids=str)
-def test_both_evaluators_agree_on_all_software(case: Case, software: str, full: bool) -> None:
+def test_both_agree_on_all_software(case: Case, software: str, full: bool) -> None:
     problem = problem_of(replace(case, software=software))
     assert_same_columns(problem, legal_strategies(problem, ALL_ROWS if full else FEW_ROWS, seed=23))
     cluster = ample(problem.cluster)

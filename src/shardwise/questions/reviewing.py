@@ -30,8 +30,8 @@ from shardwise.units import format_seconds
 MOST_CHANGES = 3
 """Most changes of a single choice that a review lists; a change of two choices may follow."""
 
-SMALLEST_GAIN = 0.005
-"""Share of the step time below which a change is not listed."""
+SMALLEST_GAIN = 0.01
+"""Share of the step time below which a change is not listed: `plan` gives up as much for what it prefers."""
 
 LONGEST_S = 30 * 86400.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,9 @@ def requested(
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         "server": ("127.0.0.1", PORT), "client": ("127.0.0.1", 1),
     }  # fmt: skip
-    asyncio.run(serve.application(PORT, budget_s=5.0)(scope, receive, send))
+    # In a thread: the loop of Playwright may run in this one.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, serve.application(PORT, budget_s=5.0)(scope, receive, send)).result()
     start = next(one for one in sent if one["type"] == "http.response.start")
     text = b"".join(one.get("body", b"") for one in sent if one["type"] == "http.response.body")
     return start["status"], text, {name.decode(): value.decode() for name, value in start["headers"]}

@@ -342,7 +342,7 @@ def test_the_cache_is_before_the_catalogue(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("config", "key", "allowed"),
     [
-        ({"peft_type": "LORA", "base_model_name_or_path": "a/b", "r": 8}, "peft_type", "that it adapts: a/b"),
+        ({"peft_type": "LORA", "base_model_name_or_path": "a/b", "r": 8}, "peft_type", "that it adapts, a/b"),
         ({"dim": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": -1}, "dim", "config.json of the same"),
         ({"num_layers": 4, "hidden_size": 64, "seq_length": 32}, "seq_length", "`shardwise review FILE`"),
         ({"num-layers": 4, "ffn-hidden-size": 64}, "ffn_hidden_size", "layers, hidden, ffn"),

@@ -257,7 +257,7 @@ def test_bounds_prune_pipelines_with_expensive_gradients(
     between_nodes: tuple[UnevenSpace, StageOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, options = between_nodes
-    assert proven(options, 62.0)
+    assert proven(options, 64.0)
     monkeypatch.setattr(lower_bounds, "completion_lower_bound_s", lambda *_: 0.0)
     monkeypatch.setattr(pipeline_search, "completion_lower_bound_s", lambda *_: 0.0)
-    assert not proven(options, 62.0)
+    assert not proven(options, 64.0)
