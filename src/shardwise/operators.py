@@ -125,6 +125,30 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """A recurrence over the sequence, computed in chunks: state-space layers, linear attention.
+
+    `key_heads` are the heads of its keys, of Mamba the groups of B and C; a single one is not sharded. `flop`
+    is the work of the forward pass per row, over all `heads`; 0 where only traffic limits it. `forward`
+    and `backward` are the elements that its kernels read and write per row, `exchanged` those of its inputs
+    and its output, which context parallelism redistributes from tokens to heads and back.
+    """
+
+    name: str
+    heads: Extent
+    key_heads: Extent
+    flop: int
+    forward: tuple[Extent, ...]
+    backward: tuple[Extent, ...]
+    exchanged: tuple[Extent, ...]
+    rows: Rows = "tokens"
+    weights: tuple[Weight, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    trained: bool = True
+    kind: Literal["scan"] = field(default="scan", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pointwise:
     """Memory-bound work: elements read and written per row, forward and backward (norms, activations,
     residuals, rotary)."""
@@ -168,7 +192,7 @@ class Loss:
     kind: Literal["loss"] = field(default="loss", init=False)
 
 
-Operator = Matmul | GroupedMatmul | Attention | Pointwise | Lookup | Loss
+Operator = Matmul | GroupedMatmul | Attention | Scan | Pointwise | Lookup | Loss
 
 
 def is_trained(operator: Operator) -> bool:

@@ -42,6 +42,7 @@ from shardwise_verify.records import (
     LayerOperator,
     LookupOperator,
     RoutingRecord,
+    ScanOperator,
 )
 from shardwise_verify.schedules import Table, makespan_s, table_of
 from shardwise_verify.sharding import (
@@ -397,6 +398,8 @@ def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> f
     for operator, experts in _multiplied(figures):
         elements += active_elements(operator, experts)
         trained += active_elements(operator, experts) if operator.trained else 0
+        if isinstance(operator, ScanOperator):
+            attention += operator.flop
         if isinstance(operator, AttentionOperator):
             causal = operator.causal and not full_attention
             tokens = attended_tokens(figures.job)

@@ -37,6 +37,7 @@ from shardwise_verify.records import (
     PointwiseOperator,
     RoutingRecord,
     SavedRecord,
+    ScanOperator,
     WeightRecord,
 )
 from shardwise_verify.strategy_rows import Column, StrategyRows
@@ -135,6 +136,17 @@ def operator_seconds(operator: LayerOperator, sizes: LocalSizes) -> KernelSecond
             return _grouped_matmul_seconds(operator, sizes)
         case AttentionOperator():
             return _attention_seconds(operator, sizes)
+        case ScanOperator():
+            work = rows * operator.flop * (sizes.width(operator.heads) / operator.heads.size)
+            rate = 0.4 * sizes.figures.attention_flop_per_s
+            memory, launch = sizes.figures.memory_bytes_per_s, sizes.figures.efficiency.launch_s
+            read = rows * each * sum((sizes.width(extent) for extent in operator.forward), start=zero)
+            back = rows * each * sum((sizes.width(extent) for extent in operator.backward), start=zero)
+            return KernelSeconds(
+                launch + np.maximum(work / rate, read / memory),
+                launch + np.maximum(3 * work / rate, back / memory),
+                zero,
+            )
         case PointwiseOperator():
             forward = sum((sizes.width(extent) for extent in operator.forward), start=zero)
             backward = sum((sizes.width(extent) for extent in operator.backward), start=zero)
@@ -513,15 +525,15 @@ def _computation(sizes: LocalSizes, shape: BlockShape) -> dict[tuple[str, str], 
     }
     left_out = _left_out(sizes, shape)
     for number, operator in enumerate(shape.operators):
-        part = {"matmul": "matmul", "grouped_matmul": "matmul", "attention": "attention"}.get(
-            operator.kind, "memory_bound"
-        )
+        part = {
+            "matmul": "matmul", "grouped_matmul": "matmul", "attention": "attention", "scan": "attention",
+        }.get(operator.kind, "memory_bound")  # fmt: skip
         seconds = operator_seconds(operator, sizes)
         for phase in PHASES:
             found[part, phase] = found[part, phase] + getattr(seconds, phase)
         if number >= left_out:
             found["left_out", "forward"] = found["left_out", "forward"] + seconds.forward
-        if part == "attention" or getattr(operator, "selective", False):
+        if operator.kind == "attention" or getattr(operator, "selective", False):
             found["selective", "forward"] = found["selective", "forward"] + seconds.forward
     return found
 
@@ -564,6 +576,7 @@ def _communication(
     routing_s = _routing_s(sizes, fabric, groups, shape)
     profile = sizes.figures.profile
     overlap = np.where(is_ring, profile.context_overlap, 0.0)
+    scan_s = _scan_exchange_s(sizes, fabric, groups, shape)
     found = {}
     for phase, times in (("forward", 1), ("input", 2)):
         ring_s, a2a_s = _context_s(sizes, fabric, groups, shape)
@@ -574,10 +587,22 @@ def _communication(
         if profile.needs_sequence_parallel:
             share = np.where(sizes.rows.sequence_parallel, share, 0.0)
         found["tensor", phase] = exposed_s(shape.tensor_syncs[phase] * sync_s, hiding, share)
-        found["context", phase] = exposed_s(context_s, parts["attention", phase], overlap)
+        found["context", phase] = exposed_s(context_s, parts["attention", phase], overlap) + scan_s
         routed_share = np.where(sizes.rows.ep > 1, profile.expert_overlap, 0.0)
         found["expert", phase] = exposed_s(routing_s, parts["matmul", phase], routed_share)
     return found
+
+
+def _scan_exchange_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockShape) -> Column:
+    """Seconds in one phase of the two all-to-alls around each scan, which computes whole sequences of some
+    heads."""
+    each = sizes.tokens * sizes.figures.recipe.activation_bytes
+    total = 0.0 * sizes.tokens
+    for operator in shape.operators:
+        if isinstance(operator, ScanOperator):
+            elements = sum(sizes.width(extent) for extent in operator.exchanged)
+            total = total + 2 * all_to_all_s(fabric, each * elements / 2, groups.context, 1.0)
+    return np.where(sizes.rows.cp > 1, total, 0.0)
 
 
 def _sync_s(sizes: LocalSizes, fabric: Fabric, groups: Groups) -> Column:

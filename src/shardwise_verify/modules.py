@@ -58,6 +58,8 @@ _Block = dict[str, LayerOperator]
 
 
 def _of_attention(attention: _Block) -> list[ModulePart]:
+    if not attention:
+        return []
     core = attention["core"]
     rows_of_scores = [(core, saved) for saved in core.saved if saved.dtype == "fp32"]
     found = [

@@ -25,6 +25,7 @@ from shardwise_verify.records import (
     LibraryRecord,
     PartRecord,
     RoutingRecord,
+    ScanOperator,
     SoftwareRecord,
 )
 from shardwise_verify.strategy_rows import Column
@@ -225,12 +226,20 @@ def _recipe(dtype: str, cluster: ClusterRecord) -> PrecisionRecipe:
 def degree_limits_of(model: LayersRecord) -> DegreeLimits:
     """The sizes that degrees must divide, over all operators of all kinds of layers."""
     operators = [operator for kind in model.kinds for operator in kind.operators]
-    attention = [operator for operator in operators if isinstance(operator, AttentionOperator)]
+    attention = [
+        operator
+        for operator in operators
+        if isinstance(operator, AttentionOperator) and operator.heads.role != "whole"
+    ]
+    scans = [operator for operator in operators if isinstance(operator, ScanOperator)]
+    of_scans = [
+        extent.size for scan in scans for extent in (scan.heads, scan.key_heads) if extent.role != "whole"
+    ]
     extents = list(_weight_extents(operators))
     return DegreeLimits(
         layers=len(model.layer_kinds),
-        heads=gcd(*(operator.heads.size for operator in attention)),
-        kv_heads=gcd(*(operator.kv_heads.size for operator in attention)),
+        heads=gcd(*(operator.heads.size for operator in attention), *of_scans),
+        kv_heads=gcd(*((operator.kv_heads.size for operator in attention) if attention else of_scans)),
         experts=gcd(*(kind.experts.experts for kind in model.kinds if kind.experts is not None)),
         ffn=gcd(*(extent.size for extent in extents if extent.role == "ffn")),
         expert_ffn=gcd(*(extent.size for extent in extents if extent.role == "expert_ffn")),

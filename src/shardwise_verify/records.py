@@ -171,6 +171,20 @@ class AttentionOperator(NamedOperator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScanOperator(NamedOperator):
+    """A recurrence over the sequence: `flop` per row over all heads, elements moved per row, and those that
+    context parallelism exchanges."""
+
+    kind: Literal["scan"] = "scan"
+    heads: ExtentRecord
+    key_heads: ExtentRecord
+    flop: Annotated[int, Bounds(0, 10**15)]
+    forward: tuple[ExtentRecord, ...]
+    backward: tuple[ExtentRecord, ...]
+    exchanged: tuple[ExtentRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PointwiseOperator(NamedOperator):
     """Memory-bound work: elements read and written per row."""
 
@@ -201,6 +215,7 @@ LayerOperator = (
     MatmulOperator
     | GroupedMatmulOperator
     | AttentionOperator
+    | ScanOperator
     | PointwiseOperator
     | LookupOperator
     | LossOperator

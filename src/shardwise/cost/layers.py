@@ -24,7 +24,14 @@ from shardwise.cost.collectives import (
     contends,
     groups_of,
 )
-from shardwise.cost.operators import element_bytes, operator_times, rows_of, saved_score_bytes, width_of
+from shardwise.cost.operators import (
+    element_bytes,
+    elements_of,
+    operator_times,
+    rows_of,
+    saved_score_bytes,
+    width_of,
+)
 from shardwise.cost.problem import Problem
 from shardwise.equations import comm, compute, memory
 from shardwise.model import Experts, offloaded_tensors
@@ -37,6 +44,7 @@ from shardwise.operators import (
     Operator,
     Pointwise,
     Saved,
+    Scan,
     Weight,
     is_trained,
 )
@@ -580,7 +588,12 @@ def _first_left_out(problem: Problem, operators: Sequence[Operator]) -> int:
 
 
 def _part_name(operator: Operator) -> str:
-    names = {"matmul": "matmul_s", "grouped_matmul": "matmul_s", "attention": "attention_s"}
+    names = {
+        "matmul": "matmul_s",
+        "grouped_matmul": "matmul_s",
+        "attention": "attention_s",
+        "scan": "attention_s",
+    }
     return names.get(operator.kind, "memory_bound_s")
 
 
@@ -764,6 +777,8 @@ def _communication(
         (_context_s(problem, table, groups, fabric, core, is_backward) for core in attention),
         start=0.0 * table.tp,
     )
+    scans = [operator for operator in operators if isinstance(operator, Scan)]
+    scan_s = sum((_exchange_s(problem, table, groups, fabric, scan) for scan in scans), start=0.0 * table.tp)
     expert_s = 0.0 * table.tp
     routed = [operator for operator in operators if isinstance(operator, GroupedMatmul)]
     if experts is not None and routed:
@@ -778,7 +793,7 @@ def _communication(
         attention_s=0.0 * table.tp,
         memory_bound_s=0.0 * table.tp,
         tensor_s=compute.exposed_s(tensor_s, work.matmul_s + weights_s, tensor_overlap, slowdown),
-        context_s=compute.exposed_s(context_s, work.attention_s, ring_overlap, slowdown),
+        context_s=compute.exposed_s(context_s, work.attention_s, ring_overlap, slowdown) + scan_s,
         expert_s=compute.exposed_s(expert_s, work.matmul_s, expert_overlap, slowdown),
     )
 
@@ -819,6 +834,16 @@ def _context_s(
     )
     a2a_s = 4.0 * fabric.all_to_all_s(tokens * (kv + heads) * element / 4.0, groups.context)
     return np.where(table.cp > 1, np.where(table.cp_kind == 0, ring_s, a2a_s), 0.0)
+
+
+def _exchange_s(
+    problem: Problem, table: Any, groups: ProcessGroups, fabric: CollectiveModel, scan: Scan
+) -> Any:
+    """Seconds of a scan's all-to-alls in either direction: its inputs from tokens to heads, and its output
+    back (Megatron-Core's context parallelism of Mamba layers, with a ring of attention as well)."""
+    tokens = rows_of(problem, table, "tokens", None)
+    nbytes = tokens * elements_of(problem, table, scan.exchanged) * problem.recipe.activation_bytes
+    return np.where(table.cp > 1, 2.0 * fabric.all_to_all_s(nbytes / 2.0, groups.context), 0.0)
 
 
 def _expert_s(

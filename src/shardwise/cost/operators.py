@@ -15,7 +15,17 @@ from shardwise.cost.problem import Machine, Problem
 from shardwise.cost.recipe import FP32_BYTES, Recipe
 from shardwise.equations import compute
 from shardwise.model import Experts
-from shardwise.operators import Attention, Extent, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise
+from shardwise.operators import (
+    Attention,
+    Extent,
+    GroupedMatmul,
+    Lookup,
+    Loss,
+    Matmul,
+    Operator,
+    Pointwise,
+    Scan,
+)
 from shardwise.strategy import Profile
 
 FUSED_BACKWARD_WORK = 2.5
@@ -23,6 +33,12 @@ FUSED_BACKWARD_WORK = 2.5
 
 (Dao 2023, section 3.1.)
 """
+
+SCAN_FRACTION = 0.4
+"""Assumed fraction of the peak that the products of a scan reach; measured runs are not known."""
+
+SCAN_BACKWARD_WORK = 3.0
+"""Flop of a scan's backward pass relative to its forward: two products for each, and the states again."""
 
 LOSS_FORWARD_PASSES = 3.0
 LOSS_BACKWARD_PASSES = 2.0
@@ -92,6 +108,8 @@ def operator_times(
         return _grouped(problem, table, operator, rows)
     if isinstance(operator, Attention):
         return _attention(problem, table, operator, rows)
+    if isinstance(operator, Scan):
+        return _scan(problem, table, operator, rows)
     if isinstance(operator, Pointwise):
         return _pointwise(problem, table, operator, rows)
     if isinstance(operator, Lookup):
@@ -291,6 +309,27 @@ def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> 
         moved_bytes = moved * (operator.qk_dim + operator.v_dim) * problem.recipe.activation_bytes / 2.0
         forward_s, backward_s = fused_attention_s(problem, problem.attention, work, moved_bytes, of_rate)
     return OperatorSeconds(forward_s, backward_s, 0.0 * table.tp)
+
+
+def _scan(problem: Problem, table: Any, operator: Scan, rows: Any) -> OperatorSeconds:
+    """A chunked recurrence over the sequence; its whole backward counts as the input gradient."""
+    flop = rows * (operator.flop / degree_of(problem, table, operator.heads))
+    forward_s, backward_s = (
+        problem.efficiency.launch_s
+        + compute.roofline_s(
+            scale * flop,
+            rows * elements_of(problem, table, moved) * problem.recipe.activation_bytes,
+            problem.other_flop_per_s * SCAN_FRACTION,
+            problem.stream_bytes_per_s,
+        )
+        for scale, moved in ((1.0, operator.forward), (SCAN_BACKWARD_WORK, operator.backward))
+    )
+    return OperatorSeconds(forward_s, backward_s, 0.0 * table.tp)
+
+
+def elements_of(problem: Problem, table: Any, extents: tuple[Extent, ...]) -> Any:
+    """Elements of these widths together on one rank."""
+    return sum((width_of(problem, table, extent) for extent in extents), start=0.0)
 
 
 SOFTMAX_FORWARD_PASSES = 4.5

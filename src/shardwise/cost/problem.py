@@ -19,7 +19,7 @@ from shardwise.cluster import AttentionCurve, Backend, Cluster, Device, Efficien
 from shardwise.cost.recipe import OPTIMIZERS, OptimizerCost, Recipe, find_recipe
 from shardwise.errors import ConfigError
 from shardwise.model import Model
-from shardwise.operators import Attention, Extent, Operator
+from shardwise.operators import Attention, Extent, Operator, Scan
 from shardwise.strategy import Job, Limits, Optimizer, Profile
 
 # Distinct rows of tables
@@ -289,11 +289,14 @@ def _matmul_flop_per_s(device: Device, dtype: str) -> float:
 def limits_of(model: Model, job: Job) -> Limits:
     """The counts that the legality rules need, over all kinds of layers."""
     operators = [operator for kind in model.kinds for operator in kind.operators]
-    cores = [operator for operator in operators if isinstance(operator, Attention)]
+    attention = [operator for operator in operators if isinstance(operator, Attention)]
+    cores = [operator for operator in attention if operator.heads.role != "whole"]
+    scans = [operator for operator in operators if isinstance(operator, Scan)]
+    of_scans = [each.size for scan in scans for each in (scan.heads, scan.key_heads) if each.role == "heads"]
     return Limits(
         layers=model.layers,
-        heads=_common([core.heads.size for core in cores]),
-        kv_heads=_common([core.kv_heads.size for core in cores]),
+        heads=_common([core.heads.size for core in cores] + of_scans),
+        kv_heads=_common([core.kv_heads.size for core in cores] or of_scans),
         experts=_common([kind.experts.experts for kind in model.kinds if kind.experts]),
         ffn_splits=_common(_sizes(operators, "ffn")),
         expert_ffn=_common(_sizes(operators, "expert_ffn")),

@@ -38,11 +38,13 @@ from shardwise.model.modules import (
     set_text,
 )
 from shardwise.model.shape import (
+    AttentionShape,
     Decoder,
     GroupedQueryAttentionShape,
     LatentAttentionShape,
     LayerShape,
     Mlp,
+    RecurrentShape,
     RoutedMlp,
 )
 
@@ -53,6 +55,7 @@ __all__ = [
     "MODULE_SETS",
     "NO_MODULES",
     "OFFLOADED",
+    "AttentionShape",
     "Decoder",
     "Experts",
     "GroupedQueryAttentionShape",
@@ -63,6 +66,7 @@ __all__ = [
     "Mlp",
     "Model",
     "ModuleOperators",
+    "RecurrentShape",
     "RoutedMlp",
     "active_matmul_parameters",
     "active_parameters",

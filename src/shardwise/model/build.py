@@ -13,7 +13,7 @@ from shardwise.model.layers import (
     saved_residual,
 )
 from shardwise.model.model import MTP_PREFIX, Layer, Model
-from shardwise.model.shape import Decoder, LayerShape
+from shardwise.model.shape import Decoder, LayerShape, RecurrentShape
 from shardwise.operators import Extent, Lookup, Loss, Matmul, Operator, Pointwise, Saved, Weight
 
 
@@ -22,14 +22,15 @@ def model_from_decoder(decoder: Decoder, *, name: str, config: Mapping[str, obje
     index: dict[LayerShape, int] = {}
     pattern = tuple(index.setdefault(shape, len(index)) for shape in decoder.layers)
     modules = [_mtp_module(decoder, i) for i in range(decoder.mtp_modules)]
-    attentions = [shape.attention for shape in index]
+    mixers = [shape.attention for shape in index if shape.attention is not None]
+    attentions = [mixer for mixer in mixers if not isinstance(mixer, RecurrentShape)]
     return Model(
         name=name,
         family=decoder.family,
         hidden=decoder.hidden,
         vocab=decoder.vocab,
-        heads=gcd(*(attention.heads for attention in attentions)),
-        kv_heads=gcd(*(attention.kv_heads for attention in attentions)),
+        heads=gcd(*(mixer.heads for mixer in attentions or mixers)),
+        kv_heads=gcd(*(mixer.kv_heads for mixer in attentions or mixers)),
         kinds=tuple(layer_from_shape(shape) for shape in index),
         pattern=pattern,
         embedding=_embedding(decoder),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from shardwise.model.model import MTP_PREFIX, Experts, Model
-from shardwise.operators import Attention, Lookup, Matmul, Operator, is_trained
+from shardwise.operators import Attention, Lookup, Matmul, Operator, Scan, is_trained
 from shardwise.units import format_count
 
 
@@ -93,7 +93,8 @@ def keys_per_query(seq_len: int, window: int | None, *, causal_half: bool) -> fl
 
 
 def attention_flop_per_token(model: Model, seq_len: int, *, causal_half: bool) -> float:
-    """Forward flop of attention scores and values per token, over all layers and prediction modules.
+    """Forward flop of attention scores and values per token, over all layers and prediction modules, and of
+    the scans of layers without attention.
 
     A query takes 2 * heads * (qk_dim + v_dim) flop per key that it attends to; windows limit the keys.
     """
@@ -141,7 +142,9 @@ def _active_layers(model: Model) -> int:
 
 
 def _attention_flop(operators: Iterable[Operator], seq_len: int, causal_half: bool) -> float:
-    return sum(
+    operators = tuple(operators)
+    scans = sum(operator.flop for operator in operators if isinstance(operator, Scan))
+    return scans + sum(
         2
         * operator.heads.size
         * (operator.qk_dim + operator.v_dim)

@@ -8,8 +8,12 @@ names in expressions are keys of the config; `sliding`, whether the layer has th
   final_norm output_bias logit_softcap mtp_modules max_seq_len`.
 - Of its layers: `norm placement[i] dropout`; `dropout` is a rate.
 - `attention.heads[i] .kv_heads[i] .head_dim[i] .window[i] .sliding[i] .qkv_bias .out_bias .qk_norm[i]
-  .rotary[i] .sinks .softcap .gate .shared_kv[i]`. With `attention.kv_rank` it is latent attention, which
-  also has `.q_rank .nope_dim .rope_dim .v_dim .bias`.
+  .rotary[i] .sinks .softcap .gate .gate_bias .shared_kv[i]`. With `attention.kv_rank` it is latent
+  attention, which also has `.q_rank .nope_dim .rope_dim .v_dim .bias .index_topk .index_heads[i] .index_dim`.
+- `attention.at[i]` and `mlp.at[i]`: whether the layer has attention, and an MLP or experts.
+- `recurrent.at[i]`: whether a state-space, linear-attention or convolution layer takes the place of
+  attention; `recurrent.kind .heads .head_dim .key_heads .key_dim .kernel .chunk .norm .gate_rank .bias
+  .conv_bias .dt_rank .inner_norms`.
 - `mlp.ffn[i] .gated .bias .activation_weights`.
 - `experts.at[i]` (whether the layer has experts) and `experts.count .top_k .ffn .gated .bias .router_bias
   .shared_ffn .shared_gate .groups .groups_per_token .capacity_factor`.
@@ -28,15 +32,19 @@ from shardwise.model.config_parts import TextConfig, text_config
 from shardwise.model.expressions import Expression, InexactDivision
 from shardwise.model.family_files import ModelFamily
 from shardwise.model.shape import (
+    AttentionShape,
     Decoder,
     GroupedQueryAttentionShape,
     LatentAttentionShape,
     LayerShape,
+    MixerNorm,
     Mlp,
     Norm,
     NormPlacement,
     OutputGate,
     QkNorm,
+    Recurrence,
+    RecurrentShape,
     RoutedMlp,
 )
 
@@ -261,16 +269,52 @@ class _Sizes:
         if is_sliding is None:
             is_sliding = self.flag("attention.sliding", default=True)
         self._is_sliding = is_sliding
-        is_latent = "attention.kv_rank" in self.family.sizes
         return LayerShape(
             hidden=hidden,
             norm=self.choice("norm", cast("tuple[Norm, ...]", get_args(Norm)), "rms"),
             norm_placement=self.choice(
                 "placement", cast("tuple[NormPlacement, ...]", get_args(NormPlacement)), "pre"
             ),
-            attention=self._latent() if is_latent else self._grouped_query(is_sliding),
-            mlp=self._routed() if self.flag("experts.at") else self._dense(),
+            attention=self._mixer(is_sliding),
+            mlp=self._mlp(),
             dropout=self.is_positive("dropout"),
+        )
+
+    def _mixer(self, is_sliding: bool) -> AttentionShape | RecurrentShape | None:
+        if self.flag("recurrent.at"):
+            return self._recurrent()
+        if not self.flag("attention.at", default=True):
+            return None
+        is_latent = "attention.kv_rank" in self.family.sizes
+        return self._latent() if is_latent else self._grouped_query(is_sliding)
+
+    def _mlp(self) -> Mlp | RoutedMlp | None:
+        if not self.flag("mlp.at", default=True):
+            return None
+        return self._routed() if self.flag("experts.at") else self._dense()
+
+    def _recurrent(self) -> RecurrentShape:
+        kind = self.choice("recurrent.kind", cast("tuple[Recurrence, ...]", get_args(Recurrence)), "ssd")
+        heads = self.count("recurrent.heads")
+        key_heads = self.count("recurrent.key_heads", default=1)
+        if heads % key_heads:
+            raise self._wrong(
+                "recurrent.key_heads", "does not divide the heads", key_heads, f"a divisor of {heads}"
+            )
+        return RecurrentShape(
+            kind=kind,
+            heads=heads,
+            head_dim=self.count("recurrent.head_dim"),
+            key_heads=key_heads,
+            key_dim=self.count("recurrent.key_dim", default=0, low=0),
+            kernel=self.count("recurrent.kernel", default=0, low=0),
+            chunk=self.count("recurrent.chunk", default=1),
+            norm=self.choice("recurrent.norm", cast("tuple[MixerNorm, ...]", get_args(MixerNorm)), "none"),
+            gate_rank=self.count("recurrent.gate_rank", default=0, low=0),
+            bias=self.flag("recurrent.bias"),
+            conv_bias=self.flag("recurrent.conv_bias"),
+            dt_rank=self.count("recurrent.dt_rank", default=0, low=0),
+            has_inner_norms=self.flag("recurrent.inner_norms"),
         )
 
     def _grouped_query(self, is_sliding: bool) -> GroupedQueryAttentionShape:
@@ -289,6 +333,7 @@ class _Sizes:
             sinks=self.flag("attention.sinks"),
             softcap=self.is_positive("attention.softcap", high=MAX_SOFTCAP),
             gate=self.choice("attention.gate", _GATES, "none"),
+            gate_bias=self.flag("attention.gate_bias"),
             shared_kv=self.flag("attention.shared_kv"),
         )
 
@@ -310,6 +355,9 @@ class _Sizes:
             rope_dim=self.count("attention.rope_dim"),
             v_dim=self.count("attention.v_dim"),
             bias=self.flag("attention.bias"),
+            index_topk=self.optional_count("attention.index_topk"),
+            index_heads=self.count("attention.index_heads", default=0, low=0),
+            index_dim=self.count("attention.index_dim", default=0, low=0),
         )
 
     def _dense(self) -> Mlp:

@@ -10,12 +10,14 @@ of fused attention dropout are neglected. `layer_from_shape` builds a layer from
 from __future__ import annotations
 
 from shardwise.model.model import DROPOUT, Experts, Layer
+from shardwise.model.recurrent import recurrent_operators
 from shardwise.model.shape import (
     GroupedQueryAttentionShape,
     LatentAttentionShape,
     LayerShape,
     Mlp,
     Norm,
+    RecurrentShape,
     RoutedMlp,
 )
 from shardwise.operators import (
@@ -105,12 +107,13 @@ def _grouped_query(
         )
     )
     if shape.gate != "none":
-        operators += _output_gate(at, whole, q, q if shape.gate == "element" else heads)
+        gate = q if shape.gate == "element" else heads
+        operators += _output_gate(at, whole, q, gate, bias=shape.gate_bias)
     operators.append(_out(at, q, whole, bias=shape.out_bias))
     return tuple(operators)
 
 
-def _output_gate(at: str, whole: Extent, q: Extent, gate: Extent) -> tuple[Operator, ...]:
+def _output_gate(at: str, whole: Extent, q: Extent, gate: Extent, *, bias: bool) -> tuple[Operator, ...]:
     """The sigmoid of a projection of the input multiplies the output of attention. The gate and the product
     are saved; the output is already."""
     traffic = (Extent(2 * q.size + gate.size, "heads"),)
@@ -119,7 +122,7 @@ def _output_gate(at: str, whole: Extent, q: Extent, gate: Extent) -> tuple[Opera
             name=f"{at}.output_gate",
             k=whole,
             n=gate,
-            weights=linear_weights(f"{at}.output_gate", whole, gate),
+            weights=linear_weights(f"{at}.output_gate", whole, gate, bias=bias),
         ),
         Pointwise(
             name=f"{at}.gating",
@@ -160,12 +163,14 @@ def _latent(
         *queries,
         *keys,
         Pointwise(name=f"{at}.rotary", forward=(rotary,), backward=(rotary,)),
+        *(_indexer(shape, whole, at) if shape.index_heads else ()),
         Attention(
             name=f"{at}.core",
             heads=Extent(shape.heads, "heads"),
             kv_heads=Extent(shape.heads, "heads"),
             qk_dim=shape.qk_dim,
             v_dim=shape.v_dim,
+            window=shape.index_topk,
             saved=(
                 Saved(name=f"{at}.q", width=q),
                 Saved(name=f"{at}.k", width=q),
@@ -174,6 +179,46 @@ def _latent(
             ),
         ),
         _out(at, v, whole, bias=shape.bias),
+    )
+
+
+def _indexer(shape: LatentAttentionShape, whole: Extent, at: str) -> tuple[Operator, ...]:
+    """The indexer of sparse attention: scores of all keys by a few small heads, and the chosen keys of each
+    query, whose 32-bit indices are saved (DeepSeek-V3.2-Exp report, section 2.1). Every tensor-parallel rank
+    computes it in whole."""
+    queries, keys = Extent(shape.index_heads * shape.index_dim), Extent(shape.index_dim)
+    heads, k = Extent(shape.index_heads), whole if shape.q_rank is None else Extent(shape.q_rank)
+    rotary = (Extent(2 * (queries.size + keys.size)),)
+    return (
+        Matmul(name=f"{at}.index_q", k=k, n=queries, weights=linear_weights(f"{at}.index_q", k, queries)),
+        Matmul(name=f"{at}.index_k", k=whole, n=keys, weights=linear_weights(f"{at}.index_k", whole, keys)),
+        Matmul(
+            name=f"{at}.index_weights",
+            k=whole,
+            n=heads,
+            weights=linear_weights(f"{at}.index_weights", whole, heads),
+        ),
+        Pointwise(
+            name=f"{at}.index_norm",
+            forward=rotary,
+            backward=rotary,
+            weights=tuple(
+                Weight(name=f"{at}.index_norm.{tensor}", shape=(keys,)) for tensor in ("weight", "bias")
+            ),
+            saved=(Saved(name=f"{at}.index_k.output", width=keys),),
+        ),
+        Attention(
+            name=f"{at}.index_scores",
+            heads=heads,
+            kv_heads=Extent(1),
+            qk_dim=shape.index_dim,
+            v_dim=0,
+            saved=(
+                Saved(name=f"{at}.index_q.output", width=queries),
+                Saved(name=f"{at}.index_weights.output", width=heads),
+                Saved(name=f"{at}.indices", width=Extent(shape.index_topk or 0), dtype="fp32"),
+            ),
+        ),
     )
 
 
@@ -411,9 +456,10 @@ def layer_from_shape(shape: LayerShape, *, prefix: str = "") -> Layer:
     routed = shape.mlp if isinstance(shape.mlp, RoutedMlp) else None
     is_parallel = shape.norm_placement.startswith("parallel")
     operators = _parallel(shape, prefix) if is_parallel else _sequential(shape, prefix)
-    mlp_syncs = not is_parallel and (routed is None or routed.shared is not None)
+    mlp_syncs = not is_parallel and (routed is None or routed.shared is not None) and shape.mlp is not None
+    tensor_syncs = mlp_syncs + (shape.attention is not None)
     if routed is None:
-        return Layer(name=_name(shape), operators=operators, tensor_syncs=1 + mlp_syncs)
+        return Layer(name=_name(shape), operators=operators, tensor_syncs=tensor_syncs)
     experts = Experts(
         experts=routed.experts,
         top_k=routed.top_k,
@@ -421,7 +467,7 @@ def layer_from_shape(shape: LayerShape, *, prefix: str = "") -> Layer:
         groups_per_token=routed.groups_per_token,
         capacity_factor=routed.capacity_factor,
     )
-    return Layer(name=_name(shape), operators=operators, experts=experts, tensor_syncs=1 + mlp_syncs)
+    return Layer(name=_name(shape), operators=operators, experts=experts, tensor_syncs=tensor_syncs)
 
 
 def norm_operator(
@@ -455,42 +501,78 @@ def saved_residual(name: str, hidden: int, *, selective: bool = False, dtype: Dt
     return Saved(name=name, width=Extent(hidden), rows="sequence", selective=selective, dtype=dtype)
 
 
+_RECURRENCES = {
+    "ssd": "mamba2", "selective": "mamba", "delta": "gated-delta-net",
+    "channel_delta": "kimi-delta-attention", "lightning": "lightning-attention",
+    "convolution": "short-convolution",
+}  # fmt: skip
+"""Names of layers without attention, by what mixes their tokens."""
+
+
 def _name(shape: LayerShape) -> str:
     kind = "moe" if isinstance(shape.mlp, RoutedMlp) else "dense"
+    if isinstance(shape.attention, RecurrentShape):
+        mixer = _RECURRENCES[shape.attention.kind]
+        return mixer if shape.mlp is None else f"{kind}-{mixer}"
+    if shape.attention is None:
+        return f"{kind}-only"
     window = shape.attention.window if isinstance(shape.attention, GroupedQueryAttentionShape) else None
-    return kind if window is None else f"{kind}-window-{window}"
+    return "attention" if shape.mlp is None else kind if window is None else f"{kind}-window-{window}"
 
 
 def _sequential(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
-    hidden = shape.hidden
-    attention_input = (saved_residual(f"{prefix}layer.input", hidden),)
+    hidden, at = shape.hidden, f"{prefix}{_mixer(shape)}"
+    layer_input = (saved_residual(f"{prefix}layer.input", hidden),)
     if shape.norm_placement == "post":
         # Each norm follows a residual addition; its output is the next block's input and the next residual.
-        mlp_input = (saved_residual(f"{prefix}attention.norm.output", hidden, selective=True),)
+        mlp_input = (saved_residual(f"{at}.norm.output", hidden, selective=True),)
         return (
-            *attention_operators(shape.attention, hidden, attention_input, prefix),
-            *_residual(shape, f"{prefix}attention"),
-            _norm(shape, f"{prefix}attention.norm", selective=True),
-            *mlp_operators(shape.mlp, hidden, mlp_input, prefix),
+            *_mixer_operators(shape, layer_input, prefix),
+            *_residual(shape, at),
+            _norm(shape, f"{at}.norm", selective=True),
+            *_mlp_operators(shape, mlp_input, prefix),
             *_residual(shape, f"{prefix}mlp"),
             _norm(shape, f"{prefix}mlp.norm"),
         )
     if shape.norm_placement == "output":
         mlp_input = (saved_residual(f"{prefix}mlp.input", hidden),)
         return (
-            *attention_operators(shape.attention, hidden, attention_input, prefix),
-            *_residual(shape, f"{prefix}attention"),
-            *mlp_operators(shape.mlp, hidden, mlp_input, prefix),
+            *_mixer_operators(shape, layer_input, prefix),
+            *_residual(shape, at),
+            *_mlp_operators(shape, mlp_input, prefix),
             *_residual(shape, f"{prefix}mlp"),
         )
-    return (
-        norm_operator(f"{prefix}attention.norm", shape.norm, hidden, attention_input, selective=True),
-        *attention_operators(shape.attention, hidden, _normed(f"{prefix}attention.norm", hidden), prefix),
-        *_residual(shape, f"{prefix}attention"),
-        _norm(shape, f"{prefix}mlp.norm", selective=True),
-        *mlp_operators(shape.mlp, hidden, _normed(f"{prefix}mlp.norm", hidden), prefix),
-        *_residual(shape, f"{prefix}mlp"),
-    )
+    operators: list[Operator] = []
+    if shape.attention is not None:
+        operators += [
+            norm_operator(f"{at}.norm", shape.norm, hidden, layer_input, selective=True),
+            *_mixer_operators(shape, _normed(f"{at}.norm", hidden), prefix),
+            *_residual(shape, at),
+        ]
+    if shape.mlp is not None:
+        operators += [
+            _norm(shape, f"{prefix}mlp.norm", selective=True),
+            *_mlp_operators(shape, _normed(f"{prefix}mlp.norm", hidden), prefix),
+            *_residual(shape, f"{prefix}mlp"),
+        ]
+    return tuple(operators)
+
+
+def _mixer(shape: LayerShape) -> str:
+    """The first word of the names of the operators that mix tokens."""
+    return "mixer" if isinstance(shape.attention, RecurrentShape) else "attention"
+
+
+def _mixer_operators(shape: LayerShape, input_saved: tuple[Saved, ...], prefix: str) -> tuple[Operator, ...]:
+    if shape.attention is None:
+        return ()
+    if isinstance(shape.attention, RecurrentShape):
+        return recurrent_operators(shape.attention, shape.hidden, input_saved, f"{prefix}{_mixer(shape)}")
+    return attention_operators(shape.attention, shape.hidden, input_saved, prefix)
+
+
+def _mlp_operators(shape: LayerShape, input_saved: tuple[Saved, ...], prefix: str) -> tuple[Operator, ...]:
+    return () if shape.mlp is None else mlp_operators(shape.mlp, shape.hidden, input_saved, prefix)
 
 
 def _parallel(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
@@ -506,9 +588,9 @@ def _parallel(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
     ]
     if own_norm:
         operators.append(norm_operator(f"{prefix}mlp.norm", shape.norm, hidden, (), selective=True))
-    operators += attention_operators(shape.attention, hidden, _normed(first, hidden), prefix)
+    operators += _mixer_operators(shape, _normed(first, hidden), prefix)
     mlp_input = _normed(f"{prefix}mlp.norm", hidden) if own_norm else ()
-    operators += mlp_operators(shape.mlp, hidden, mlp_input, prefix)
+    operators += _mlp_operators(shape, mlp_input, prefix)
     if shape.dropout:
         operators += [dropout_operator(f"{prefix}{block}", hidden) for block in ("attention", "mlp")]
     traffic = (Extent(4 * hidden),)

@@ -232,6 +232,11 @@ def _groups_of(model: Model, names: Sequence[str]) -> tuple[Group, ...]:
     if is_all:
         names = _all_linear(model.family)
     of_model = {name for kind in model.kinds for operator in kind.operators for name in _matrices(operator)}
+    if is_all and any(matrix.startswith(("mixer.", "attention.index_")) for matrix in of_model):
+        raise ConfigError(
+            "includes modules of layers that adapters do not support here", key="target_modules",
+            found=ALL_LINEAR, allowed="names of modules of attention and of the MLP",
+        )  # fmt: skip
     has_experts = any(kind.experts is not None for kind in model.kinds)
     found: dict[Group, None] = {}
     for name in names:

@@ -138,6 +138,8 @@ class _LayerNames:
 
 
 def _attention_modules(layer: _LayerNames) -> Iterator[ModuleOperators]:
+    if not layer.operators("attention"):
+        return
     yield ModuleOperators(
         "core_attn", True, layer.operators("attention", "core"), layer.saved("attention.core.log_sum_exp"),
         drops_scores=True, attends=True,

@@ -49,6 +49,7 @@ class GroupedQueryAttentionShape:
     sinks: bool = False
     softcap: bool = False
     gate: OutputGate = "none"
+    gate_bias: bool = False
     shared_kv: bool = False
 
 
@@ -59,7 +60,9 @@ class LatentAttentionShape:
     Keys and values come from a latent vector of `kv_rank` elements. Queries come from a latent vector of
     `q_rank` elements, or from the hidden state where it is None. A head's query and key have
     `nope_dim + rope_dim` elements, its value `v_dim`. The down projections and the output projection have
-    biases where `bias` is true.
+    biases where `bias` is true. Sparse attention (DeepSeek-V3.2) is over `index_topk` keys (None: all), which
+    an indexer of `index_heads` heads of `index_dim` elements chooses; a layer with 0 heads takes those of the
+    layer before.
     """
 
     heads: int
@@ -69,6 +72,9 @@ class LatentAttentionShape:
     rope_dim: int
     v_dim: int
     bias: bool = False
+    index_topk: int | None = None
+    index_heads: int = 0
+    index_dim: int = 0
 
     @property
     def qk_dim(self) -> int:
@@ -78,6 +84,59 @@ class LatentAttentionShape:
     def kv_heads(self) -> int:
         """Number of heads: each has its own keys and values after the up projection."""
         return self.heads
+
+
+Recurrence = Literal["ssd", "selective", "delta", "channel_delta", "lightning", "convolution"]
+"""What mixes the tokens of a layer without attention: state-space duality (Mamba-2), a selective scan
+(Mamba-1), the gated delta rule with a decay for each head (Gated DeltaNet) or for each channel of a key (Kimi
+Delta Attention), linear attention with fixed decays (Lightning), or a short convolution alone (LFM2)."""
+
+MixerNorm = Literal["none", "head", "full"]
+"""Weights of the norm of the output: no norm, one vector for all heads, or one for all elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentShape:
+    """A state-space, linear-attention or convolution layer in the place of attention.
+
+    `heads` values of `head_dim` elements; `key_heads` keys and queries of `key_dim` elements (of Mamba: the
+    groups of B and C, and the size of the state). A convolution over `kernel` tokens comes first (0: none).
+    `chunk` tokens are computed at once. `gate` is the low rank of the gate's projection, 0 for a full one.
+    `bias` is of the projections in and out. Selective scans have `dt_rank`, and with `has_inner_norms` norms
+    of the step size, B and C (Jamba).
+    """
+
+    kind: Recurrence
+    heads: int
+    head_dim: int
+    key_heads: int = 1
+    key_dim: int = 0
+    kernel: int = 0
+    chunk: int = 1
+    norm: MixerNorm = "none"
+    gate_rank: int = 0
+    bias: bool = False
+    conv_bias: bool = False
+    dt_rank: int = 0
+    has_inner_norms: bool = False
+
+    @property
+    def inner(self) -> int:
+        """Elements of the values of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Elements of the keys of all heads."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of heads: all that differs by head is sharded with the values."""
+        return self.heads
+
+
+AttentionShape = GroupedQueryAttentionShape | LatentAttentionShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +177,13 @@ def capacity_factor(fields: Fields) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
+    """`attention` is what mixes tokens. A layer may have only one of it and of the MLP (Nemotron-H)."""
+
     hidden: int
     norm: Norm
     norm_placement: NormPlacement
-    attention: GroupedQueryAttentionShape | LatentAttentionShape
-    mlp: Mlp | RoutedMlp
+    attention: AttentionShape | RecurrentShape | None
+    mlp: Mlp | RoutedMlp | None
     dropout: bool = False
 
 

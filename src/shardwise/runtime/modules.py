@@ -15,7 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.errors import ConfigError
-from shardwise.model import Decoder, LatentAttentionShape, LayerShape, Model, RoutedMlp, decoder_of
+from shardwise.model import (
+    AttentionShape,
+    Decoder,
+    LatentAttentionShape,
+    LayerShape,
+    Mlp,
+    Model,
+    RecurrentShape,
+    RoutedMlp,
+    decoder_of,
+)
 from shardwise.runtime.attention import GroupedQueryAttention, LatentAttention, PositionEncoding
 from shardwise.runtime.collectives import Boundary
 from shardwise.runtime.gradients import GradientReducer
@@ -46,26 +56,26 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, shape: LayerShape, numerics: Numerics) -> None:
         super().__init__()
-        _check_supported(shape)
+        attention, mlp = _supported(shape)
         self.norm_placement = shape.norm_placement
         self.recompute = "none"
         self.is_split = False
         self.store: ActivationStore | None = None
-        self.rope = numerics.rope(shape.attention)
+        self.rope = numerics.rope(attention)
         self.attention_norm = self._norm(shape, numerics)
         self.attention: GroupedQueryAttention | LatentAttention
-        if isinstance(shape.attention, LatentAttentionShape):
-            self.attention = LatentAttention(shape.attention, shape.hidden, numerics)
+        if isinstance(attention, LatentAttentionShape):
+            self.attention = LatentAttention(attention, shape.hidden, numerics)
         else:
-            self.attention = GroupedQueryAttention(shape.attention, shape.hidden, numerics)
+            self.attention = GroupedQueryAttention(attention, shape.hidden, numerics)
         has_post_norms = shape.norm_placement == "sandwich"
         self.attention_post_norm = self._norm(shape, numerics) if has_post_norms else None
         self.mlp_norm = self._norm(shape, numerics) if shape.norm_placement != "parallel_shared" else None
         self.mlp: FeedForward | MixtureOfExperts
-        if isinstance(shape.mlp, RoutedMlp):
-            self.mlp = MixtureOfExperts(shape.mlp, shape.hidden, numerics)
+        if isinstance(mlp, RoutedMlp):
+            self.mlp = MixtureOfExperts(mlp, shape.hidden, numerics)
         else:
-            self.mlp = FeedForward(shape.mlp, shape.hidden, numerics.gate)
+            self.mlp = FeedForward(mlp, shape.hidden, numerics.gate)
         self.mlp_post_norm = self._norm(shape, numerics) if has_post_norms else None
 
     @staticmethod
@@ -234,10 +244,13 @@ def reference_module(model: Model) -> ModelStage:
     return stage
 
 
-def _check_supported(shape: LayerShape) -> None:
-    """ConfigError if the layer has a part that is not supported."""
+def _supported(shape: LayerShape) -> tuple[AttentionShape, Mlp | RoutedMlp]:
+    """The two halves of the layer. ConfigError if it has a part that is not supported."""
+    if shape.attention is None or shape.mlp is None or isinstance(shape.attention, RecurrentShape):
+        raise _no_module("layer", "one without attention or without an MLP", "attention and an MLP")
     if isinstance(shape.mlp, RoutedMlp) and shape.mlp.capacity_factor is not None:
         raise _no_module("mixture of experts", "a capacity factor", "dropless top-k routing")
+    return shape.attention, shape.mlp
 
 
 def _no_module(what: str, found: str, allowed: str) -> ConfigError:

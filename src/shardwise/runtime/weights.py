@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from shardwise.errors import ConfigError
+from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import OpGraph
 from shardwise.inputs import install_text, read_mapping
 from shardwise.model import Model, decoder_config, decoder_of
@@ -239,7 +239,10 @@ class _Named:
         decoder = decoder_of(model)
         self._format = _FORMATS[model.family]
         self._names = self._format.names
-        self._attention = decoder.layers[0].attention
+        attention = decoder.layers[0].attention
+        if attention is None:
+            raise InternalError(f"the first layer of {model.family} has no attention")
+        self._attention = attention
         self._count = model.experts.experts if model.experts is not None else 0
         if model.family == "falcon" and decoder.layers[0].norm_placement == "parallel":
             self._names = {**self._names, **_TWO_NORMS}

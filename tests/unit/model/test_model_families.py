@@ -52,6 +52,17 @@ CHANGED: dict[str, dict[str, object]] = {
     "cwm": {"num_hidden_layers": 5, "num_key_value_heads": 4, "mlp_bias": True},
     "dbrx": {"n_layers": 3},
     "deepseek_v2": {"num_hidden_layers": 3, "n_routed_experts": 12, "first_k_dense_replace": 1},
+    "deepseek_v32": {
+        "num_hidden_layers": 4,
+        "n_routed_experts": 16,
+        "index_n_heads": 8,
+        "index_head_dim": 64,
+    },
+    "glm_moe_dsa": {
+        "num_hidden_layers": 4,
+        "n_routed_experts": 16,
+        "indexer_types": ["full", "shared", "full", "shared"],
+    },
     "deepseek_v3": {"num_hidden_layers": 4, "n_routed_experts": 16, "attention_bias": True},
     "dots1": {
         "num_hidden_layers": 5,
@@ -247,6 +258,79 @@ CHANGED: dict[str, dict[str, object]] = {
     "vaultgemma": {"num_hidden_layers": 5, "attention_bias": True},
     "xglm": {"num_layers": 5, "ffn_dim": 1000},
     "youtu": {"num_hidden_layers": 5, "q_lora_rank": None, "attention_bias": True},
+    "bamba": {
+        "num_hidden_layers": 5,
+        "attn_layer_indices": [1, 3],
+        "mamba_n_groups": 2,
+        "mamba_proj_bias": True,
+        "attention_bias": True,
+    },
+    "falcon_mamba": {"num_hidden_layers": 3, "state_size": 8, "use_bias": True},
+    "granitemoehybrid": {
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+        "num_local_experts": 0,
+        "mamba_n_groups": 4,
+    },
+    "jamba": {
+        "num_hidden_layers": 6,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "num_experts": 4,
+        "mamba_dt_rank": 100,
+    },
+    "kimi_linear": {
+        "num_hidden_layers": 6,
+        "linear_head_dim": 64,
+        "num_local_experts": 8,
+        "n_shared_experts": 2,
+    },
+    "lfm2": {
+        "num_hidden_layers": 4,
+        "full_attn_idxs": [1, 3],
+        "conv_bias": True,
+        "block_ffn_dim_multiplier": 1.3,
+    },
+    "lfm2_moe": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "num_dense_layers": 1,
+        "num_experts": 8,
+    },
+    "mamba": {"num_hidden_layers": 3, "expand": 3, "use_conv_bias": False, "time_step_rank": 50},
+    "mamba2": {"num_hidden_layers": 3, "n_groups": 1, "use_bias": True, "state_size": 64},
+    "minimax": {
+        "num_hidden_layers": 5,
+        "head_dim": 64,
+        "layer_types": [
+            "linear_attention",
+            "linear_attention",
+            "linear_attention",
+            "linear_attention",
+            "full_attention",
+        ],
+    },
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "mlp", "attention", "moe", "mamba"],
+        "use_bias": True,
+        "mlp_bias": True,
+        "n_groups": 4,
+    },
+    "olmo_hybrid": {
+        "num_hidden_layers": 6,
+        "linear_num_key_heads": 10,
+        "linear_num_value_heads": 20,
+        "linear_key_head_dim": 96,
+    },
+    "qwen3_5_moe_text": {"num_hidden_layers": 6, "num_experts": 8, "linear_num_value_heads": 64},
+    "qwen3_5_text": {"num_hidden_layers": 6, "linear_conv_kernel_dim": 3, "attention_bias": True},
+    "qwen3_next": {
+        "num_hidden_layers": 6,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [2],
+        "linear_key_head_dim": 64,
+    },
 }
 """One change of the default config for each `model_type`, of keys that decide sizes."""
 
@@ -259,6 +343,7 @@ NEEDED: dict[str, dict[str, object]] = {
     "dots1": {"n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 2, "hidden_size": 4096},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
     "gemma4_unified_text": {"use_bidirectional_attention": None},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
     "ministral": {"head_dim": 128},
@@ -279,7 +364,7 @@ NOT_ALONE = {
 }  # fmt: skip
 """Text decoders that Transformers builds as parts of multimodal models only."""
 
-NESTED = {"gemma3", "llama4", "qwen2_vl", "qwen2_5_vl"}
+NESTED = {"gemma3", "llama4", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe"}
 """Types whose sizes are in the config of their text decoder; tests of nested decoders cover them."""
 
 
@@ -353,8 +438,8 @@ GEMMA4_DRAFT = "embeddings of each layer, or heads of several sizes"
 
 def test_a_type_that_is_not_planned_says_why() -> None:
     for model_type, config, reason in (
-        ("mamba2", {"hidden_size": 4096}, "state-space layers (Mamba)"),
-        ("qwen3_next", {"hidden_size": 2048}, "linear attention or recurrent layers"),
+        ("zamba2", {"hidden_size": 4096}, "layers that share their weights"),
+        ("rwkv", {"hidden_size": 2048}, "recurrent layers of other kinds"),
         ("gemma4_assistant", {"text_config": {"model_type": "gemma4_text"}}, GEMMA4_DRAFT),
         ("t5", {"d_model": 512, "is_encoder_decoder": True}, "an encoder-decoder"),
         ("my_own", {"d_model": 512, "is_encoder_decoder": True}, "an encoder-decoder"),
