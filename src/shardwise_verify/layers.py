@@ -302,7 +302,9 @@ def _unfused_seconds(operator: AttentionOperator, sizes: LocalSizes) -> KernelSe
         nbytes = (rows * k + k * n * (rows / keys) + rows * n) * each
         return figures.efficiency.launch_s + np.maximum(work, nbytes / figures.memory_bytes_per_s)
 
-    products = product_s(keys, operator.qk_dim) + product_s(operator.v_dim, keys)
+    products = product_s(keys, operator.qk_dim)
+    if operator.v_dim > 0:
+        products = products + product_s(operator.v_dim, keys)
     scores = rows * keys * (each * figures.profile.pointwise_passes)
     forward = products + _memory_bound_s(sizes, 4.5 * scores)
     return KernelSeconds(forward, 2 * products + _memory_bound_s(sizes, 5.5 * scores), 0.0 * forward)
@@ -713,8 +715,17 @@ def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
     }
 
 
-ATTENTION_INPUTS = {"qkv_linear": ("layer.input", "attention.norm.output"), "attn_norm": ()}
-"""Saved tensors that a module before attention over heads copies to the host: its norm is fused with it."""
+ATTENTION_INPUTS = {
+    "qkv_linear": (
+        "layer.input",
+        "attention.norm.output",
+        "attention.q_norm.input",
+        "attention.k_norm.input",
+    ),
+    "attn_norm": (),
+}
+"""Saved tensors that a module before attention over heads copies to the host: its norm is fused with it, and
+those of queries and keys are in it."""
 
 COPIED = {
     "core_attn": ("attention.q", "attention.k", "attention.v", "attention.kv", "attention.core.output",
@@ -764,6 +775,8 @@ def _copies(module: str, operator: LayerOperator, tensor: str, is_latent: bool, 
             return False
         return is_norm if module == "attn_norm" else not is_norm
     if module in ATTENTION_INPUTS:
+        if "attention." not in operator.name:
+            return False
         return tensor.endswith(ATTENTION_INPUTS[module]) if ATTENTION_INPUTS[module] else False
     return tensor.endswith(COPIED.get(module, ("?",)))
 

@@ -159,13 +159,13 @@ class GroupedMatmulOperator(NamedOperator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOperator(NamedOperator):
-    """Attention over `window` keys (None: all)."""
+    """Attention over `window` keys (None: all); values of no elements are scores alone."""
 
     kind: Literal["attention"] = "attention"
     heads: ExtentRecord
     kv_heads: ExtentRecord
     qk_dim: Count
-    v_dim: Count
+    v_dim: Annotated[int, Bounds(0, 10**9)]
     window: Count | None = None
     causal: bool = True
 

@@ -369,9 +369,9 @@ def unfused_attention_s(
     values `values`.
     """
     pass_bytes = rows * keys * (machine.recipe.activation_bytes * profile.pointwise_passes)
-    products_s = product_s(machine, rows, keys, width, queries) + product_s(
-        machine, rows, values, keys, queries
-    )
+    products_s = product_s(machine, rows, keys, width, queries)
+    if np.all(values):  # the indexer of sparse attention has scores alone
+        products_s = products_s + product_s(machine, rows, values, keys, queries)
     return (
         products_s + moved_s(machine, SOFTMAX_FORWARD_PASSES * pass_bytes),
         2.0 * products_s + moved_s(machine, SOFTMAX_BACKWARD_PASSES * pass_bytes),

@@ -247,21 +247,22 @@ class _Sizes:
 
     def _sliding(self, layers: int) -> list[bool] | None:
         """Whether each layer has the window, by `layer_types`; None where the config does not have them."""
-        if not self.fields.has("layer_types"):
+        if not self.fields.is_given("layer_types"):
             return None
-        types, known = self.fields.sequence("layer_types"), self.family.layer_types
+        key = self.fields.spelling("layer_types")
+        types, known = self.fields.sequence(key), self.family.layer_types
         if len(types) != layers:
             raise self.fields.error(
-                "layer_types", "needs one type per layer", found=f"{len(types)}", allowed=f"{layers}"
+                key, "needs one type per layer", found=f"{len(types)}", allowed=f"{layers}"
             )
         for index, kind in enumerate(types):
             if not isinstance(kind, str) or kind not in known:
                 raise self.fields.item_error(
-                    "layer_types", index, "is not supported", found=kind, allowed=", ".join(known)
+                    key, index, "is not supported", found=kind, allowed=", ".join(known)
                 )
             if known[kind] and "attention.window" not in self.family.sizes:
                 raise self.fields.item_error(
-                    "layer_types", index, "has no window in this family", found=kind, allowed="full_attention"
+                    key, index, "has no window in this family", found=kind, allowed="full_attention"
                 )
         return [known[str(kind)] for kind in types]
 
@@ -269,14 +270,17 @@ class _Sizes:
         if is_sliding is None:
             is_sliding = self.flag("attention.sliding", default=True)
         self._is_sliding = is_sliding
+        mixer, mlp = self._mixer(is_sliding), self._mlp()
+        if mixer is None and mlp is None:
+            raise self._wrong("mlp.at", "has neither attention nor an MLP", f"layer {self._layer}", "either")
         return LayerShape(
             hidden=hidden,
             norm=self.choice("norm", cast("tuple[Norm, ...]", get_args(Norm)), "rms"),
             norm_placement=self.choice(
                 "placement", cast("tuple[NormPlacement, ...]", get_args(NormPlacement)), "pre"
             ),
-            attention=self._mixer(is_sliding),
-            mlp=self._mlp(),
+            attention=mixer,
+            mlp=mlp,
             dropout=self.is_positive("dropout"),
         )
 

@@ -243,7 +243,7 @@ def offloading_modules(layers: Iterable[Sequence[Operator]]) -> tuple[str, ...]:
     return tuple(name for name in OFFLOADED if any(_moved_by(layer, name) for layer in known))
 
 
-_AFTER_QKV = ("norm", "core", "out", "dropout", "residual")
+_AFTER_QKV = ("norm", "core", "gating", "out", "dropout", "residual")
 """Operators of attention that are not in the projections before its core."""
 
 

@@ -167,7 +167,7 @@ class _Mixer:
             flop=scan_flop(shape),
             forward=forward,
             backward=tuple(Extent(BACKWARD_TRAFFIC * one.size, one.role) for one in forward),
-            exchanged=(Extent(2 * self.inner.size, "heads"), self.keys),
+            exchanged=(Extent(2 * self.inner.size, "heads"), *((self.keys,) if self.keys.size else ())),
             weights=self._scan_weights(),
             saved=self._scan_saved(),
         )
