@@ -47,7 +47,7 @@ class _Mixer:
             *self._selection(),
             *(() if self.shape.kind == "convolution" else (self._scan(),)),
             *((self._norm(output),) if has_norm else ()),
-            self._out(Saved(name=f"{self.at}.norm.output", width=self.inner, dtype="operand"))
+            self._out(Saved(name=f"{self.at}.output_norm.output", width=self.inner, dtype="operand"))
             if has_norm
             else self._out(output),
         )
@@ -107,6 +107,7 @@ class _Mixer:
         if not shape.kernel:
             return ()
         channels = self._convolved()
+        names = ("conv", "conv_keys")
         gates = 2 if shape.kind == "convolution" else 0
         return (
             Pointwise(
@@ -115,12 +116,12 @@ class _Mixer:
                 backward=tuple(Extent((3 + 2 * gates) * one.size, one.role) for one in channels),
                 weights=(
                     *(
-                        Weight(name=f"{self.at}.conv.weight", shape=(one, Extent(shape.kernel)))
-                        for one in channels
+                        Weight(name=f"{self.at}.{name}.weight", shape=(one, Extent(shape.kernel)))
+                        for name, one in zip(names, channels, strict=False)
                     ),
                     *(
-                        Weight(name=f"{self.at}.conv.bias", shape=(one,))
-                        for one in channels
+                        Weight(name=f"{self.at}.{name}.bias", shape=(one,))
+                        for name, one in zip(names, channels, strict=False)
                         if shape.conv_bias
                     ),
                 ),

@@ -96,7 +96,7 @@ def test_saved_tensors() -> None:
     assert saved(recurrent_operators(MAMBA2, HIDDEN, (), "mixer")) == {
         "mixer.in.output": 166,
         "mixer.scan.output": 48,
-        "mixer.norm.output": 48,
+        "mixer.output_norm.output": 48,
     }
     assert saved(recurrent_operators(DELTA, HIDDEN, (), "mixer")) == {
         "mixer.in.output": 136,
@@ -104,7 +104,7 @@ def test_saved_tensors() -> None:
         "mixer.scan.triangle": 4 * 64,
         "mixer.scan.decays": 8,
         "mixer.scan.output": 32,
-        "mixer.norm.output": 32,
+        "mixer.output_norm.output": 32,
     }
 
 
