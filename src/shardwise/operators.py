@@ -151,7 +151,11 @@ class Scan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointwise:
     """Memory-bound work: elements read and written per row, forward and backward (norms, activations,
-    residuals, rotary)."""
+    residuals, rotary).
+
+    `eager` are elements of the compute dtype per row that modules of Transformers save in addition, where
+    they compute in fp32 or in several steps.
+    """
 
     name: str
     rows: Rows = "tokens"
@@ -159,6 +163,7 @@ class Pointwise:
     backward: tuple[Extent, ...]
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
+    eager: tuple[Extent, ...] = ()
     selective: bool = False
     """Recomputed under selective recomputation."""
     trained: bool = True

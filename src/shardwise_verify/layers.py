@@ -825,7 +825,15 @@ def _inputs(operators: Sequence[LayerOperator], place: int) -> Iterable[SavedRec
 
 
 def eager_row_bytes(sizes: LocalSizes, operator: LayerOperator) -> Column:
-    """Bytes per row that only modules without fused kernels save: of an RMSNorm 4 per element (without the
+    """Bytes per row that only modules without fused kernels save."""
+    more: Column = 0.0
+    if isinstance(operator, PointwiseOperator):
+        more = more + sum(sizes.width(extent) for extent in operator.eager)
+    return _usual_eager_bytes(sizes, operator) + more * sizes.figures.recipe.activation_bytes
+
+
+def _usual_eager_bytes(sizes: LocalSizes, operator: LayerOperator) -> Column:
+    """Those of all families: of an RMSNorm 4 per element (without the
     normalised input, where its weight is frozen), of a gated activation the output of its function, of
     experts their outputs."""
     each = sizes.figures.recipe.activation_bytes

@@ -191,6 +191,7 @@ class PointwiseOperator(NamedOperator):
     kind: Literal["pointwise"] = "pointwise"
     forward: tuple[ExtentRecord, ...]
     backward: tuple[ExtentRecord, ...]
+    eager: tuple[ExtentRecord, ...] = ()
     selective: bool = False
 
 

@@ -662,21 +662,23 @@ def eager_row_bytes(problem: Problem, table: Any, operator: Operator) -> Any:
 
     An RMSNorm has its input in fp32 instead of its own dtype, and the normalised input before the product
     with a trained weight. A gated activation has the output of its function, before the product with the
-    other half. Experts have their outputs, before the product with the router's weights.
+    other half. Experts have their outputs, before the product with the router's weights. What else some
+    families save is in `eager`.
     """
     element = problem.recipe.activation_bytes
     if isinstance(operator, GroupedMatmul) and operator.n.role == "whole":
         return operator.n.size * element
     if not isinstance(operator, Pointwise):
         return 0.0
+    more = elements_of(problem, table, operator.eager) * element
     if operator.weights and not any(weight.name.endswith(".bias") for weight in operator.weights):
         # Of the two passes over each element of an RMSNorm; 4 B for the copy, `element` more and less.
         passes = sum((width_of(problem, table, extent) for extent in operator.forward), start=0.0)
-        return passes / 2.0 * (FP32_BYTES if operator.trained else FP32_BYTES - element)
+        return passes / 2.0 * (FP32_BYTES if operator.trained else FP32_BYTES - element) + more
     (inputs,) = operator.saved if len(operator.saved) == 1 else (None,)
     if inputs is not None and 3 * inputs.width.size == 2 * operator.forward[0].size:
-        return width_of(problem, table, inputs.width) / 2.0 * element
-    return 0.0
+        return width_of(problem, table, inputs.width) / 2.0 * element + more
+    return more
 
 
 FP32_BYTES = 4.0

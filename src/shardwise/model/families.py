@@ -14,6 +14,8 @@ names in expressions are keys of the config; `sliding`, whether the layer has th
 - `recurrent.at[i]`: whether a state-space, linear-attention or convolution layer takes the place of
   attention; `recurrent.kind .heads .head_dim .key_heads .key_dim .kernel .chunk .norm .gate_rank .bias
   .conv_bias .dt_rank .inner_norms`.
+- `eager.norm .qk_norm .activation .router .fused_qkv .copied_output`: what the modules of Transformers save
+  in addition.
 - `mlp.ffn[i] .gated .bias .activation_weights`.
 - `experts.at[i]` (whether the layer has experts) and `experts.count .top_k .ffn .gated .bias .router_bias
   .shared_ffn .shared_gate .groups .groups_per_token .capacity_factor`.
@@ -34,6 +36,7 @@ from shardwise.model.family_files import ModelFamily
 from shardwise.model.shape import (
     AttentionShape,
     Decoder,
+    EagerModules,
     GroupedQueryAttentionShape,
     LatentAttentionShape,
     LayerShape,
@@ -282,6 +285,14 @@ class _Sizes:
             attention=mixer,
             mlp=mlp,
             dropout=self.is_positive("dropout"),
+            eager=EagerModules(
+                norm=self.count("eager.norm", default=0, low=0, high=10),
+                qk_norm=self.count("eager.qk_norm", default=0, low=0, high=10),
+                activation=self.count("eager.activation", default=0, low=0, high=10),
+                router=self.count("eager.router", default=0, low=0, high=10),
+                fused_qkv=self.flag("eager.fused_qkv"),
+                copied_output=self.flag("eager.copied_output"),
+            ),
         )
 
     def _mixer(self, is_sliding: bool) -> AttentionShape | RecurrentShape | None:

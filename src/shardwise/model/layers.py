@@ -9,9 +9,12 @@ of fused attention dropout are neglected. `layer_from_shape` builds a layer from
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwise.model.model import DROPOUT, Experts, Layer
 from shardwise.model.recurrent import recurrent_operators
 from shardwise.model.shape import (
+    EagerModules,
     GroupedQueryAttentionShape,
     LatentAttentionShape,
     LayerShape,
@@ -456,6 +459,7 @@ def layer_from_shape(shape: LayerShape, *, prefix: str = "") -> Layer:
     routed = shape.mlp if isinstance(shape.mlp, RoutedMlp) else None
     is_parallel = shape.norm_placement.startswith("parallel")
     operators = _parallel(shape, prefix) if is_parallel else _sequential(shape, prefix)
+    operators = tuple(_with_eager(operator, shape) for operator in operators)
     mlp_syncs = not is_parallel and (routed is None or routed.shared is not None) and shape.mlp is not None
     tensor_syncs = mlp_syncs + (shape.attention is not None)
     if routed is None:
@@ -499,6 +503,39 @@ def dropout_operator(name: str, hidden: int) -> Pointwise:
 def saved_residual(name: str, hidden: int, *, selective: bool = False, dtype: Dtype = "compute") -> Saved:
     """A saved tensor with the width of the residual stream, on the (sharded) sequence."""
     return Saved(name=name, width=Extent(hidden), rows="sequence", selective=selective, dtype=dtype)
+
+
+def _with_eager(operator: Operator, shape: LayerShape) -> Operator:
+    """The operator with what Transformers' modules save of it in addition."""
+    if not isinstance(operator, Pointwise) or shape.eager == EagerModules():
+        return operator
+    eager, (block, name) = shape.eager, operator.name.split(".")[-2:]
+    found: tuple[Extent, ...] = ()
+    if name in ("norm", "post_norm"):
+        found = _widths(eager.norm, (Extent(shape.hidden),))
+    elif name == "qk_norm":
+        halves = tuple(Extent(one.size // 2, one.role) for one in operator.forward)
+        found = _widths(eager.qk_norm, halves)
+    elif name == "activation" and block != "experts":
+        parts = 3 if isinstance(shape.mlp, Mlp | RoutedMlp) and _is_gated(shape.mlp) else 2
+        traffic = operator.forward[0]
+        found = _widths(eager.activation, (Extent(traffic.size // parts, traffic.role),))
+    elif block == "router":
+        found = _widths(eager.router, (Extent(shape.hidden),))
+    elif name == "rotary":
+        queries, *keys = (Extent(one.size // 2, one.role) for one in operator.forward)
+        # A view of the values keeps the joined output of the projection.
+        found = (queries, *keys) if eager.fused_qkv else ()
+        found += (queries,) if eager.copied_output else ()
+    return replace(operator, eager=found)
+
+
+def _widths(number: int, extents: tuple[Extent, ...]) -> tuple[Extent, ...]:
+    return tuple(Extent(number * one.size, one.role) for one in extents) if number else ()
+
+
+def _is_gated(mlp: Mlp | RoutedMlp) -> bool:
+    return mlp.gated if isinstance(mlp, Mlp) else mlp.expert.gated
 
 
 _RECURRENCES = {

@@ -176,6 +176,22 @@ def capacity_factor(fields: Fields) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EagerModules:
+    """What Transformers' modules of a layer save in addition to the usual ones, in widths of the compute
+    dtype: per `norm` and `qk_norm` (products with weights in fp32), per `activation` (functions of several
+    steps, such as `gelu_new`), per `router` (its input in fp32: 2), and of joined projections, of which
+    values alone are saved elsewhere, queries and keys (`fused_qkv`). With `copied_output`, queries that are
+    joined from rotated and other elements are laid out by heads, and so the output of attention is copied."""
+
+    norm: int = 0
+    qk_norm: int = 0
+    activation: int = 0
+    router: int = 0
+    fused_qkv: bool = False
+    copied_output: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
     """`attention` is what mixes tokens. A layer may have only one of it and of the MLP (Nemotron-H)."""
 
@@ -185,6 +201,7 @@ class LayerShape:
     attention: AttentionShape | RecurrentShape | None
     mlp: Mlp | RoutedMlp | None
     dropout: bool = False
+    eager: EagerModules = EagerModules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

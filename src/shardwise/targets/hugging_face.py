@@ -15,37 +15,100 @@ from shardwise.targets.writing import check_plan, head_lines, refusal
 from shardwise.units import format_count
 
 LAYER_CLASSES: Mapping[str, str] = {
+    "arcee": "ArceeDecoderLayer",
+    "aria_text": "AriaTextDecoderLayer",
+    "biogpt": "BioGptDecoderLayer",
+    "cohere": "CohereDecoderLayer",
+    "cohere2": "Cohere2DecoderLayer",
+    "cohere2_moe": "Cohere2MoeDecoderLayer",
+    "cwm": "CwmDecoderLayer",
     "deepseek_v2": "DeepseekV2DecoderLayer",
     "deepseek_v3": "DeepseekV3DecoderLayer",
+    "dots1": "Dots1DecoderLayer",
+    "ernie4_5": "Ernie4_5DecoderLayer",
+    "ernie4_5_moe": "Ernie4_5_MoeDecoderLayer",
+    "exaone4": "Exaone4DecoderLayer",
+    "exaone_moe": "ExaoneMoeDecoderLayer",
     "falcon": "FalconDecoderLayer",
+    "flex_olmo": "FlexOlmoDecoderLayer",
+    "gemma": "GemmaDecoderLayer",
     "gemma2": "Gemma2DecoderLayer",
     "gemma3": "Gemma3DecoderLayer",
+    "glm": "GlmDecoderLayer",
+    "glm4": "Glm4DecoderLayer",
+    "glm4_moe": "Glm4MoeDecoderLayer",
     "gpt2": "GPT2Block",
+    "gpt_bigcode": "GPTBigCodeBlock",
     "gpt_neox": "GPTNeoXLayer",
     "gpt_oss": "GptOssDecoderLayer",
+    "granite": "GraniteDecoderLayer",
+    "granitemoe": "GraniteMoeDecoderLayer",
+    "granitemoeshared": "GraniteMoeSharedDecoderLayer",
+    "helium": "HeliumDecoderLayer",
+    "hunyuan_v1_dense": "HunYuanDenseV1DecoderLayer",
+    "hunyuan_v1_moe": "HunYuanMoEV1DecoderLayer",
+    "hy_v3": "HYV3DecoderLayer",
+    "hyperclovax": "HyperCLOVAXDecoderLayer",
+    "internlm3": "LlamaDecoderLayer",
+    "iquestcoder": "LlamaDecoderLayer",
+    "jais2": "Jais2DecoderLayer",
+    "kolibri1": "Kolibri1DecoderLayer",
+    "laguna": "LagunaDecoderLayer",
     "llama": "LlamaDecoderLayer",
+    "mellum": "MellumDecoderLayer",
+    "minimax_m2": "MiniMaxM2DecoderLayer",
+    "ministral": "MinistralDecoderLayer",
+    "ministral3": "Ministral3DecoderLayer",
     "mistral": "MistralDecoderLayer",
     "mixtral": "MixtralDecoderLayer",
+    "nemotron": "NemotronDecoderLayer",
+    "olmo": "OlmoDecoderLayer",
+    "olmo2": "Olmo2DecoderLayer",
+    "olmo3": "Olmo3DecoderLayer",
+    "olmoe": "OlmoeDecoderLayer",
     "opt": "OPTDecoderLayer",
+    "persimmon": "PersimmonDecoderLayer",
+    "phi": "PhiDecoderLayer",
     "phi3": "Phi3DecoderLayer",
+    "phimoe": "PhimoeDecoderLayer",
     "qwen2": "Qwen2DecoderLayer",
+    "qwen2_moe": "Qwen2MoeDecoderLayer",
     "qwen3": "Qwen3DecoderLayer",
     "qwen3_moe": "Qwen3MoeDecoderLayer",
+    "seed_oss": "SeedOssDecoderLayer",
+    "smollm3": "SmolLM3DecoderLayer",
+    "solar_open": "SolarOpenDecoderLayer",
+    "stablelm": "StableLmDecoderLayer",
+    "starcoder2": "Starcoder2DecoderLayer",
 }
-"""Families of Transformers and the class of their decoder layers (`_no_split_modules`, Transformers 5.23)."""
+"""Families of Transformers and the class of their decoder layers (Transformers 5.23)."""
 
 
-_SEPARATE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_PLAIN = (*_ATTENTION, "up_proj", "down_proj")
+_JOINED = (*_ATTENTION, "gate_up_proj", "down_proj")
+_SEPARATE = (*_ATTENTION, "gate_proj", "up_proj", "down_proj")
 _FUSED = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+_FC = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 
 ADAPTED_MODULES: Mapping[str, tuple[str, ...]] = {
+    "arcee": _PLAIN,
+    "biogpt": _FC,
     "deepseek_v2": ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
     "deepseek_v3": ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
     "falcon": _FUSED,
+    "glm": _JOINED,
+    "glm4": _JOINED,
     "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "gpt_bigcode": ("c_attn", "c_proj", "c_fc"),
     "gpt_neox": _FUSED,
-    "opt": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
+    "jais2": _PLAIN,
+    "nemotron": _PLAIN,
+    "opt": _FC,
+    "persimmon": _FUSED,
+    "phi": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "starcoder2": (*_ATTENTION, "c_fc", "c_proj"),
 }
 """Modules with matrices, by their names in Transformers' classes of a family; others have `_SEPARATE`."""
 
