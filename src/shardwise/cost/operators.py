@@ -296,8 +296,9 @@ def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> 
     heads = width_of(problem, table, operator.heads)
     if problem.attention is None:
         forward_s, backward_s = unfused_attention_s(
-            problem, problem.profile, rows * heads, seq_len, seq_len, operator.qk_dim, operator.v_dim
-        )
+            problem, problem.profile, rows * heads, seq_len, seq_len, operator.qk_dim, operator.v_dim,
+            has_values=not isinstance(operator.v_dim, int) or operator.v_dim > 0,
+        )  # fmt: skip
     else:
         length = 1.0 * problem.job.attention_len
         window = length if operator.window is None else np.minimum(operator.window, length)
@@ -360,17 +361,25 @@ def saved_score_bytes(machine: Machine, profile: Profile, *, has_dropout: bool) 
 
 
 def unfused_attention_s(
-    machine: Machine, profile: Profile, rows: Any, queries: Any, keys: Any, width: Any, values: Any
+    machine: Machine,
+    profile: Profile,
+    rows: Any,
+    queries: Any,
+    keys: Any,
+    width: Any,
+    values: Any,
+    *,
+    has_values: bool = True,
 ) -> tuple[Any, Any]:
     """Seconds of attention with scores in memory, (forward, backward): two products per head over all `keys`,
     and passes over the scores between them.
 
     `rows` are the queries of all heads, `queries` those of one head; queries and keys have `width` numbers,
-    values `values`.
+    values `values`. Without values, as in the indexer of sparse attention, there are scores alone.
     """
     pass_bytes = rows * keys * (machine.recipe.activation_bytes * profile.pointwise_passes)
     products_s = product_s(machine, rows, keys, width, queries)
-    if np.all(values):  # the indexer of sparse attention has scores alone
+    if has_values:
         products_s = products_s + product_s(machine, rows, values, keys, queries)
     return (
         products_s + moved_s(machine, SOFTMAX_FORWARD_PASSES * pass_bytes),
