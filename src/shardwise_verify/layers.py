@@ -843,6 +843,7 @@ def _usual_eager_bytes(sizes: LocalSizes, operator: LayerOperator) -> Column:
         case PointwiseOperator() if operator.weights:
             # A LayerNorm has two weights for what it normalises, an RMSNorm one.
             is_rms = len(operator.weights) == len(operator.forward)
+            is_rms = is_rms and all(len(weight.shape) == 1 for weight in operator.weights)
             elements = sum(sizes.width(extent) for extent in operator.forward) / 2
             return elements * (4 if operator.trained else 4 - each) if is_rms else 0
         case PointwiseOperator() if len(operator.saved) == 1:

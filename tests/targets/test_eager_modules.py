@@ -47,12 +47,38 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3": {"model_type": "gemma3_text"},
 }
 
+LINEAR = {"layer_types": ["full_attention", "linear_attention", "full_attention"]}
+OWN |= {
+    "bamba": {"attn_layer_indices": [0, 2], "mamba_n_heads": 32},
+    "granitemoehybrid": {"layer_types": ["attention", "mamba", "attention"], "mamba_n_heads": 32},
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 0,
+        "expert_layer_period": 1,
+        "expert_layer_offset": 0,
+    },
+    "kimi_linear": LATENT | LINEAR,
+    "lfm2": {"full_attn_idxs": [0, 2], "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"layer_types": ["full_attention", "conv", "full_attention"]},
+    "mamba2": {"num_heads": 32},
+    "minimax": LINEAR,
+    "nemotron_h": {"layers_block_type": ["moe", "mlp", "attention"]},
+    "olmo_hybrid": LINEAR,
+    "qwen3_5": LINEAR | {"model_type": "qwen3_5_text"},
+    "qwen3_5_moe": LINEAR | {"model_type": "qwen3_5_moe_text"},
+    "qwen3_next": LINEAR,
+}
+
 OTHERWISE = {
     "deepseek_v2": "PyTorch's kernel on a CPU computes scores where values are narrower than keys",
     "deepseek_v3": "the same",
     "falcon": "PyTorch's kernel on a CPU does not share keys and values, and saves scores in fp32",
     "gemma2": "no sdpa with soft caps",
     "gpt_oss": "no sdpa with sinks",
+    "falcon_mamba": "kernels of state-space layers need a GPU",
+    "kimi_linear": "values are narrower than keys",
+    "mamba": "kernels of state-space layers need a GPU",
+    "mamba2": "kernels of state-space layers need a GPU",
     "opt": "ReLU saves its output, which the next product reads: a quarter less than predicted",
 }
 """Families whose layers cannot be counted on a CPU as they are on a GPU, or save less."""
@@ -129,9 +155,19 @@ def model_of(config: Any) -> Model:
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in OTHERWISE])
 def test_layers_save_what_is_predicted(family: str) -> None:
+    """Of layers with a mixer that needs a kernel, nothing: without it, Transformers computes step by step."""
     config = config_of(family)
-    for ours, theirs in zip(predicted(model_of(config))[1:], counted(config), strict=True):
+    model = model_of(config)
+    names = [model.kinds[kind].name for kind in model.pattern]
+    several = zip(names[1:], predicted(model)[1:], counted(config), strict=True)
+    compared = [(ours, theirs) for name, ours, theirs in several if not _needs_a_kernel(name)]
+    assert compared
+    for ours, theirs in compared:
         assert abs(ours / theirs - 1.0) < WITHIN, f"counted {theirs:.0f} bytes per token, ours {ours:.0f}"
+
+
+def _needs_a_kernel(name: str) -> bool:
+    return any(word in name for word in ("mamba", "delta", "lightning"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,7 +181,7 @@ def test_classes_of_layers_and_names_of_matrices(family: str) -> None:
     assert model.family == family
     with torch.device("meta"):
         layers = layers_of(transformers.AutoModelForCausalLM.from_config(config))
-    assert {type(layer).__name__ for layer in layers} == {LAYER_CLASSES[family]}
+    assert {type(layer).__name__ for layer in layers} == {*LAYER_CLASSES[family].split(",")}
     matrices = torch.nn.Linear, transformers.pytorch_utils.Conv1D
     linear = {
         name.rpartition(".")[2]

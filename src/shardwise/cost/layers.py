@@ -671,7 +671,8 @@ def eager_row_bytes(problem: Problem, table: Any, operator: Operator) -> Any:
     if not isinstance(operator, Pointwise):
         return 0.0
     more = elements_of(problem, table, operator.eager) * element
-    if operator.weights and not any(weight.name.endswith(".bias") for weight in operator.weights):
+    is_norm = operator.weights and all(len(weight.shape) == 1 for weight in operator.weights)
+    if is_norm and not any(weight.name.endswith(".bias") for weight in operator.weights):
         # Of the two passes over each element of an RMSNorm; 4 B for the copy, `element` more and less.
         passes = sum((width_of(problem, table, extent) for extent in operator.forward), start=0.0)
         return passes / 2.0 * (FP32_BYTES if operator.trained else FP32_BYTES - element) + more

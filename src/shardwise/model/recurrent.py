@@ -125,9 +125,13 @@ class _Mixer:
                         if shape.conv_bias
                     ),
                 ),
-                saved=self._projected(),
+                saved=(*self._projected(), *(self._between_gates() if gates else ())),
             ),
         )
+
+    def _between_gates(self) -> tuple[Saved, ...]:
+        """What a convolution alone saves: its input after the first gate, and its output."""
+        return tuple(Saved(name=f"{self.at}.conv.{name}", width=self.inner) for name in ("input", "output"))
 
     def _selection(self) -> tuple[Operator, ...]:
         """Step size, B and C of a selective scan, projected from its values."""
@@ -198,10 +202,12 @@ class _Mixer:
         if shape.kind == "lightning":
             return self._projected()
         inputs = Saved(name=f"{at}.conv.output", width=Extent(self.inner.size + self.keys.size, "heads"))
+        # Keys and queries, normalised and repeated for all heads.
+        keys = Saved(name=f"{at}.scan.keys", width=Extent(2 * shape.heads * shape.key_dim, "heads"))
         triangle = Saved(name=f"{at}.scan.triangle", width=Extent(shape.heads * shape.chunk, "heads"))
         decays = shape.keys if shape.kind == "channel_delta" else shape.heads
         width = Extent(decays + shape.heads, "heads")
-        return (inputs, triangle, Saved(name=f"{at}.scan.decays", width=width, dtype="fp32"))
+        return (inputs, keys, triangle, Saved(name=f"{at}.scan.decays", width=width, dtype="fp32"))
 
     def _norm(self, output: Saved) -> Pointwise:
         """The norm of the output, times its gate."""

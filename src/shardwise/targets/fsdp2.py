@@ -149,7 +149,7 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "devices": plan.cluster.devices,
         "nodes": len(plan.cluster.nodes),
         **{f"strategy.{name}": getattr(strategy, name) for name in fields},
-        "layer class": [LAYER_CLASSES[plan.model.family]],
+        "layer class": LAYER_CLASSES[plan.model.family].split(","),
         "context parallelism": RING if strategy.cp > 1 else None,
         "keys that Accelerate ignores": [],
         "FSDP version": 2,

@@ -17,6 +17,7 @@ from shardwise.units import format_count
 LAYER_CLASSES: Mapping[str, str] = {
     "arcee": "ArceeDecoderLayer",
     "aria_text": "AriaTextDecoderLayer",
+    "bamba": "BambaDecoderLayer",
     "biogpt": "BioGptDecoderLayer",
     "cohere": "CohereDecoderLayer",
     "cohere2": "Cohere2DecoderLayer",
@@ -30,6 +31,7 @@ LAYER_CLASSES: Mapping[str, str] = {
     "exaone4": "Exaone4DecoderLayer",
     "exaone_moe": "ExaoneMoeDecoderLayer",
     "falcon": "FalconDecoderLayer",
+    "falcon_mamba": "FalconMambaBlock",
     "flex_olmo": "FlexOlmoDecoderLayer",
     "gemma": "GemmaDecoderLayer",
     "gemma2": "Gemma2DecoderLayer",
@@ -43,6 +45,7 @@ LAYER_CLASSES: Mapping[str, str] = {
     "gpt_oss": "GptOssDecoderLayer",
     "granite": "GraniteDecoderLayer",
     "granitemoe": "GraniteMoeDecoderLayer",
+    "granitemoehybrid": "GraniteMoeHybridDecoderLayer",
     "granitemoeshared": "GraniteMoeSharedDecoderLayer",
     "helium": "HeliumDecoderLayer",
     "hunyuan_v1_dense": "HunYuanDenseV1DecoderLayer",
@@ -52,19 +55,28 @@ LAYER_CLASSES: Mapping[str, str] = {
     "internlm3": "LlamaDecoderLayer",
     "iquestcoder": "LlamaDecoderLayer",
     "jais2": "Jais2DecoderLayer",
+    "jamba": "JambaAttentionDecoderLayer,JambaMambaDecoderLayer",
+    "kimi_linear": "KimiLinearDecoderLayer",
     "kolibri1": "Kolibri1DecoderLayer",
     "laguna": "LagunaDecoderLayer",
+    "lfm2": "Lfm2DecoderLayer",
+    "lfm2_moe": "Lfm2MoeDecoderLayer",
     "llama": "LlamaDecoderLayer",
+    "mamba": "MambaBlock",
+    "mamba2": "Mamba2Block",
     "mellum": "MellumDecoderLayer",
+    "minimax": "MiniMaxDecoderLayer",
     "minimax_m2": "MiniMaxM2DecoderLayer",
     "ministral": "MinistralDecoderLayer",
     "ministral3": "Ministral3DecoderLayer",
     "mistral": "MistralDecoderLayer",
     "mixtral": "MixtralDecoderLayer",
     "nemotron": "NemotronDecoderLayer",
+    "nemotron_h": "NemotronHBlock",
     "olmo": "OlmoDecoderLayer",
     "olmo2": "Olmo2DecoderLayer",
     "olmo3": "Olmo3DecoderLayer",
+    "olmo_hybrid": "OlmoHybridAttentionDecoderLayer,OlmoHybridLinearAttentionDecoderLayer",
     "olmoe": "OlmoeDecoderLayer",
     "opt": "OPTDecoderLayer",
     "persimmon": "PersimmonDecoderLayer",
@@ -74,14 +86,17 @@ LAYER_CLASSES: Mapping[str, str] = {
     "qwen2": "Qwen2DecoderLayer",
     "qwen2_moe": "Qwen2MoeDecoderLayer",
     "qwen3": "Qwen3DecoderLayer",
+    "qwen3_5": "Qwen3_5DecoderLayer",
+    "qwen3_5_moe": "Qwen3_5MoeDecoderLayer",
     "qwen3_moe": "Qwen3MoeDecoderLayer",
+    "qwen3_next": "Qwen3NextDecoderLayer",
     "seed_oss": "SeedOssDecoderLayer",
     "smollm3": "SmolLM3DecoderLayer",
     "solar_open": "SolarOpenDecoderLayer",
     "stablelm": "StableLmDecoderLayer",
     "starcoder2": "Starcoder2DecoderLayer",
 }
-"""Families of Transformers and the class of their decoder layers (Transformers 5.23)."""
+"""Families of Transformers and the class of their decoder layers, or two of them (Transformers 5.23)."""
 
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -89,6 +104,7 @@ _PLAIN = (*_ATTENTION, "up_proj", "down_proj")
 _JOINED = (*_ATTENTION, "gate_up_proj", "down_proj")
 _SEPARATE = (*_ATTENTION, "gate_proj", "up_proj", "down_proj")
 _FUSED = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+_OUT = ("q_proj", "k_proj", "v_proj", "out_proj")
 _FC = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 
 ADAPTED_MODULES: Mapping[str, tuple[str, ...]] = {
@@ -97,12 +113,17 @@ ADAPTED_MODULES: Mapping[str, tuple[str, ...]] = {
     "deepseek_v2": ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
     "deepseek_v3": ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
     "falcon": _FUSED,
+    "falcon_mamba": (),
     "glm": _JOINED,
     "glm4": _JOINED,
     "gpt2": ("c_attn", "c_proj", "c_fc"),
     "gpt_bigcode": ("c_attn", "c_proj", "c_fc"),
     "gpt_neox": _FUSED,
     "jais2": _PLAIN,
+    "lfm2": _OUT,
+    "lfm2_moe": _OUT,
+    "mamba": (),
+    "mamba2": (),
     "nemotron": _PLAIN,
     "opt": _FC,
     "persimmon": _FUSED,

@@ -101,6 +101,7 @@ def test_saved_tensors() -> None:
     assert saved(recurrent_operators(DELTA, HIDDEN, (), "mixer")) == {
         "mixer.in.output": 136,
         "mixer.conv.output": 96,
+        "mixer.scan.keys": 2 * 4 * 16,
         "mixer.scan.triangle": 4 * 64,
         "mixer.scan.decays": 8,
         "mixer.scan.output": 32,
