@@ -42,6 +42,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 12, "mamba_d_state": 16, "num_local_experts": 6, "num_experts_per_tok": 2,
         "intermediate_size": 96, "shared_intermediate_size": 192,
     },
+    "falcon_h1": {
+        "num_hidden_layers": 6, "num_key_value_heads": 4, "mamba_d_ssm": 768, "mamba_n_heads": 12,
+        "mamba_n_groups": 4, "mamba_d_state": 16, "intermediate_size": 768,
+    },
     "jamba": {
         "num_hidden_layers": 6, "num_key_value_heads": 4, "attn_layer_period": 3, "attn_layer_offset": 1,
         "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 96,
@@ -67,8 +71,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "index_topk": 512, "indexer_types": ["full", "full", "full", "shared", "full", "shared"],
     },
 }  # fmt: skip
-"""Layers of one block, Mamba-2 with groups and with one, Mamba-1, Mamba-2 alone; Gated DeltaNet, Kimi Delta
-Attention, Lightning attention, short convolutions, sparse attention."""
+"""Layers of one block, Mamba-2 with groups and with one, Mamba-1, Mamba-2 next to attention and alone; Gated
+DeltaNet, Kimi Delta Attention, Lightning attention, short convolutions, sparse attention."""
 
 
 def model_of(name: str) -> Model:

@@ -22,7 +22,7 @@ def model_from_decoder(decoder: Decoder, *, name: str, config: Mapping[str, obje
     index: dict[LayerShape, int] = {}
     pattern = tuple(index.setdefault(shape, len(index)) for shape in decoder.layers)
     modules = [_mtp_module(decoder, i) for i in range(decoder.mtp_modules)]
-    mixers = [shape.attention for shape in index if shape.attention is not None]
+    mixers = [one for shape in index for one in (shape.attention, shape.mixer) if one is not None]
     attentions = [mixer for mixer in mixers if not isinstance(mixer, RecurrentShape)]
     return Model(
         name=name,

@@ -553,6 +553,8 @@ def _name(shape: LayerShape) -> str:
         return mixer if shape.mlp is None else f"{kind}-{mixer}"
     if shape.attention is None:
         return f"{kind}-only"
+    if shape.mixer is not None:
+        return f"{kind}-attention-and-{_RECURRENCES[shape.mixer.kind]}"
     window = shape.attention.window if isinstance(shape.attention, GroupedQueryAttentionShape) else None
     return "attention" if shape.mlp is None else kind if window is None else f"{kind}-window-{window}"
 
@@ -584,6 +586,7 @@ def _sequential(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
         operators += [
             norm_operator(f"{at}.norm", shape.norm, hidden, layer_input, selective=True),
             *_mixer_operators(shape, _normed(f"{at}.norm", hidden), prefix),
+            *_second_mixer(shape, prefix),
             *_residual(shape, at),
         ]
     if shape.mlp is not None:
@@ -606,6 +609,13 @@ def _mixer_operators(shape: LayerShape, input_saved: tuple[Saved, ...], prefix: 
     if isinstance(shape.attention, RecurrentShape):
         return recurrent_operators(shape.attention, shape.hidden, input_saved, f"{prefix}{_mixer(shape)}")
     return attention_operators(shape.attention, shape.hidden, input_saved, prefix)
+
+
+def _second_mixer(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
+    """A mixer that reads the same input as attention; its output is added to the residual stream as well."""
+    if shape.mixer is None:
+        return ()
+    return recurrent_operators(shape.mixer, shape.hidden, (), f"{prefix}mixer")
 
 
 def _mlp_operators(shape: LayerShape, input_saved: tuple[Saved, ...], prefix: str) -> tuple[Operator, ...]:
@@ -647,7 +657,8 @@ def _residual(shape: LayerShape, at: str) -> tuple[Operator, ...]:
     if shape.dropout:
         after.append(dropout_operator(at, hidden))
     shared = isinstance(shape.mlp, RoutedMlp) and shape.mlp.shared is not None and at.endswith("mlp")
-    traffic = (Extent((4 if shared else 3) * hidden),)
+    second = shape.mixer is not None and at.endswith("attention")
+    traffic = (Extent((4 if shared or second else 3) * hidden),)
     after.append(Pointwise(name=f"{at}.residual", rows="sequence", forward=traffic, backward=traffic))
     return tuple(after)
 

@@ -193,13 +193,15 @@ class EagerModules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """`attention` is what mixes tokens. A layer may have only one of it and of the MLP (Nemotron-H)."""
+    """`attention` is what mixes tokens. A layer may have only one of it and of the MLP (Nemotron-H), or a
+    second mixer that reads the same input (`mixer`, Falcon-H1)."""
 
     hidden: int
     norm: Norm
     norm_placement: NormPlacement
     attention: AttentionShape | RecurrentShape | None
     mlp: Mlp | RoutedMlp | None
+    mixer: RecurrentShape | None = None
     dropout: bool = False
     eager: EagerModules = EagerModules()
 

@@ -246,7 +246,12 @@ def reference_module(model: Model) -> ModelStage:
 
 def _supported(shape: LayerShape) -> tuple[AttentionShape, Mlp | RoutedMlp]:
     """The two halves of the layer. ConfigError if it has a part that is not supported."""
-    if shape.attention is None or shape.mlp is None or isinstance(shape.attention, RecurrentShape):
+    if (
+        shape.attention is None
+        or shape.mlp is None
+        or shape.mixer is not None
+        or isinstance(shape.attention, RecurrentShape)
+    ):
         raise _no_module("layer", "one without attention or without an MLP", "attention and an MLP")
     if isinstance(shape.mlp, RoutedMlp) and shape.mlp.capacity_factor is not None:
         raise _no_module("mixture of experts", "a capacity factor", "dropless top-k routing")

@@ -265,6 +265,13 @@ CHANGED: dict[str, dict[str, object]] = {
         "mamba_proj_bias": True,
         "attention_bias": True,
     },
+    "falcon_h1": {
+        "num_hidden_layers": 3,
+        "mamba_d_ssm": 2048,
+        "mamba_n_groups": 2,
+        "mamba_rms_norm": True,
+        "attention_bias": True,
+    },
     "falcon_mamba": {"num_hidden_layers": 3, "state_size": 8, "use_bias": True},
     "granitemoehybrid": {
         "num_hidden_layers": 4,
