@@ -54,6 +54,7 @@ ACTIVE_BILLIONS = {
     "deepseek-v2": 21,  # arXiv 2405.04434
     "deepseek-v3": 37,  # arXiv 2412.19437
     "jamba-1.5-mini": 12,  # model card
+    "nemotron-3-nano-30b-a3b": 3.6,  # model card
 }
 
 CATALOGUE = """
@@ -61,7 +62,8 @@ CATALOGUE = """
     llama-2-70b llama-3.1-8b llama-3.1-70b llama-3.1-405b mistral-7b mixtral-8x7b mixtral-8x22b qwen2.5-7b
     qwen2.5-32b qwen2.5-72b qwen3-8b qwen3-32b qwen3-30b-a3b qwen3-235b-a22b gemma-2-9b gemma-2-27b
     gemma-3-27b phi-3-medium deepseek-v2 deepseek-v3 gpt-oss-20b gpt-oss-120b
-    bamba-9b jamba-1.5-mini kimi-linear-48b-a3b nemotron-h-8b nemotron-h-56b qwen3-next-80b-a3b
+    bamba-9b granite-4.0-h-small jamba-1.5-mini kimi-linear-48b-a3b nemotron-3-nano-30b-a3b nemotron-h-8b
+    nemotron-h-56b qwen3-next-80b-a3b
 """
 
 
