@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.targets.counting import SavedBytes
+from tests.targets.counting import SavedBytes, count_calls
 
 from shardwise.cluster import load_cluster
 from shardwise.cost import bind
@@ -133,20 +133,9 @@ def counted(config: Any) -> list[float]:
     built = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).train()
     saved, totals = SavedBytes(built), list[int]()
     for layer in layers_of(built):
-        _count_calls(layer, saved, totals)
+        count_calls(layer, saved, totals)
     built(torch.randint(0, 256, (1, LENGTH)), use_cache=False)
     return [(after - before) / LENGTH for before, after in pairwise(totals)]
-
-
-def _count_calls(layer: Any, saved: SavedBytes, totals: list[int]) -> None:
-    forward = layer.forward
-
-    def call(*states: Any, **options: Any) -> Any:
-        found = []
-        totals.append(saved.count(lambda: found.append(forward(*states, **options))))
-        return found[0]
-
-    layer.forward = call
 
 
 def model_of(config: Any) -> Model:

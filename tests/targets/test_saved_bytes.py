@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.targets.counting import SavedBytes
+from tests.targets.counting import SavedBytes, count_calls
 from tests.targets.megatron import environment
 from tests.targets.titan import ROOT, titan_environment
 from tests.unit.targets.small_plans import LLAMA, small_plan
@@ -110,20 +110,9 @@ def of_transformers(settings: Mapping[str, Any], dtype: str) -> float:
     saved = SavedBytes(model)
     totals: list[int] = []
     for layer in base.layers if hasattr(base, "layers") else base.h:
-        _count_calls(layer, saved, totals)
+        count_calls(layer, saved, totals)
     model(torch.randint(0, 256, (ROWS, LENGTH)), use_cache=False)
     return float(totals[1] - totals[0]) / (ROWS * LENGTH)
-
-
-def _count_calls(layer: Any, saved: SavedBytes, totals: list[int]) -> None:
-    forward = layer.forward
-
-    def counted(*states: Any, **options: Any) -> Any:
-        found = []
-        totals.append(saved.count(lambda: found.append(forward(*states, **options))))
-        return found[0]
-
-    layer.forward = counted
 
 
 # Megatron-LM
