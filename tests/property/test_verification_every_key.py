@@ -36,7 +36,7 @@ BAD: tuple[Any, ...] = (
 )  # fmt: skip
 """Values that some key does not allow: of another size, sign or type, or none at all."""
 
-ONE_IN = 60
+ONE_IN = 180
 """One in this many changes with bad values is tried without `--full`."""
 
 SPEED: Place = ("cluster", "classes", "A100-40G", "memory_bytes_per_s")
