@@ -35,7 +35,7 @@ FUSED_BACKWARD_WORK = 2.5
 """
 
 SCAN_FRACTION = 0.4
-"""Assumed fraction of the peak that the products of a scan reach; measured runs are not known."""
+"""Assumed fraction of the peak that the products of a scan reach: no kernel was measured."""
 
 SCAN_BACKWARD_WORK = 3.0
 """Flop of a scan's backward pass relative to its forward: two products for each, and the states again."""

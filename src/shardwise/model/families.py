@@ -11,7 +11,7 @@ names in expressions are keys of the config; `sliding`, whether the layer has th
   .rotary[i] .sinks .softcap .gate .gate_bias .shared_kv[i]`. With `attention.kv_rank` it is latent
   attention, which also has `.q_rank .nope_dim .rope_dim .v_dim .bias .index_topk .index_heads[i] .index_dim`.
 - `attention.at[i]` and `mlp.at[i]`: whether the layer has attention, and an MLP or experts.
-- `recurrent.beside[i]`: whether such a layer reads the same input as attention.
+- `recurrent.second[i]`: whether such a layer reads the same input as attention.
 - `recurrent.at[i]`: whether a state-space, linear-attention or convolution layer takes the place of
   attention; `recurrent.kind .heads .head_dim .key_heads .key_dim .kernel .chunk .norm .gate_rank .bias
   .conv_bias .dt_rank .inner_norms`.
@@ -285,7 +285,7 @@ class _Sizes:
             ),
             attention=mixer,
             mlp=mlp,
-            mixer=self._recurrent() if self.flag("recurrent.beside") else None,
+            mixer=self._recurrent() if self.flag("recurrent.second") else None,
             dropout=self.is_positive("dropout"),
             eager=EagerModules(
                 norm=self.count("eager.norm", default=0, low=0, high=10),

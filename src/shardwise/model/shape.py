@@ -101,7 +101,7 @@ class RecurrentShape:
 
     `heads` values of `head_dim` elements; `key_heads` keys and queries of `key_dim` elements (of Mamba: the
     groups of B and C, and the size of the state). A convolution over `kernel` tokens comes first (0: none).
-    `chunk` tokens are computed at once. `gate` is the low rank of the gate's projection, 0 for a full one.
+    `chunk` tokens are computed at once. `gate_rank` is the low rank of the gate's projection, 0: full.
     `bias` is of the projections in and out. Selective scans have `dt_rank`, and with `has_inner_norms` norms
     of the step size, B and C (Jamba).
     """
