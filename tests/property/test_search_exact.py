@@ -43,7 +43,7 @@ from shardwise.strategy import (
     layer_counts,
 )
 
-CHUNK, INSTANCES = 100, 1_000
+CHUNK, INSTANCES = 100, 500
 FULL_CHUNK, FULL_INSTANCES = 400, 20_000
 """Chunks and instances of a run with `--full`. With as few chunks as the default, some do not include `zb_v`
 by chance.

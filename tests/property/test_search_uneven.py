@@ -36,7 +36,7 @@ from shardwise.search.hetero.subproblem import subproblem_search
 from shardwise.search.worker_pool import SearchWorkers
 from shardwise.strategy import Job
 
-INSTANCES, FULL_INSTANCES = 300, 10_000
+INSTANCES, FULL_INSTANCES = 150, 10_000
 CHUNK = 25
 
 

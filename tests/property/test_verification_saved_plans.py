@@ -22,7 +22,7 @@ from shardwise.app.cli.main import main
 from shardwise.plans import read_plan, write_plan
 from shardwise.questions import checked_plan
 
-PLANS = int(os.environ.get("PLANS", "30"))
+PLANS = int(os.environ.get("PLANS", "15"))
 """Least number of plans."""
 
 PLAN_KINDS = ("uniform", "uneven", "graph")

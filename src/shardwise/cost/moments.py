@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -131,25 +130,48 @@ def _moments_of_row(
     """The columns of one row (columns, moments), in the order of `_measures`; and its row of ends."""
     stages = pp * vpp
     starts = stage_starts(len(pattern), stages, first_layers, last_layers, np.arange(stages + 1))
-    layers = np.array(
-        [
-            [pattern[start:stop].count(kind) for kind in range(kinds)]
-            for start, stop in pairwise(starts.tolist())
-        ]
-    )
+    layers = np.diff(_layers_before(pattern, kinds)[starts], axis=0)
     between = layers[1:-1].sum(axis=1)
     low = int(between.min()) if len(between) else 0
-    counts = live_counts(SCHEDULES[schedule], pp, microbatches, vpp, reduces_once=reduces_once and pp > 1)
-    is_v = bool(IS_V[schedule])
-    found = []
-    for rank, of_rank in enumerate(counts):
-        own = np.array([rank, 2 * pp - 1 - rank]) if is_v else rank + pp * np.arange(vpp)
-        measures = np.unique(_measures(rank, of_rank, own, layers, low), axis=0)
-        found.append(measures[undominated(measures)] if of_every_rank else measures)
-    every = np.concatenate(found)
-    if not of_every_rank:
-        every = every[np.sort(_best(every))]
+    counts = _joined_counts(schedule, pp, microbatches, vpp, reduces_once=reduces_once and pp > 1)
+    every = np.unique(_measures(counts, layers, low), axis=0)
+    if of_every_rank:
+        parts = np.split(every, np.flatnonzero(np.diff(every[:, 0])) + 1)
+        every = np.concatenate([one[undominated(one)] for one in parts])
+    else:
+        every = every[_best(every)]
     return every.T, [*layers[0].tolist(), *(layers[-1] * (stages > 1)).tolist(), low]
+
+
+@lru_cache(maxsize=64)
+def _layers_before(pattern: Pattern, kinds: int) -> Ints:
+    """Layers of each kind before each layer of a decoder, and of all of it: (layers + 1, kinds)."""
+    is_kind = np.array(pattern, dtype=np.int64)[:, None] == np.arange(kinds)
+    return np.concatenate([np.zeros((1, kinds), dtype=np.int64), is_kind.cumsum(axis=0)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The `live_counts` of all ranks, in one row per moment: its rank (moments,); per chunk (moments, vpp)
+    the chunk's stage, its micro-batches in flight, those that wait, and whether its gradients are
+    unreduced."""
+
+    rank: Ints
+    stage: Ints
+    flying: Ints
+    waiting: Ints
+    unreduced: Ints
+
+
+@lru_cache(maxsize=1 << 12)
+def _joined_counts(schedule: int, pp: int, microbatches: int, vpp: int, *, reduces_once: bool) -> _Counts:
+    found = live_counts(SCHEDULES[schedule], pp, microbatches, vpp, reduces_once=reduces_once)
+    counts = np.concatenate(found)
+    rank = np.repeat(np.arange(pp), [len(one) for one in found])
+    stages = [rank, 2 * pp - 1 - rank] if IS_V[schedule] else [rank + pp * chunk for chunk in range(vpp)]
+    flying, waiting = counts[:, IN_FLIGHT], counts[:, WAITING]
+    unreduced = counts[:, UNREDUCED] if counts.shape[1] > UNREDUCED else 0 * flying
+    return _Counts(rank, np.stack(stages, axis=1), flying, waiting, unreduced)
 
 
 def _best(measures: Ints) -> NDArray[np.intp]:
@@ -157,32 +179,38 @@ def _best(measures: Ints) -> NDArray[np.intp]:
     return np.flatnonzero(undominated(measures[:, 1:]))
 
 
-def _measures(rank: int, counts: Ints, own: Ints, layers: Ints, low: int) -> Ints:
-    """The columns of one rank, (moments, columns): `rank`, `first`, `last`, `waits_first`, `waits_last`,
+def _measures(counts: _Counts, layers: Ints, low: int) -> Ints:
+    """The columns of all moments, (moments, columns): `rank`, `first`, `last`, `waits_first`, `waits_last`,
     whether the rank has the embedding and the head, `most_layers`, `unreduced_embedding`, `unreduced_head`;
     and by kind `low`, `high`, `waits`, `rank_layers`, `unreduced_layers`."""
-    flying, waiting = counts[:, IN_FLIGHT], counts[:, WAITING]
-    unreduced = counts[:, UNREDUCED] if counts.shape[1] > UNREDUCED else 0 * flying
-    end = len(layers) - 1
-    is_first, is_last = own == 0, own == end
+    flying, waiting, unreduced = counts.flying, counts.waiting, counts.unreduced
+    of_chunk = layers[counts.stage]
+    sizes = of_chunk.sum(axis=2)
+    is_first, is_last = counts.stage == 0, counts.stage == len(layers) - 1
     is_between = ~is_first & ~is_last
-    is_high = is_between & (layers[own].sum(axis=1) > low)
-    of_rank = layers[own].sum(axis=0)
+    is_high = is_between & (sizes > low)
     columns = [
-        np.full(len(counts), rank),
-        flying[:, is_first].sum(axis=1),
-        flying[:, is_last].sum(axis=1),
-        waiting[:, is_first].sum(axis=1),
-        waiting[:, is_last].sum(axis=1),
-        np.full(len(counts), int(is_first.any())),
-        np.full(len(counts), int(is_last.any())),
-        np.full(len(counts), layers[own].sum(axis=1).max()),
-        unreduced[:, is_first].sum(axis=1),
-        unreduced[:, is_last].sum(axis=1),
-        *(flying[:, is_between & ~is_high] @ layers[own[is_between & ~is_high]]).T,
-        *(flying[:, is_high] @ layers[own[is_high]]).T,
-        *(waiting @ layers[own]).T,
-        *np.broadcast_to(of_rank, (len(counts), len(of_rank))).T,
-        *(unreduced @ layers[own]).T,
+        counts.rank,
+        (flying * is_first).sum(axis=1),
+        (flying * is_last).sum(axis=1),
+        (waiting * is_first).sum(axis=1),
+        (waiting * is_last).sum(axis=1),
+        is_first.any(axis=1),
+        is_last.any(axis=1),
+        sizes.max(axis=1),
+        (unreduced * is_first).sum(axis=1),
+        (unreduced * is_last).sum(axis=1),
     ]
-    return np.stack(columns, axis=1)
+    by_kind = [
+        _layers_times(flying * (is_between & ~is_high), of_chunk),
+        _layers_times(flying * is_high, of_chunk),
+        _layers_times(waiting, of_chunk),
+        of_chunk.sum(axis=1),
+        _layers_times(unreduced, of_chunk),
+    ]
+    return np.concatenate([np.stack(columns, axis=1), *by_kind], axis=1)
+
+
+def _layers_times(microbatches: Ints, layers: Ints) -> Ints:
+    """Layers by kind times the micro-batches of their chunk, over all chunks: (moments, kinds)."""
+    return np.asarray((microbatches[:, :, None] * layers).sum(axis=1))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 
+from shardwise.cost import peaks_of
 from shardwise.plans import Answer, Optimum, Value
 from shardwise.search.answer import search
 from shardwise.search.bnb.incumbent import PRUNE_FACTOR, Fastest
@@ -20,7 +21,7 @@ from shardwise.search.clock import SearchClock
 from shardwise.search.question import Question
 from shardwise.search.result import result_of
 from shardwise.search.targets import parts_within, restricted_to, restricted_with
-from shardwise.strategy import ALIASES, Strategy, Target
+from shardwise.strategy import ALIASES, Strategy, StrategyTable, Target, even_ends, shards_of
 from shardwise.ties import first_best
 
 FEWER = ("tp", "cp", "pp", "vpp", "ep")
@@ -100,8 +101,12 @@ class _Search:
 
     def _narrowed(self, found: Sequence[FoundStrategy], preference: Preference) -> list[FoundStrategy]:
         """The best of each part of the questions' spaces that the preference leaves, where there is one."""
-        parts = [part for one in found for part in preference(one.question)]
-        return [best for part in parts if (best := self._best(part)) is not None]
+        parts = [(one, part) for one in found for part in preference(one.question)]
+        bests = [
+            replace(one, question=part) if _has(part, one.strategy) else self._best(part)
+            for one, part in parts
+        ]
+        return [best for best in bests if best is not None]
 
     def _fewest_axes(self, found: list[FoundStrategy]) -> FoundStrategy:
         """The fastest strategy of those with the fewest axes above 1."""
@@ -132,6 +137,21 @@ class _Search:
 
 def _fastest(found: Sequence[FoundStrategy]) -> FoundStrategy:
     return first_best(found, lambda one: (-one.step_time_s,))
+
+
+def _has(part: Question, strategy: Strategy) -> bool:
+    """Whether the best strategy of a question is in this part of it, and so the best of the part."""
+    shards = shards_of(part.fixed, strategy.dp * strategy.cp)
+    if any(getattr(strategy, name) != degree for name, degree in shards.items()):
+        return False
+    if not all(getattr(strategy, name) in values for name, values in part.axes.items()):
+        return False
+    if part.has_even_stages:
+        ends = even_ends(part.model.layers, strategy.pp * strategy.vpp)
+        if (strategy.first_stage_layers, strategy.last_stage_layers) != ends:
+            return False
+    problem = part.problem()
+    return bool(peaks_of(problem, StrategyTable.of([strategy])).device_bytes[0] <= problem.usable_bytes)
 
 
 # Preferences: the parts of a question's space that they leave

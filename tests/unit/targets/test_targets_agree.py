@@ -44,15 +44,36 @@ TARGETS = (
 )
 
 
-@pytest.fixture(scope="module", params=TARGETS, ids=lambda exported: exported.name)
+PARAMETERS = [
+    pytest.param(one, id=one.name, marks=pytest.mark.xdist_group(f"plans of {one.name}")) for one in TARGETS
+]
+
+
+@pytest.fixture(scope="module", params=PARAMETERS)
 def exported(request: pytest.FixtureRequest) -> Exported:
     found: Exported = request.param
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A plan; whether it is within the target's limits in plain code, and whether it is exported."""
+
+    plan: Plan
+    is_within: bool
+    is_exported: bool
+
+
 @pytest.fixture(scope="module")
-def plans(exported: Exported) -> list[Plan]:
-    return exported.drawn(PLANS, seed=7, is_free=True)
+def plans(exported: Exported) -> list[Sample]:
+    return [
+        Sample(
+            plan,
+            exported.is_within(plan.best.strategy, plan.model, plan.job),
+            _is_exported(exported.name, plan),
+        )
+        for plan in exported.drawn(PLANS, seed=7, is_free=True)
+    ]
 
 
 def _refused_fields(target: Target, plan: Plan) -> set[str]:
@@ -80,34 +101,35 @@ def _is_known_order(target: Target, plan: Plan) -> bool:
     return found in known
 
 
-def _disagreements(exported: Exported, plans: list[Plan], target: Target) -> list[tuple[set[str], Strategy]]:
+def _disagreements(
+    exported: Exported, plans: list[Sample], target: Target
+) -> list[tuple[set[str], Strategy]]:
     found = []
-    for plan in plans:
-        refused = _refused_fields(target, plan)
+    for one in plans:
+        plan, refused = one.plan, _refused_fields(target, one.plan)
         if refused == {"axis_order"} and _is_known_order(exported.target, plan):
             continue
-        is_within = exported.is_within(plan.best.strategy, plan.model, plan.job)
-        if not bool(refused) == (not is_within) == (not _is_exported(exported.name, plan)):
+        if not bool(refused) == (not one.is_within) == (not one.is_exported):
             found.append((refused, plan.best.strategy))
     return found
 
 
 @pytest.mark.slow
-def test_exactly_the_strategies_of_the_search_are_exported(exported: Exported, plans: list[Plan]) -> None:
+def test_exactly_the_strategies_of_the_search_are_exported(exported: Exported, plans: list[Sample]) -> None:
     assert _disagreements(exported, plans, exported.target) == []
 
 
 @pytest.mark.slow
-def test_the_samples_have_exported_and_refused_strategies(exported: Exported, plans: list[Plan]) -> None:
-    accepted = sum(_is_exported(exported.name, plan) for plan in plans)
+def test_the_samples_have_exported_and_refused_strategies(exported: Exported, plans: list[Sample]) -> None:
+    accepted = sum(one.is_exported for one in plans)
     assert PLANS // 5 < accepted < PLANS * 4 // 5
-    fields = set().union(*(_refused_fields(exported.target, plan) for plan in plans))
+    fields = set().union(*(_refused_fields(exported.target, one.plan) for one in plans))
     assert fields >= exported.refused
 
 
 @pytest.mark.slow
 def test_a_capability_file_without_a_limit_or_a_field_is_noticed(
-    exported: Exported, plans: list[Plan]
+    exported: Exported, plans: list[Sample]
 ) -> None:
     target = exported.target
     for limit in target.limits:
@@ -118,7 +140,7 @@ def test_a_capability_file_without_a_limit_or_a_field_is_noticed(
             target, axes={field: values for field, values in target.axes.items() if field != name}
         )
         assert _disagreements(exported, plans, broken), name
-    within = [one for one in plans if exported.is_within(one.best.strategy, one.model, one.job)]
-    for module in {name for one in within for name in one.best.strategy.recompute_modules.split("+") if name}:
+    sets = [one.plan.best.strategy.recompute_modules.split("+") for one in plans if one.is_within]
+    for module in {name for names in sets for name in names if name}:
         fewer = tuple(name for name in target.modules if name != module)
         assert _disagreements(exported, plans, replace(target, modules=fewer)), module
