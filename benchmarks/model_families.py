@@ -16,6 +16,7 @@ from shardwise.model.family_files import (
     not_planned,
     transformers_data,
 )
+from shardwise.model.vision import vision_types
 from shardwise.strategy import target_names, target_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "model-families.md"
@@ -78,6 +79,9 @@ def _lines() -> Iterator[str]:
     yield ""
     wrappers = ", ".join(f"`{name}`" for name in wrapper_types())
     yield f"Multimodal types whose text decoder is planned: {wrappers}."
+    yield ""
+    towers = ", ".join(f"`{name}`" for name in vision_types())
+    yield f"Of these the vision tower is counted with `--images`: {towers}."
     yield ""
     yield "Causal types that are not planned:"
     yield ""

@@ -87,6 +87,8 @@ def plan(
     set: Mapping[str, str] | str | None = None,
     price: float | str | None = None,
     lora: LoraSource | None = None,
+    images: int | str | Mapping[str, int] | None = None,
+    freeze: str | Sequence[str] | None = None,
     top: int = 8,
     frontier: bool = False,
     exhaustive: bool = False,
@@ -120,7 +122,9 @@ def plan(
       `flash`, `efficient` or `unfused`. `price`: dollars per device and hour, or a list price such as
       `aws:3-years`; the default is the list price on demand, where there is one. `lora`: train adapters
       alone, with the weights of the model frozen: a rank, `r=16,targets=q_proj+v_proj`, an
-      `adapter_config.json`, or a `LoraConfig` of PEFT.
+      `adapter_config.json`, or a `LoraConfig` of PEFT. `images`: images per sequence, for which the vision
+      tower is counted, such as `2` or `2@1024x768` with height and width. `freeze`: parts that are not
+      trained, such as `vision` or `vision+projector`.
     - `top`: number of runners-up. `frontier`: also find the Pareto frontier of time and memory
       (`plan.answer.frontier`). `exhaustive`: evaluate every feasible candidate.
     - `stage_dp`, `mixed_pool_stages`: limits of uneven plans, as the options of `shardwise plan`.
@@ -172,6 +176,8 @@ def evaluate(
     set: Mapping[str, str] | str | None = None,
     price: float | str | None = None,
     lora: LoraSource | None = None,
+    images: int | str | Mapping[str, int] | None = None,
+    freeze: str | Sequence[str] | None = None,
 ) -> Plan:
     """The plan of one given strategy, with its step time and memory; it has no certificate.
 
@@ -215,6 +221,8 @@ def frontier(
     set: Mapping[str, str] | str | None = None,
     price: float | str | None = None,
     lora: LoraSource | None = None,
+    images: int | str | Mapping[str, int] | None = None,
+    freeze: str | Sequence[str] | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> FrontierAnswer[Any]:

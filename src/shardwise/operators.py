@@ -5,8 +5,10 @@ are `trained`; frozen ones have gradients of their inputs alone. An operator has
 *by which* it may be sharded; it knows no strategy. The cost model maps a role to a parallel degree
 (`heads`, `ffn`, `vocab` to tp, `expert_ffn` to etp), so one sum over operators estimates every layout.
 
-Widths count elements per row. A row is a token, or a token routed to an expert; `Rows` says which rows an
-operator processes.
+Widths count elements per row. A row is a token, a token routed to an expert, or a patch of an image; `Rows`
+says which rows an operator processes. The equal layers of a vision tower are one list of operators that
+`repeats`: `weights` and `saved` are those of all repetitions. An operator with `forward_only` has nothing
+trained before it, and so no backward pass.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ Role = Literal["whole", "heads", "kv_heads", "ffn", "vocab", "expert_ffn"]
 """How a width may be sharded: not at all; over tp (heads, ffn, vocab, and kv_heads up to their number); or
 over etp."""
 
-Rows = Literal["tokens", "sequence", "routed", "head"]
+Rows = Literal["tokens", "sequence", "routed", "head", "patches", "images"]
 """Rows that an operator processes, per rank and micro-batch.
 
 `tokens`: micro_batch * seq / cp. `sequence`: the same, divided by tp under sequence parallelism (norms,
 residuals). `routed`: tokens * top_k, spread over the experts of a rank. `head`: like tokens, in the
-language-model head.
+language-model head. `patches` and `images`: micro_batch * the patches of a sequence's images, and their
+tokens in the language model; every rank of tp and cp has all of them.
 """
 
 Dtype = Literal["compute", "operand", "fp32", "mask"]
@@ -84,6 +87,8 @@ class Matmul:
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
     trained: bool = True
+    repeats: int = 1
+    forward_only: bool = False
     kind: Literal["matmul"] = field(default="matmul", init=False)
 
 
@@ -107,7 +112,7 @@ class Attention:
     """Scaled dot-product attention: scores over `qk_dim`, values of `v_dim`, per head.
 
     `window` is the number of keys that each query attends to (None: all). `causal` halves the work of full
-    attention.
+    attention. Within a `block` of rows (the patches of an image) each query attends to all keys of its block.
     """
 
     name: str
@@ -117,10 +122,13 @@ class Attention:
     v_dim: int
     window: int | None = None
     causal: bool = True
+    block: int | None = None
     rows: Rows = "tokens"
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
     trained: bool = True
+    repeats: int = 1
+    forward_only: bool = False
     kind: Literal["attention"] = field(default="attention", init=False)
 
 
@@ -167,6 +175,8 @@ class Pointwise:
     selective: bool = False
     """Recomputed under selective recomputation."""
     trained: bool = True
+    repeats: int = 1
+    forward_only: bool = False
     kind: Literal["pointwise"] = field(default="pointwise", init=False)
 
 
@@ -181,6 +191,8 @@ class Lookup:
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
     trained: bool = True
+    repeats: int = 1
+    forward_only: bool = False
     kind: Literal["lookup"] = field(default="lookup", init=False)
 
 
@@ -198,6 +210,16 @@ class Loss:
 
 
 Operator = Matmul | GroupedMatmul | Attention | Scan | Pointwise | Lookup | Loss
+
+
+def repeats_of(operator: Operator) -> int:
+    """How often an operator runs in a pass; others than those of towers once."""
+    return operator.repeats if isinstance(operator, Matmul | Attention | Pointwise | Lookup) else 1
+
+
+def is_forward_only(operator: Operator) -> bool:
+    """Whether an operator has no backward pass, because nothing before it is trained."""
+    return isinstance(operator, Matmul | Attention | Pointwise | Lookup) and operator.forward_only
 
 
 def is_trained(operator: Operator) -> bool:

@@ -40,7 +40,9 @@ from shardwise_verify.problem import Figures, active_elements
 from shardwise_verify.records import (
     AttentionOperator,
     LayerOperator,
+    LayersRecord,
     LookupOperator,
+    MatmulOperator,
     RoutingRecord,
     ScanOperator,
 )
@@ -138,7 +140,7 @@ def family_costs(
     copy = blocks[-2]["trained_dense"] * model.embedding_copies
     trained_dense = with_tied_copy(family, stages, "trained_dense", copy)
     trained_expert = [stage["trained_expert"] for stage in stages]
-    is_joint = is_joint and not model.trains_adapters
+    is_joint = is_joint and bool(np.all([np.all(block["trained_blocks"] > 0) for block in blocks[-2:]]))
     trained = (trained_dense, trained_expert, [stage["trained_blocks"] - is_joint for stage in stages])
     reduced, gathered = reduced_and_gathered(
         figures, *(tuple(np.array(each) for each in part) for part in (everything, trained))
@@ -393,7 +395,7 @@ def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> f
     weight, 4 per frozen one, plus 3 times the forward attention."""
     model = figures.model
     elements = tied_head_elements(model.head)
-    trained = 0 if model.trains_adapters else elements
+    trained = elements if all(operator.trained for operator in model.head) else 0
     attention = 0.0
     for operator, experts in _multiplied(figures):
         elements += active_elements(operator, experts)
@@ -406,7 +408,8 @@ def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> f
             width = min(operator.window or tokens, tokens)
             keys = keys_of_query(tokens, operator.window, causal=True) if causal else float(width)
             attention += 2 * operator.heads.size * (operator.qk_dim + operator.v_dim) * keys
-    return 4 * elements + 2 * trained + 3 * attention
+    images = _flop_of_images(model) / figures.job.seq_len
+    return 4 * elements + 2 * trained + 3 * attention + images
 
 
 def _multiplied(figures: Figures) -> Iterator[tuple[LayerOperator, RoutingRecord | None]]:
@@ -419,5 +422,21 @@ def _multiplied(figures: Figures) -> Iterator[tuple[LayerOperator, RoutingRecord
     for operator in model.head:
         yield operator, model.head_experts
     for operator in model.embedding:
-        if not isinstance(operator, LookupOperator):
+        if not isinstance(operator, LookupOperator) and operator.rows not in ("patches", "images"):
             yield operator, None
+
+
+def _flop_of_images(model: LayersRecord) -> float:
+    """Flop for the images of a sequence: products and attention forward, and backward where there is one."""
+    total = 0.0
+    for operator in model.embedding:
+        rows = {"patches": model.patches, "images": model.image_tokens}.get(operator.rows, 0)
+        rows *= operator.repeats
+        back = 0 if operator.forward_only else 1
+        if isinstance(operator, MatmulOperator):
+            passes = 1 + back + (1 if back and operator.trained else 0)
+            total += rows * passes * 2 * operator.k.size * operator.n.size
+        elif isinstance(operator, AttentionOperator) and operator.block is not None:
+            dims = operator.qk_dim + operator.v_dim
+            total += rows * (1 + 2 * back) * 2 * operator.heads.size * dims * operator.block
+    return total

@@ -59,7 +59,12 @@ class LocalSizes:
         return self.rows.micro_batch_size * self.figures.job.seq_len / self.rows.cp
 
     def count(self, name: str) -> Column:
-        """Rows of data of a rank per micro-batch: `tokens`, `head`, `sequence` or `routed`."""
+        """Rows of data of a rank per micro-batch: `tokens`, `head`, `sequence` or `routed`; of images all of
+        its sequences, on every rank."""
+        if name in ("patches", "images"):
+            model = self.figures.model
+            each = {"patches": model.patches, "images": model.image_tokens}[name]
+            return self.rows.micro_batch_size * (1.0 * each)
         if name == "sequence":
             return self.tokens / np.where(self.rows.sequence_parallel, self.rows.tp, 1)
         if name == "routed" and self.experts is not None:
@@ -115,7 +120,13 @@ class KernelSeconds:
 
 
 def operator_seconds(operator: LayerOperator, sizes: LocalSizes) -> KernelSeconds:
-    """Seconds of the operator on every row."""
+    """Seconds of the operator, every time that it runs, on every row."""
+    one = _seconds_of_one(operator, sizes)
+    times, back = operator.repeats, 0 if operator.forward_only else operator.repeats
+    return KernelSeconds(one.forward * times, one.input * back, one.weight * back)
+
+
+def _seconds_of_one(operator: LayerOperator, sizes: LocalSizes) -> KernelSeconds:
     zero = 0.0 * sizes.tokens
     rows = sizes.count(operator.rows)
     each = sizes.figures.recipe.activation_bytes
@@ -276,8 +287,8 @@ def _attention_seconds(operator: AttentionOperator, sizes: LocalSizes) -> Kernel
     figures, curve = sizes.figures, sizes.figures.fused
     if curve is None:
         return _unfused_seconds(operator, sizes)
-    tokens = attended_tokens(figures.job)
-    seq_len = figures.job.seq_len
+    tokens = attended_tokens(figures.job) if operator.block is None else operator.block
+    seq_len = figures.job.seq_len if operator.block is None else operator.block
     rate_len = tokens if operator.window is None or operator.window >= seq_len else seq_len
     heads, kv_heads = sizes.width(operator.heads), sizes.width(operator.kv_heads)
     dims = operator.qk_dim + operator.v_dim
@@ -294,7 +305,7 @@ def _attention_seconds(operator: AttentionOperator, sizes: LocalSizes) -> Kernel
 def _unfused_seconds(operator: AttentionOperator, sizes: LocalSizes) -> KernelSeconds:
     """Two batched matmuls forward and four backward over all keys, and the softmax between them."""
     figures, each = sizes.figures, sizes.figures.recipe.activation_bytes
-    keys = float(figures.job.seq_len)
+    keys = float(figures.job.seq_len if operator.block is None else operator.block)
     rows = sizes.count(operator.rows) * sizes.width(operator.heads)
 
     def product_s(n: float, k: float) -> Column:
@@ -320,7 +331,9 @@ def score_bytes(operator: AttentionOperator, sizes: LocalSizes) -> Column:
         each = of_softmax + 1 + read
     else:
         each = read if of_softmax == read else of_softmax + read
-    return each * sizes.count(operator.rows) * sizes.width(operator.heads) * figures.job.seq_len
+    keys = figures.job.seq_len if operator.block is None else operator.block
+    queries = operator.repeats * sizes.count(operator.rows) * sizes.width(operator.heads)
+    return each * queries * keys * (not operator.forward_only)
 
 
 Amounts = Mapping[str, Column]
@@ -557,11 +570,14 @@ def _host_s(sizes: LocalSizes, operators: Sequence[LayerOperator], phase: str) -
     profile = sizes.figures.profile
     if phase == "weight":
         return profile.dispatch_s * sum(
-            operator.trained and isinstance(operator, MatmulOperator | GroupedMatmulOperator | LookupOperator)
+            operator.repeats
             for operator in operators
+            if operator.trained
+            and isinstance(operator, MatmulOperator | GroupedMatmulOperator | LookupOperator)
         )
     has_experts = any(isinstance(operator, GroupedMatmulOperator) for operator in operators)
-    return profile.dispatch_s * len(operators) + (profile.expert_dispatch_s if has_experts else 0.0)
+    started = sum(one.repeats for one in operators if phase == "forward" or not one.forward_only)
+    return profile.dispatch_s * started + (profile.expert_dispatch_s if has_experts else 0.0)
 
 
 def _communication(
@@ -623,7 +639,7 @@ def _context_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockSh
     each = sizes.figures.recipe.activation_bytes
     ring_s = a2a_s = 0.0 * sizes.tokens
     for operator in shape.operators:
-        if isinstance(operator, AttentionOperator):
+        if isinstance(operator, AttentionOperator) and operator.block is None:
             dims = operator.qk_dim + operator.v_dim
             kv, q = sizes.width(operator.kv_heads) * dims, sizes.width(operator.heads) * dims
             ring_s = ring_s + all_gather_s(fabric, sizes.tokens * kv * each * sizes.rows.cp, groups.context)
@@ -689,8 +705,8 @@ def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
             all_saved = all_saved + nbytes
             selective_saved = selective_saved + (0.0 if saved.selective else 1.0) * nbytes
             largest = np.maximum(largest, nbytes)
-        if sizes.figures.profile.eager_modules:
-            nbytes = sizes.count(operator.rows) * eager_row_bytes(sizes, operator)
+        if sizes.figures.profile.eager_modules and not operator.forward_only:
+            nbytes = operator.repeats * sizes.count(operator.rows) * eager_row_bytes(sizes, operator)
             all_saved = all_saved + nbytes
             if not (isinstance(operator, PointwiseOperator) and operator.selective):
                 selective_saved = selective_saved + nbytes
@@ -748,7 +764,7 @@ def offloaded_bytes(sizes: LocalSizes, shape: BlockShape) -> tuple[Column, Colum
     is_latent = any(one.name.endswith("attention.kv_up") for one in shape.operators)
     left = moved = 0.0 * sizes.tokens
     for operator in shape.operators:
-        for saved in operator.saved:
+        for saved in () if operator.rows in ("patches", "images") else operator.saved:
             copies = sum(_copies(name, operator, saved.name, is_latent, has_experts) for name in chosen)
             if not copies:
                 continue
@@ -789,7 +805,9 @@ def waiting_bytes(sizes: LocalSizes, operators: Sequence[LayerOperator], all_sav
     keeps_all = sizes.figures.profile.keeps_split_graphs
     found: Column = all_saved if keeps_all else 0.0
     for place, operator in enumerate(operators):
-        count = sizes.count(operator.rows)
+        if operator.forward_only:
+            continue
+        count = operator.repeats * sizes.count(operator.rows)
         match operator:
             case MatmulOperator(trained=False) | GroupedMatmulOperator(trained=False):
                 continue
@@ -848,8 +866,8 @@ def _usual_eager_bytes(sizes: LocalSizes, operator: LayerOperator) -> Column:
             return elements * (4 if operator.trained else 4 - each) if is_rms else 0
         case PointwiseOperator() if len(operator.saved) == 1:
             halves = operator.saved[0].width
-            if operator.forward[0].size * 2 == halves.size * 3:
-                return sizes.width(halves) / 2 * each
+            if operator.forward[0].size * 2 * operator.repeats == halves.size * 3:
+                return sizes.width(halves) / (2 * operator.repeats) * each
     return 0
 
 

@@ -537,7 +537,11 @@ def _ends(
     of_first = {name: layers.summed(pipeline.amount(name, nodes))[0] for name in (*names, *trained_names)}
     if figures.model.tied_embeddings and pipeline.pp == 1:  # both ends share one table, counted in one block
         of_first["dense_blocks"] = of_first["dense_blocks"] - 1
-        of_first["trained_blocks"] = of_first["trained_blocks"] - (not figures.model.trains_adapters)
+        are_trained = [
+            any(one.trained and one.weights for one in block)
+            for block in (figures.model.embedding, figures.model.head)
+        ]
+        of_first["trained_blocks"] = of_first["trained_blocks"] - all(are_trained)
     # Fewer elements in fewer collectives never take longer.
     reduced, gathered = reduced_and_gathered(
         figures, *(tuple(of_first[name] for name in each) for each in (names, trained_names))

@@ -74,7 +74,7 @@ Restricted = Mapping[str, tuple[Anything, ...]]
 
 # Models
 
-Rows = Literal["tokens", "sequence", "routed", "head"]
+Rows = Literal["tokens", "sequence", "routed", "head", "patches", "images"]
 Size = Annotated[int, Bounds(0, 10**12)]
 
 
@@ -128,13 +128,16 @@ class SavedRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedOperator:
     """What all operators have; subclasses are the kinds of operators of the cost model, section 6. Only
-    weights of `trained` operators have gradients."""
+    weights of `trained` operators have gradients. An operator runs `repeats` times, with weights and saved
+    tensors of all times; with `forward_only` it has no backward pass."""
 
     name: str
     rows: Rows = "tokens"
     weights: tuple[WeightRecord, ...] = ()
     saved: tuple[SavedRecord, ...] = ()
     trained: bool = True
+    repeats: Count = 1
+    forward_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +162,8 @@ class GroupedMatmulOperator(NamedOperator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOperator(NamedOperator):
-    """Attention over `window` keys (None: all); values of no elements are scores alone."""
+    """Attention over `window` keys (None: all), or over all keys of a `block` of rows; values of no elements
+    are scores alone."""
 
     kind: Literal["attention"] = "attention"
     heads: ExtentRecord
@@ -168,6 +172,7 @@ class AttentionOperator(NamedOperator):
     v_dim: Annotated[int, Bounds(0, 10**9)]
     window: Count | None = None
     causal: bool = True
+    block: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +261,8 @@ class LayerKind:
 
 @dataclass(frozen=True, kw_only=True)
 class LayersRecord:
-    """The resolved layers; `pattern` has runs of [index into `kinds`, number of layers]."""
+    """The resolved layers; `pattern` has runs of [index into `kinds`, number of layers]. A sequence has
+    `patches` of images, and `image_tokens` that come from them."""
 
     pattern: tuple[tuple[Layers, Layers], ...]
     kinds: tuple[LayerKind, ...]
@@ -270,6 +276,8 @@ class LayersRecord:
     vocab: Count
     heads: Count
     kv_heads: Count
+    patches: Annotated[int, Bounds(0, 10**12)] = 0
+    image_tokens: Annotated[int, Bounds(0, 10**12)] = 0
 
     def __post_init__(self) -> None:
         count = sum(number for _, number in self.pattern)
@@ -291,9 +299,9 @@ class LayersRecord:
 
     @cached_property
     def trains_adapters(self) -> bool:
-        """Whether weights are frozen, so that adapters are trained instead."""
+        """Whether adapters are trained, and all other weights are frozen."""
         of_layers = chain.from_iterable(kind.operators for kind in self.kinds)
-        return not all(operator.trained for operator in (*self.embedding, *of_layers, *self.head))
+        return any(operator.name.endswith("_lora_a") for operator in of_layers)
 
     @property
     def experts(self) -> RoutingRecord | None:

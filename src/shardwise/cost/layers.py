@@ -46,7 +46,9 @@ from shardwise.operators import (
     Saved,
     Scan,
     Weight,
+    is_forward_only,
     is_trained,
+    repeats_of,
 )
 
 # Seconds of a phase
@@ -481,14 +483,17 @@ def _host_s(problem: Problem, operators: Sequence[Operator]) -> tuple[float, flo
     """
     profile = problem.profile
     weighted = sum(
-        isinstance(operator, Matmul | GroupedMatmul | Lookup) and operator.trained for operator in operators
+        repeats_of(operator)
+        for operator in operators
+        if isinstance(operator, Matmul | GroupedMatmul | Lookup) and operator.trained
     )
     routed = any(isinstance(operator, GroupedMatmul) for operator in operators)
     block_s = profile.expert_dispatch_s if routed else 0.0
-    kernels = float(len(operators))
+    kernels = float(sum(map(repeats_of, operators)))
+    forward_only = float(sum(map(repeats_of, filter(is_forward_only, operators))))
     return (
         kernels * profile.dispatch_s + block_s,
-        kernels * profile.dispatch_s + block_s,
+        (kernels - forward_only) * profile.dispatch_s + block_s,
         weighted * profile.dispatch_s,
     )
 
@@ -568,6 +573,8 @@ def _offloaded_bytes(
     """(Bytes that leave the device, bytes that are copied to the host) of the saved tensors of a layer, where
     the software moves those of named modules."""
     released = moved = 0.0 * table.tp
+    if any(operator.rows == "patches" for operator in operators):
+        return released, moved  # modules of layers move tensors, those of a vision tower do not
     for tensor in offloaded_tensors(operators, problem.profile.offload_modules):
         operator = operators[tensor.operator]
         saved = operator.saved[tensor.place]
@@ -626,6 +633,8 @@ def _saved_bytes(
     tensor).
     """
     total = selective = largest = 0.0 * table.tp
+    if is_forward_only(operator):
+        return total, selective, largest
     if isinstance(operator, Attention) and problem.attention is None:
         total = largest = score_bytes(problem, table, operator, experts)
     for saved in operator.saved:
@@ -635,7 +644,7 @@ def _saved_bytes(
         largest = np.maximum(largest, nbytes)
     if problem.profile.eager_modules:
         rows = rows_of(problem, table, operator.rows, experts)
-        nbytes = rows * eager_row_bytes(problem, table, operator)
+        nbytes = rows * eager_row_bytes(problem, table, operator) * repeats_of(operator)
         total = total + nbytes
         selective = selective + (0.0 if _is_selective(operator) else 1.0) * nbytes
     return total, selective, largest
@@ -645,7 +654,8 @@ def score_bytes(problem: Problem, table: Any, operator: Attention, experts: Expe
     """Bytes of what unfused attention saves of its scores."""
     rows = rows_of(problem, table, operator.rows, experts)
     each = saved_score_bytes(problem, problem.profile, has_dropout=problem.model.has_dropout)
-    return rows * problem.job.seq_len * width_of(problem, table, operator.heads) * each
+    keys = problem.job.seq_len if operator.block is None else operator.block
+    return rows * keys * width_of(problem, table, operator.heads) * (each * operator.repeats)
 
 
 def saved_tensor_bytes(
@@ -677,8 +687,8 @@ def eager_row_bytes(problem: Problem, table: Any, operator: Operator) -> Any:
         passes = sum((width_of(problem, table, extent) for extent in operator.forward), start=0.0)
         return passes / 2.0 * (FP32_BYTES if operator.trained else FP32_BYTES - element) + more
     (inputs,) = operator.saved if len(operator.saved) == 1 else (None,)
-    if inputs is not None and 3 * inputs.width.size == 2 * operator.forward[0].size:
-        return width_of(problem, table, inputs.width) / 2.0 * element + more
+    if inputs is not None and 3 * inputs.width.size == 2 * operator.forward[0].size * operator.repeats:
+        return width_of(problem, table, inputs.width) / (2.0 * operator.repeats) * element + more
     return more
 
 
@@ -698,6 +708,8 @@ def _waiting_bytes(
     total = saved_bytes if keeps_graph else 0.0
     before: Operator | None = None
     for operator in operators:
+        if is_forward_only(operator):
+            continue
         if isinstance(operator, Matmul | GroupedMatmul) and not operator.trained:
             continue
         if isinstance(operator, Matmul | GroupedMatmul):
@@ -712,7 +724,7 @@ def _waiting_bytes(
         elif keeps_graph and isinstance(operator, Pointwise) and operator.weights:
             # A norm's forward pass reads and writes each element once.
             moved = sum((width_of(problem, table, extent) for extent in operator.forward), start=0.0)
-            rows = rows_of(problem, table, operator.rows, experts)
+            rows = rows_of(problem, table, operator.rows, experts) * operator.repeats
             total = total + rows * moved / 2.0 * problem.recipe.activation_bytes
         before = operator
     return total
@@ -725,6 +737,7 @@ def _output_gradient_bytes(
     dtype of its operands where the software has cast it for that."""
     recipe = problem.recipe
     elements = rows_of(problem, table, product.rows, experts) * width_of(problem, table, product.n)
+    elements = elements * repeats_of(product)
     is_cast = product.rows != "head" and not problem.profile.keeps_split_graphs
     return elements * (recipe.operand_bytes if is_cast else recipe.activation_bytes)
 
@@ -775,7 +788,7 @@ def _communication(
     """
     profile = problem.profile
     slowdown = problem.efficiency.overlap_slowdown
-    attention = [operator for operator in operators if isinstance(operator, Attention)]
+    attention = [one for one in operators if isinstance(one, Attention) and one.block is None]
     context_s = sum(
         (_context_s(problem, table, groups, fabric, core, is_backward) for core in attention),
         start=0.0 * table.tp,

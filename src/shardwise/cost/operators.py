@@ -25,6 +25,8 @@ from shardwise.operators import (
     Operator,
     Pointwise,
     Scan,
+    is_forward_only,
+    repeats_of,
 )
 from shardwise.strategy import Profile
 
@@ -75,11 +77,15 @@ def width_of(problem: Problem, table: Any, extent: Extent) -> Any:
 
 
 def rows_of(problem: Problem, table: Any, rows: str, experts: Experts | None) -> Any:
-    """Rows on one rank per micro-batch: tokens, tokens over tp (sequence parallelism), or routed tokens.
+    """Rows on one rank per micro-batch: tokens, tokens over tp (sequence parallelism), routed tokens, or the
+    patches and tokens of images, which every rank of tp and cp has.
 
     Routed rows: tokens * top_k * load / tp * etp. The load is the imbalance, or the capacity factor where
     experts have a capacity. One group of etp ranks works on the tokens of etp / tp of a tp group.
     """
+    if rows in ("patches", "images"):
+        model = problem.model
+        return 1.0 * table.micro_batch_size * (model.patches if rows == "patches" else model.image_tokens)
     tokens = table.micro_batch_size * problem.job.seq_len / table.cp
     if rows == "sequence":
         return tokens / np.where(table.sequence_parallel == 1, table.tp, 1)
@@ -100,7 +106,16 @@ def element_bytes(problem: Problem, dtype: str) -> float:
 def operator_times(
     problem: Problem, table: Any, operator: Operator, experts: Experts | None
 ) -> OperatorSeconds:
-    """Times of `operator` for each row of `table`. Frozen weights have no weight gradient."""
+    """Times of `operator`, of all its repetitions, for each row of `table`. Frozen weights have no weight
+    gradient."""
+    times, repeats = _times_of_one(problem, table, operator, experts), repeats_of(operator)
+    backward = repeats * (1 - is_forward_only(operator))
+    return OperatorSeconds(repeats * times.forward_s, backward * times.input_s, backward * times.weight_s)
+
+
+def _times_of_one(
+    problem: Problem, table: Any, operator: Operator, experts: Experts | None
+) -> OperatorSeconds:
     rows = rows_of(problem, table, operator.rows, experts)
     if isinstance(operator, Matmul):
         return _matmul(problem, table, operator, rows)
@@ -290,9 +305,10 @@ def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> 
 
     A fused kernel works within packed samples, at its rate for sequences of their length. With a window,
     which limits its blocks in either case, it has the rate for the whole sequence. Software with scores in
-    memory computes those of the whole sequence and masks them.
+    memory computes those of the whole sequence and masks them. Blocks, as of images, are sequences of their
+    own.
     """
-    seq_len = 1.0 * problem.job.seq_len
+    seq_len = 1.0 * (problem.job.seq_len if operator.block is None else operator.block)
     heads = width_of(problem, table, operator.heads)
     if problem.attention is None:
         forward_s, backward_s = unfused_attention_s(
@@ -300,7 +316,7 @@ def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> 
             has_values=not isinstance(operator.v_dim, int) or operator.v_dim > 0,
         )  # fmt: skip
     else:
-        length = 1.0 * problem.job.attention_len
+        length = 1.0 * problem.job.attention_len if operator.block is None else seq_len
         window = length if operator.window is None else np.minimum(operator.window, length)
         is_windowed = operator.window is not None and np.asarray(operator.window) < seq_len
         of_rate = np.where(is_windowed, seq_len, length)

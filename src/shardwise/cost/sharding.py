@@ -429,12 +429,14 @@ def _weights_of(
     of_expert = of_expert + (model.head_experts is not None) * places.has_head
     of_dense, of_expert = (np.maximum(blocks, 1)[synced][:, of_partition] for blocks in (of_dense, of_expert))
     gathered = Weights(dense, of_dense), Weights(expert, of_expert)
-    if model.lora is None:
+    if not model.is_partly_frozen:
         return gathered, gathered
     trains = [1.0 * has_trained_weights(kind.operators) for kind in model.kinds]
     of_trained = np.tensordot(trains, places.layers, 1)
-    of_trained = of_trained + has_trained_weights(model.embedding) * places.has_embedding
-    of_trained = of_trained + has_trained_weights(model.head) * places.has_head
+    of_embedding, of_head = map(has_trained_weights, (model.embedding, model.head))
+    of_trained = of_trained + of_embedding * places.has_embedding + of_head * places.has_head
+    if model.tied_embeddings and of_embedding and of_head:
+        of_trained = of_trained - places.has_embedding * places.has_head
     of_trained = np.maximum(of_trained, 1)[synced][:, of_partition]
     return (Weights(trained_dense, of_trained), Weights(trained_expert, of_expert)), gathered
 

@@ -10,6 +10,7 @@ from shardwise.model.counts import (
     parameters,
     trained_parameters,
 )
+from shardwise.model.freezing import FREEZE_KEY, frozen_names
 from shardwise.model.load import (
     catalogue,
     catalogue_entry,
@@ -19,6 +20,8 @@ from shardwise.model.load import (
     has_plain_causal_attention,
     load_model,
     model_from_config,
+    with_frozen,
+    with_images,
     with_lora,
 )
 from shardwise.model.lora import ALL_LINEAR, LORA_KEY, lora_from_config, lora_of_text
@@ -47,9 +50,18 @@ from shardwise.model.shape import (
     RecurrentShape,
     RoutedMlp,
 )
+from shardwise.model.vision import (
+    IMAGES_KEY,
+    Images,
+    images_from_config,
+    images_of_text,
+    vision_classes,
+)
 
 __all__ = [
     "ALL_LINEAR",
+    "FREEZE_KEY",
+    "IMAGES_KEY",
     "LORA_KEY",
     "MODULES",
     "MODULE_SETS",
@@ -59,6 +71,7 @@ __all__ = [
     "Decoder",
     "Experts",
     "GroupedQueryAttentionShape",
+    "Images",
     "LatentAttentionShape",
     "Layer",
     "LayerShape",
@@ -77,7 +90,10 @@ __all__ = [
     "catalogue_names",
     "decoder_config",
     "decoder_of",
+    "frozen_names",
     "has_plain_causal_attention",
+    "images_from_config",
+    "images_of_text",
     "load_model",
     "lora_from_config",
     "lora_of_text",
@@ -93,5 +109,8 @@ __all__ = [
     "repeated_modules",
     "set_text",
     "trained_parameters",
+    "vision_classes",
+    "with_frozen",
+    "with_images",
     "with_lora",
 ]

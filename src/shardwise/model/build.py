@@ -14,6 +14,7 @@ from shardwise.model.layers import (
 )
 from shardwise.model.model import MTP_PREFIX, Layer, Model
 from shardwise.model.shape import Decoder, LayerShape, RecurrentShape
+from shardwise.model.vision_operators import vision_operators
 from shardwise.operators import Extent, Lookup, Loss, Matmul, Operator, Pointwise, Saved, Weight
 
 
@@ -23,6 +24,7 @@ def model_from_decoder(decoder: Decoder, *, name: str, config: Mapping[str, obje
     pattern = tuple(index.setdefault(shape, len(index)) for shape in decoder.layers)
     modules = [_mtp_module(decoder, i) for i in range(decoder.mtp_modules)]
     mixers = [one for shape in index for one in (shape.attention, shape.mixer) if one is not None]
+    vision = decoder.vision
     attentions = [mixer for mixer in mixers if not isinstance(mixer, RecurrentShape)]
     return Model(
         name=name,
@@ -34,6 +36,8 @@ def model_from_decoder(decoder: Decoder, *, name: str, config: Mapping[str, obje
         kinds=tuple(layer_from_shape(shape) for shape in index),
         pattern=pattern,
         embedding=_embedding(decoder),
+        patches=0 if vision is None else vision.images * vision.patches,
+        image_tokens=0 if vision is None else vision.images * vision.tokens,
         head=_head(decoder) + tuple(operator for operators, _ in modules for operator in operators),
         head_experts=modules[0][1].experts if modules else None,
         head_layers=len(modules),
@@ -50,7 +54,8 @@ def _embedding(decoder: Decoder) -> tuple[Operator, ...]:
     hidden, width = Extent(decoder.hidden), Extent(decoder.embedding_width)
     vocab = Extent(decoder.vocab, "vocab")
     table = Weight(name="embedding.tokens.weight", shape=(vocab, width))
-    operators: list[Operator] = [Lookup(name="embedding.tokens", width=width, weights=(table,))]
+    operators: list[Operator] = [] if decoder.vision is None else list(vision_operators(decoder.vision))
+    operators.append(Lookup(name="embedding.tokens", width=width, weights=(table,)))
     if width != hidden:
         operators.append(
             Matmul(

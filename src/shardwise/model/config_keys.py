@@ -89,6 +89,10 @@ class ConfigFields(Fields):
             return self.number(given, low=-1e30)
         return self.sequence(given) if isinstance(default, list) else self.any(given)
 
+    def default(self, name: str) -> Any:
+        """The default of `name`; None where there is none."""
+        return self._defaults.get(name)
+
     def is_given(self, name: str) -> bool:
         """Whether the config has `name`, in any spelling, with a value other than null."""
         return any([self.has(each) for each in (name, *self._spellings.get(name, ()))])

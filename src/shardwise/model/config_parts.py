@@ -24,6 +24,7 @@ from shardwise.model.family_files import (
     model_types,
     not_planned,
 )
+from shardwise.model.vision import has_vision_tower
 
 TEXT_KEYS: Final = (
     "text_config", "llm_config", "language_config", "language_model_config", "text_model_config",
@@ -47,6 +48,8 @@ _LABEL_HEADS: Final = {
 _CAUSAL_CLASS: Final = re.compile(r"\w*(ForCausalLM|LMHeadModel|ForConditionalGeneration|HeadModel|Decoder)")
 _MODEL_CLASS: Final = re.compile(r"\w*Model")
 MAX_LABELS: Final = 1_000_000
+TEXT_ALONE: Final = "the text decoder alone is counted"
+"""Start of the note on a multimodal config whose other parts are not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,8 @@ def text_config(config: Mapping[str, object]) -> TextConfig:
     others = tuple(name for name in config if _OTHER_PART.fullmatch(name) and config[name])
     if others or key:
         without = f", without {', '.join(others)}" if others else ""
-        notes += (f"the text decoder alone is counted{without}",)
+        counted = "; --images 1 counts its vision tower" if has_vision_tower(config) else ""
+        notes += (f"{TEXT_ALONE}{without}{counted}",)
     labels, has_bias, of_head = _head(whole, config, key)
     tied, of_tied = _tied(config, inner, top_class, found) if key else (None, ())
     return TextConfig(

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from shardwise.model.model import MTP_PREFIX, Experts, Model
-from shardwise.operators import Attention, Lookup, Matmul, Operator, Scan, is_trained
+from shardwise.operators import (
+    Attention,
+    Lookup,
+    Matmul,
+    Operator,
+    Scan,
+    is_forward_only,
+    is_trained,
+    repeats_of,
+)
 from shardwise.units import format_count
 
 
@@ -34,11 +43,14 @@ def trained_parameters(model: Model) -> int:
 
 
 def adapters_text(model: Model) -> str:
-    """The adapters of a model in words, with the number of trained parameters; empty for one without."""
+    """The adapters or the frozen parts of a model in words, with the number of trained parameters; empty
+    where all weights are trained."""
+    trained, total = format_count(trained_parameters(model)), format_count(parameters(model))
+    if model.frozen:
+        return f"{' and '.join(model.frozen)} frozen: {trained} trained of {total}"
     if model.lora is None:
         return ""
     names = " ".join(name.removesuffix("_proj") for name in model.lora.target_modules)
-    trained, total = format_count(trained_parameters(model)), format_count(parameters(model))
     return f"LoRA rank {model.lora.r} on {names}: {trained} trained of {total}"
 
 
@@ -69,7 +81,7 @@ def _multiplied(model: Model, counts: Callable[[Operator], bool]) -> int:
     def active(operators: Iterable[Operator], experts: Experts | None) -> int:
         return _active(filter(counts, operators), experts)
 
-    tables = tuple(operator for operator in model.embedding if not isinstance(operator, Lookup))
+    tables = [one for one in model.embedding if not isinstance(one, Lookup) and not _is_of_images(one)]
     head = active(_main_head(model), None) + active(_mtp_head(model), model.head_experts)
     per_kind = [active(kind.operators, kind.experts) for kind in model.kinds]
     without_weight = sum(
@@ -107,10 +119,35 @@ def model_flop_per_token(model: Model, seq_len: int, *, causal_half: bool = True
     """Flop per token of forward and backward pass without recomputation: the numerator of MFU.
 
     It is 6 per active matmul parameter (4 per frozen one) plus 3 times the forward attention; causal
-    attention counts half, or in full where `causal_half` is False.
+    attention counts half, or in full where `causal_half` is False. A vision tower counts by `images_flop`.
     """
     attention = attention_flop_per_token(model, seq_len, causal_half=causal_half)
-    return 4 * active_matmul_parameters(model) + 2 * trained_matmul_parameters(model) + 3 * attention
+    of_text = 4 * active_matmul_parameters(model) + 2 * trained_matmul_parameters(model) + 3 * attention
+    return of_text + images_flop(model) / seq_len
+
+
+def images_flop(model: Model) -> float:
+    """Flop of forward and backward pass of the vision tower and its projector for the images of a sequence.
+
+    A product has 2 flop per weight and patch forward, as many for the gradient of its input, and for that of
+    its weight where it is trained; what has no backward pass has the forward alone."""
+    rows = {"patches": model.patches, "images": model.image_tokens}
+    total = 0.0
+    for operator in filter(_is_of_images, model.embedding):
+        backward = not is_forward_only(operator)
+        if isinstance(operator, Matmul):
+            each = 2.0 * operator.k.size * operator.n.size * (1 + backward + (backward and operator.trained))
+        elif isinstance(operator, Attention):
+            dims = operator.qk_dim + operator.v_dim
+            each = 2.0 * operator.heads.size * dims * (operator.block or 0) * (1 + 2 * backward)
+        else:
+            continue
+        total += rows[operator.rows] * repeats_of(operator) * each
+    return total
+
+
+def _is_of_images(operator: Operator) -> bool:
+    return operator.rows in ("patches", "images")
 
 
 def _main_head(model: Model) -> tuple[Operator, ...]:

@@ -99,6 +99,24 @@ def config_class(model_type: str) -> ConfigClass | None:
     )
 
 
+def vision_class(model_type: str) -> ConfigClass:
+    """The configuration class of a vision tower; without defaults where Transformers has none."""
+    entry = transformers_data()["vision"].get(model_type, {"defaults": {}})
+    return ConfigClass(
+        defaults=entry["defaults"],
+        spellings=entry.get("spellings", {}),
+        model_class="",
+        text=None,
+        is_encoder_decoder=False,
+    )
+
+
+def vision_type(model_type: str) -> str | None:
+    """The `model_type` of the vision config that a multimodal class has by default."""
+    found = transformers_data()["types"].get(model_type, {}).get("vision")
+    return None if found is None else str(found[1])
+
+
 @cache
 def model_type_of_class(model_class: str) -> str | None:
     """The `model_type` of a model class such as `DeepseekV3ForCausalLM`; None where it is not known."""

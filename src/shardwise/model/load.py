@@ -6,8 +6,8 @@ The catalogue has the configs of published models with their sources, one JSON f
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,14 +15,16 @@ from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import Fields, printable, read_mapping, short_repr, unknown
 from shardwise.model.build import model_from_decoder
 from shardwise.model.config_files import read_config, refuse_other_files
-from shardwise.model.config_parts import text_config
+from shardwise.model.config_parts import TEXT_ALONE, text_config
 from shardwise.model.counts import parameters
 from shardwise.model.dimensions import decoder_from_dimensions
 from shardwise.model.families import decoder_from_config
+from shardwise.model.freezing import FREEZE_KEY, frozen_names, with_frozen_parts
 from shardwise.model.hugging_face_cache import cached_config, is_repository_id
 from shardwise.model.lora import LORA_KEY, adapted, lora_from_config
 from shardwise.model.model import Lora, Model
 from shardwise.model.shape import Decoder, GroupedQueryAttentionShape
+from shardwise.model.vision import IMAGES_KEY, Images, images_from_config, vision_tower
 
 # Catalogue
 FOLDER: Final = Path(__file__).parent / "catalogue"
@@ -130,7 +132,9 @@ def model_from_config(config: Mapping[str, object], *, name: str | None = None) 
     """The model of a Hugging Face config (with a `model_type`) or of plain dimensions (without).
 
     `name` defaults to the config's name (`_name_or_path`, or `name` among dimensions). The key `lora` has
-    adapters under PEFT's keys. The model's `config` includes the name, so that it rebuilds an equal model.
+    adapters under PEFT's keys, `images` the images of a sequence, for which the vision tower is counted, and
+    `freeze` the parts that are not trained. The model's `config` includes the name, so that it rebuilds an
+    equal model.
     Raises ConfigError for wrong configs.
     """
     if not isinstance(config, Mapping):
@@ -142,7 +146,14 @@ def model_from_config(config: Mapping[str, object], *, name: str | None = None) 
         raise ConfigError(
             "is too large", found=f"{parameters(model)} parameters", allowed=f"at most {MAX_PARAMETERS}"
         )
-    adapters = config.get(LORA_KEY)
+    parts, adapters = config.get(FREEZE_KEY), config.get(LORA_KEY)
+    if parts is not None and adapters is not None:
+        raise ConfigError(
+            "cannot be combined with adapters, which freeze all weights of the model", key=FREEZE_KEY,
+            found=short_repr(parts), allowed=f"{FREEZE_KEY} or {LORA_KEY}",
+        )  # fmt: skip
+    if parts is not None:
+        return with_frozen_parts(model, frozen_names(parts))
     if adapters is None:
         return model
     if not isinstance(adapters, Mapping):
@@ -160,6 +171,17 @@ def with_lora(model: Model, lora: Lora) -> Model:
     return model_from_config({**model.config, LORA_KEY: lora.config}, name=model.name)
 
 
+def with_images(model: Model, images: Images) -> Model:
+    """The same model with its vision tower, for sequences with these images. ConfigError where it has none
+    that can be counted."""
+    return model_from_config({**model.config, IMAGES_KEY: images.config}, name=model.name)
+
+
+def with_frozen(model: Model, parts: Sequence[str]) -> Model:
+    """The same model with these parts frozen. ConfigError where it does not have them."""
+    return model_from_config({**model.config, FREEZE_KEY: list(parts)}, name=model.name)
+
+
 def decoder_of(model: Model) -> Decoder:
     """The decoder (sizes, layer by layer) that the operators of `model` were built from."""
     return _decoder(model.config)[0]
@@ -173,13 +195,14 @@ def decoder_config(model: Model) -> Mapping[str, object]:
 
 
 def _of_base(config: Mapping[str, object]) -> Mapping[str, object]:
-    """The config of the model without its adapters."""
-    return {key: value for key, value in config.items() if key != LORA_KEY} if LORA_KEY in config else config
+    """The config of the model without what a user chose: adapters, images, frozen parts."""
+    return {key: value for key, value in config.items() if key not in (LORA_KEY, IMAGES_KEY, FREEZE_KEY)}
 
 
 def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
-    """Whether every layer has plain causal attention at `seq_len`: no windows, soft caps or sinks."""
-    return not any(
+    """Whether every layer has plain causal attention at `seq_len`: no windows, soft caps or sinks, and no
+    vision tower in front."""
+    return not model.patches and not any(
         (shape.attention.window or seq_len) < seq_len or shape.attention.sinks or shape.attention.softcap
         for shape in decoder_of(model).layers
         if isinstance(shape.attention, GroupedQueryAttentionShape)
@@ -188,14 +211,34 @@ def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
 
 def _decoder(config: Mapping[str, object]) -> tuple[Decoder, str, str]:
     """The decoder of a config, the key of the config's name, and that name (empty where it has none)."""
+    images = config.get(IMAGES_KEY)
     config = _of_base(config)
+    if images is not None and not any(key in config for key in HUGGING_FACE_KEYS):
+        raise ConfigError(
+            "plain dimensions have no vision tower", key=IMAGES_KEY, found=short_repr(images),
+            allowed="the config of a vision-language model",
+        )  # fmt: skip
     if any(key in config for key in HUGGING_FACE_KEYS):
         fields = Fields(config)
         own = fields.text("_name_or_path", default="") if fields.any("_name_or_path", default="") else ""
-        return decoder_from_config(config), "_name_or_path", own
+        decoder = decoder_from_config(config)
+        if images is not None:
+            decoder = _with_tower(decoder, config, images_from_config(images))
+        return decoder, "_name_or_path", own
     plain = Fields(config)
     own = plain.text("name", default="")
     return decoder_from_dimensions(plain), "name", own
+
+
+def _with_tower(decoder: Decoder, config: Mapping[str, object], images: Images) -> Decoder:
+    tower = vision_tower(config, decoder.hidden, images)
+    notes = [note for note in decoder.notes if not note.startswith(TEXT_ALONE)]
+    each = f"{tower.images} image{'s' * (tower.images > 1)} a sequence, each of {tower.patches:,} patches"
+    notes.append(
+        f"{each} that become {tower.tokens:,} tokens; every rank computes the vision tower for all images of"
+        " its micro-batch, and recomputes nothing of it"
+    )
+    return replace(decoder, vision=tower, notes=tuple(notes))
 
 
 def _looks_like_path(text: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Final
 from shardwise.errors import ConfigError
 from shardwise.inputs import short_repr, unknown
 from shardwise.model.model import Lora, Model
+from shardwise.model.vision_operators import without_idle_backward
 from shardwise.operators import (
     Extent,
     GroupedMatmul,
@@ -193,7 +194,7 @@ def adapted(model: Model, lora: Lora) -> Model:
     return replace(
         model,
         kinds=kinds,
-        embedding=tuple(frozen(operator) for operator in model.embedding),
+        embedding=without_idle_backward(frozen(operator) for operator in model.embedding),
         head=tuple(
             operator if operator.name in trained_head else frozen(operator) for operator in model.head
         ),

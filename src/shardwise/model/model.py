@@ -75,6 +75,9 @@ class Model:
     once; where both are on different stages, each stage has a copy and the gradients are all-reduced.
     `labels` is the number of outputs of a classifier or reward model. With `lora` the weights are frozen and
     the kinds have the operators of its adapters (`shardwise.model.lora`).
+    A model with a vision tower has `patches` per sequence, which the tower works on, and `image_tokens` of
+    the sequence; the operators of the tower and of its projector are the first of `embedding`. `frozen` are
+    the parts whose weights are not trained (`shardwise.model.freezing`).
     `notes` say what is not counted and which keys of the config were ignored. `config` is the config as read:
     `model_from_config(config)` builds an equal model.
     """
@@ -96,6 +99,9 @@ class Model:
     max_seq_len: int | None = None
     labels: int | None = None
     lora: Lora | None = None
+    patches: int = 0
+    image_tokens: int = 0
+    frozen: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     config: Mapping[str, object] = field(default_factory=dict, hash=False)
 
@@ -119,6 +125,11 @@ class Model:
         )
 
     @property
+    def is_partly_frozen(self) -> bool:
+        """Whether some weights are not trained."""
+        return self.lora is not None or bool(self.frozen)
+
+    @property
     def embedding_copies(self) -> int:
         """Copies of the embedding's weights that the head's rank has where the embedding is on another: one
         for the tied output projection, one for the tokens of multi-token prediction (Megatron-LM)."""
@@ -131,6 +142,8 @@ class Model:
             "multi-token prediction": self.head_layers > 0,
             "head of labels": self.labels is not None,
             "LoRA": self.lora is not None,
+            "vision towers": self.patches > 0,
+            "frozen parts": bool(self.frozen),
             "expert capacity": any(kind.experts and kind.experts.capacity_factor for kind in self.kinds),
         }
         return tuple(name for name, is_there in parts.items() if is_there)

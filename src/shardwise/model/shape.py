@@ -207,14 +207,56 @@ class LayerShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectorStep:
+    """A norm over `k` elements, a product from `k` to `n`, or an activation of `k` elements, on the patches
+    or on the image tokens (`rows`), `times` times."""
+
+    kind: Literal["norm", "product", "activation"]
+    k: int
+    n: int = 0
+    norm: Norm = "layer"
+    bias: bool = False
+    rows: Literal["patches", "images"] = "images"
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionTower:
+    """An encoder of images and its projector, in front of a decoder of width `text_hidden`.
+
+    A sequence has `images`, each of `patches` (with a class token where the tower has one) that become
+    `tokens` of the sequence. A patch has `patch_elements` numbers. `layers` are shapes, each with how many
+    patches attend to each other and how many such layers there are. `positions` rows of learned embeddings;
+    `unused` weights that no product reads.
+    """
+
+    hidden: int
+    text_hidden: int
+    images: int
+    patches: int
+    tokens: int
+    patch_elements: int
+    patch_bias: bool
+    norm: Norm
+    layers: tuple[tuple[LayerShape, int, int], ...]
+    layer_scale: bool
+    positions: int
+    class_token: bool
+    first_norm: bool
+    last_norm: bool
+    unused: int
+    projector: tuple[ProjectorStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """The sizes of a whole model, with one `LayerShape` per decoder layer.
 
     `positions` is the number of learned position embeddings (0: none). `embedding_width` differs from
     `hidden` where the embeddings are projected (OPT-350m). `mtp_modules` is the number of
     multi-token-prediction modules, each with a decoder layer like the last. `labels` is the number of outputs
-    of a classifier or reward model, None for a language model, whose outputs are the vocabulary. `notes` say
-    what the sizes leave out and which keys of a config were ignored.
+    of a classifier or reward model, None for a language model, whose outputs are the vocabulary. `vision` is
+    the tower in front of it. `notes` say what the sizes leave out and which keys of a config were ignored.
     """
 
     family: str
@@ -232,4 +274,5 @@ class Decoder:
     logit_softcap: bool = False
     mtp_modules: int = 0
     max_seq_len: int | None = None
+    vision: VisionTower | None = None
     notes: tuple[str, ...] = ()

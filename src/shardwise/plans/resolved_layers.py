@@ -40,6 +40,7 @@ def layers_document(model: Model) -> dict[str, object]:
         "vocab": model.vocab,
         "heads": model.heads,
         "kv_heads": model.kv_heads,
+        **({"patches": model.patches, "image_tokens": model.image_tokens} if model.patches else {}),
     }
 
 

@@ -14,16 +14,24 @@ from shardwise.errors import ConfigError
 from shardwise.graph import GRAPH_FILES, GRAPH_PREFIX, GRAPH_SCHEMA, OpGraph, graph_names, load_graph, scaled
 from shardwise.inputs import read_mapping, short_repr, unknown
 from shardwise.model import (
+    FREEZE_KEY,
+    IMAGES_KEY,
     LORA_KEY,
+    Images,
     Lora,
     Model,
     catalogue_names,
+    frozen_names,
+    images_from_config,
+    images_of_text,
     load_model,
     lora_from_config,
     lora_of_text,
     model_from_config,
     offloading_modules,
     parameters,
+    with_frozen,
+    with_images,
     with_lora,
 )
 from shardwise.questions.arguments import choice, count, number, optional_text, options_of_software, text
@@ -76,6 +84,8 @@ class JobArguments:
     set: object = None
     price: object = None
     lora: object = None
+    images: object = None
+    freeze: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,9 +317,21 @@ def model_of(given: object) -> Model:
 
 
 def adapted_model(given: JobArguments) -> Model:
-    """The model of the arguments, with the adapters that they name."""
+    """The model of the arguments, with the images, the frozen parts and the adapters that they name."""
     adapters = None if given.lora is None else lora_of(given.lora)
+    images = None if given.images is None else images_of(given.images)
+    parts = None if given.freeze is None else parts_of(given.freeze)
+    if adapters is not None and parts is not None:
+        raise ConfigError(
+            "cannot be combined with adapters, which freeze all weights of the model", key=FREEZE,
+            found="+".join(parts), allowed=f"{FREEZE} or {LORA}",
+        )  # fmt: skip
     model = model_of(given.model)
+    try:
+        model = model if images is None else with_images(model, images)
+        model = model if parts is None else with_frozen(model, parts)
+    except ConfigError as error:
+        raise _named(error, {IMAGES_KEY: IMAGES, FREEZE_KEY: FREEZE}) from None
     if adapters is None:
         return model
     try:
@@ -348,7 +370,35 @@ def _lora_of_file(path: str) -> Lora:
         raise error.within(file=path) from None
 
 
-LORA = "--lora"
+LORA, IMAGES, FREEZE = "--lora", "--images", "--freeze"
+
+
+def images_of(given: object) -> Images | None:
+    """The images of an argument: a number, a text (`2@1024x768`), a mapping with `count`, `height` and
+    `width`; None for none."""
+    try:
+        if isinstance(given, str):
+            return None if given.strip() == "0" else images_of_text(given)
+        return None if given == 0 and not isinstance(given, bool) else images_from_config(given)
+    except ConfigError as error:
+        raise _named(error, {IMAGES_KEY: IMAGES}) from None
+
+
+def parts_of(given: object) -> tuple[str, ...]:
+    """The frozen parts of an argument: names in a list, or in a text (`vision+projector`)."""
+    try:
+        return frozen_names(given)
+    except ConfigError as error:
+        raise _named(error, {FREEZE_KEY: FREEZE}) from None
+
+
+def _named(error: ConfigError, options: Mapping[str, str]) -> ConfigError:
+    """The error with the name of an option in the place of its key."""
+    first, dot, rest = (error.key or "").partition(".")
+    if first not in options or error.file is not None:
+        return error
+    key = f"{options[first]}{dot}{rest}"
+    return ConfigError(error.message, key=key, found=error.found, allowed=error.allowed)
 
 
 def _of_lora(error: ConfigError) -> ConfigError:
@@ -489,7 +539,10 @@ def graph_request_of(given: JobArguments, meshes: str) -> GraphRequest:
     seq_len = None if given.seq_len is None else count("--seq-len", given.seq_len)
     margin, _ = _margin(given), _imbalance(given)
     optimizer, dtype = _optimizer(given), _dtype(given)
-    of_models = ((LORA, given.lora), ("--mean-sample-len", given.mean_sample_len))
+    of_models = (
+        (LORA, given.lora), (IMAGES, given.images), (FREEZE, given.freeze),
+        ("--mean-sample-len", given.mean_sample_len),
+    )  # fmt: skip
     for key, value in of_models:
         if value is not None:
             raise ConfigError(

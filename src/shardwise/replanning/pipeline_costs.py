@@ -16,15 +16,16 @@ from shardwise.strategy import RULES, Job, Strategy, StrategyTable, first_broken
 class Prices:
     """Estimated costs of strategies for one model, cluster and job, on nodes in any state.
 
-    Raises ConfigError for a model with adapters: a move would have to keep what is trained apart from what is
-    not.
+    Raises ConfigError for a model with frozen weights: a move would have to keep what is trained apart from
+    what is not.
     """
 
     def __init__(self, model: Model, cluster: Cluster, job: Job) -> None:
-        if model.lora is not None:
+        if model.is_partly_frozen:
+            key, found = ("freeze", "+".join(model.frozen)) if model.frozen else ("lora", "adapters")
             raise ConfigError(
-                "is not supported after events and for traces of them", key="model.config.lora",
-                found=f"rank {model.lora.r}", allowed="a model without adapters",
+                "is not supported after events and for traces of them", key=f"model.config.{key}",
+                found=found, allowed="a model of which all weights are trained",
             )  # fmt: skip
         self.model, self.cluster, self.job = model, cluster, job
         self.pools: tuple[Pool, ...] = pools_of(cluster)

@@ -127,6 +127,8 @@ class Question:
             return "a frontier or every candidate was requested: only uniform strategies have them"
         if self.model.experts is not None:
             return "uneven plans of mixtures of experts are not searched"
+        if self.model.patches:
+            return "uneven plans of models with a vision tower are not searched"
         if len(self.model.kinds) > 1:
             return "uneven plans of models whose layers differ are not searched"
         return None

@@ -16,11 +16,11 @@ from shardwise.launch import Program, start_lines
 from shardwise.plans import Plan
 from shardwise.targets.child_process import Reader
 from shardwise.targets.hugging_face import (
-    LAYER_CLASSES,
     TRAINING,
     adapter_files,
     batch_lines,
     check_replicas,
+    layer_classes,
     micro_batches,
     model_lines,
     processes_per_node,
@@ -67,7 +67,7 @@ def _settings(plan: Plan, per_node: int) -> dict[str, Any]:
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": True,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_transformer_layer_cls_to_wrap": LAYER_CLASSES.get(plan.model.family, ""),
+            "fsdp_transformer_layer_cls_to_wrap": ",".join(layer_classes(plan.model)),
             "fsdp_activation_checkpointing": strategy.recompute == "full",
             "fsdp_offload_params": False,
         },
@@ -149,7 +149,7 @@ def _of_plan(plan: Plan) -> dict[str, object]:
         "devices": plan.cluster.devices,
         "nodes": len(plan.cluster.nodes),
         **{f"strategy.{name}": getattr(strategy, name) for name in fields},
-        "layer class": LAYER_CLASSES[plan.model.family].split(","),
+        "layer class": layer_classes(plan.model),
         "context parallelism": RING if strategy.cp > 1 else None,
         "keys that Accelerate ignores": [],
         "FSDP version": 2,

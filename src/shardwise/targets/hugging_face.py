@@ -8,7 +8,14 @@ from collections.abc import Iterator, Mapping
 
 from shardwise.cost import has_fused_attention
 from shardwise.inputs import printable
-from shardwise.model import ALL_LINEAR, GroupedQueryAttentionShape, Model, decoder_of, parameters
+from shardwise.model import (
+    ALL_LINEAR,
+    GroupedQueryAttentionShape,
+    Model,
+    decoder_of,
+    parameters,
+    vision_classes,
+)
 from shardwise.plans import Plan
 from shardwise.strategy import Target
 from shardwise.targets.writing import check_plan, head_lines, refusal
@@ -224,12 +231,36 @@ SINKS_KERNEL = "kernels-community/vllm-flash-attn3"
 """A kernel of the Hugging Face Hub that Transformers lists for gpt-oss, for Hopper devices."""
 
 
+def layer_classes(model: Model) -> list[str]:
+    """The classes of the model's layers, with those of a vision tower; none where they are not known."""
+    own = LAYER_CLASSES.get(model.family, "").split(",")
+    if not model.patches:
+        return own
+    classes = vision_classes(model.config)
+    return [*([classes.decoder] if classes.decoder else own), classes.tower]
+
+
+def _frozen_modules(model: Model, part: str) -> list[str]:
+    """Names of the modules of a frozen part; a projector within the tower is no part of it."""
+    if not model.patches:
+        return ["all parameters"]
+    modules = vision_classes(model.config).modules
+    within = [name for name in modules["projector"] if name.startswith(f"{modules['vision'][0]}.")]
+    without = f" without {', '.join(within)}" if part == "vision" and within else ""
+    head = ["lm_head"] if part == "language" and not model.tied_embeddings else []
+    return [*(f"{name}{without}" for name in modules[part]), *head]
+
+
 def model_lines(plan: Plan) -> Iterator[str]:
     """The model and its input, which the training script builds."""
     job = plan.job
     size = format_count(parameters(plan.model))
     name = printable(plan.model.name)
     yield f"- model: {name} ({size} parameters), built from model.config of the plan file"
+    if plan.model.patches:
+        yield "- class: AutoModelForImageTextToText, with the vision tower"
+    for part in plan.model.frozen:
+        yield f"- frozen: {', '.join(_frozen_modules(plan.model, part))}: requires_grad_(False)"
     yield f'- from_pretrained or from_config: attn_implementation="{attention(plan)}"'
     if job.profile.loss == "fused":
         yield "- loss: a fused cross entropy, such as Liger's (use_liger_kernel=True of TrainingArguments)"

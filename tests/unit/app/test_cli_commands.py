@@ -344,7 +344,8 @@ def test_help_lists_the_commands_and_no_command_shows_it_too(run: Run) -> None:
 
 
 QUESTION_OPTIONS = (
-    "--inter-node --calibration --software --attention --set --price --lora --dtype --optimizer "
+    "--inter-node --calibration --software --attention --set --price --lora --images --freeze "
+    "--dtype --optimizer "
     "--memory-margin --expert-imbalance --mean-sample-len"
 )
 RUN_OPTIONS = (
@@ -353,14 +354,16 @@ RUN_OPTIONS = (
 OPTIONS = {
     "plan": "--cluster --seq-len --global-batch-size --objective --frontier --use-all --inter-node "
     "--calibration --dtype --optimizer --space --fix --target --tolerance --software "
-    "--attention --set --price --lora --memory-margin --expert-imbalance --mean-sample-len --top "
+    "--attention --set --price --lora --images --freeze --memory-margin --expert-imbalance "
+    "--mean-sample-len --top "
     f"--exhaustive --workers --stage-dp --mixed-pool-stages --budget --save {RUN_OPTIONS} --events "
     "--policy --json --brief --verbose",
     "evaluate": f"--cluster --seq-len --global-batch-size --strategy --target {QUESTION_OPTIONS} "
     f"--save {RUN_OPTIONS} --json --brief --verbose",
     "frontier": "--cluster --global-batch-size --seq-len --mode --memory-limit --devices --stages "
     "--microbatches --meshes --objectives --epsilon --inter-node --calibration --target "
-    "--software --attention --set --price --lora --dtype --optimizer --space --fix --memory-margin "
+    "--software --attention --set --price --lora --images --freeze --dtype --optimizer --space "
+    "--fix --memory-margin "
     "--expert-imbalance --mean-sample-len --workers --save --plot "
     f"--use-all {RUN_OPTIONS} --json",
     "space": "--cluster --global-batch-size --seq-len --inter-node --space --fix --stage-dp "

@@ -63,7 +63,7 @@ CATALOGUE = """
     qwen2.5-32b qwen2.5-72b qwen3-8b qwen3-32b qwen3-30b-a3b qwen3-235b-a22b gemma-2-9b gemma-2-27b
     gemma-3-27b phi-3-medium deepseek-v2 deepseek-v3 gpt-oss-20b gpt-oss-120b
     bamba-9b granite-4.0-h-small jamba-1.5-mini kimi-linear-48b-a3b nemotron-3-nano-30b-a3b nemotron-h-8b
-    nemotron-h-56b qwen3-next-80b-a3b
+    nemotron-h-56b qwen2.5-vl-7b qwen3-next-80b-a3b
 """
 
 

@@ -87,7 +87,10 @@ def test_a_nested_text_decoder_is_counted_alone_and_says_so() -> None:
     assert parameters(model) == parameters(model_from_config(MISTRAL)) == 23_572_403_200
     assert model.family == "mistral"
     alone, tied = model.notes
-    assert alone == "the text decoder alone is counted, without vision_config"
+    assert (
+        alone
+        == "the text decoder alone is counted, without vision_config; --images 1 counts its vision tower"
+    )
     assert tied.startswith("embeddings are counted as not tied, the default of the text decoder")
 
 

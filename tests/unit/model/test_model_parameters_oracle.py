@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.unit.model.vision_configs import as_mapping, small_config
 
 from shardwise.model import catalogue, catalogue_names, model_from_config, parameters
+from shardwise.model import vision as vision_module
 from shardwise.model.family_files import model_types
+from shardwise.model.vision import vision_types
 
 torch = pytest.importorskip("torch", reason="torch builds the models that the counts are compared with")
 transformers = pytest.importorskip("transformers", reason="transformers builds the models to count")
@@ -122,9 +125,19 @@ def built_parameters(config: Mapping[str, object]) -> int:
     assert isinstance(text, dict)
     keys = {key: value for key, value in text.items() if key not in ("model_type", "architectures")}
     made: Any = transformers.AutoConfig.for_model(text["model_type"], **keys)
+    if "vision_config" in text:  # sizes of the decoder are among those of the whole model
+        return sum(each.numel() for name, each in whole_parameters(made) if ".visual." not in name)
     with torch.device("meta"):
         built = transformers.AutoModelForCausalLM.from_config(made)
     return sum(parameter.numel() for parameter in built.parameters())
+
+
+def whole_parameters(config: Any) -> list[tuple[str, Any]]:
+    """The parameters, by name, of the model with a vision tower that Transformers builds from `config`."""
+    with torch.device("meta"):
+        built = transformers.AutoModelForImageTextToText.from_config(config)
+    built.tie_weights()
+    return list(built.named_parameters())
 
 
 @pytest.mark.parametrize("name", catalogue_names())
@@ -143,3 +156,25 @@ def test_variant_counts_equal_transformers(variant: str) -> None:
 def test_every_family_has_a_variant() -> None:
     covered = {family for family, _ in VARIANTS.values()}
     assert covered | {"gemma3"} <= set(model_types())  # gemma3 contains gemma3_text, and is in the catalogue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", vision_types())
+def test_parameters_of_vision_towers(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config(model_type)
+    elements = sum(each.numel() for _, each in whole_parameters(config))
+    given = {**as_mapping(config), "images": {"count": 1, "height": 112, "width": 112}}
+    assert parameters(model_from_config(given)) == elements
+    # The counterpart: with a step of the projector left out there are fewer.
+    projectors = vision_module._data("projectors")
+    steps = vision_module._entry("projectors", model_type)["steps"]
+    monkeypatch.setattr(
+        vision_module,
+        "_data",
+        lambda name, own=vision_module._data: (
+            {**projectors, model_type: {**projectors[model_type], "steps": steps[1:]}}
+            if name == "projectors"
+            else own(name)
+        ),
+    )
+    assert parameters(model_from_config(given)) < elements

@@ -244,13 +244,19 @@ def space(name: str, size: SpaceCount, request: Request, uneven: PipelineCount |
     }
 
 
-def _adapters(model: Model) -> dict[str, object]:
-    """`lora` of a model with adapters."""
-    if model.lora is None:
-        return {}
-    names = list(model.lora.target_modules)
+def _choices_of(model: Model) -> dict[str, object]:
+    """`images` of a model with a vision tower, `frozen` of one with frozen parts, `lora` of one with
+    adapters."""
+    found: dict[str, object] = {}
+    if model.patches:
+        found["images"] = {"patches": model.patches, "tokens": model.image_tokens}
     trained = trained_parameters(model)
-    return {"lora": {"r": model.lora.r, "target_modules": names, "trained_parameters": trained}}
+    if model.frozen:
+        found["frozen"] = {"parts": list(model.frozen), "trained_parameters": trained}
+    if model.lora is not None:
+        names = list(model.lora.target_modules)
+        found["lora"] = {"r": model.lora.r, "target_modules": names, "trained_parameters": trained}
+    return found
 
 
 def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, object]:
@@ -261,7 +267,7 @@ def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, obj
             "parameters": parameters(model),
             "active_parameters": active_parameters(model),
             "notes": list(model.notes),
-            **_adapters(model),
+            **_choices_of(model),
         },
         "cluster": {
             "name": cluster.name,

@@ -91,6 +91,23 @@ LoraAdapters = Annotated[
         "r=16,targets=q_proj+k_proj+v_proj+o_proj, or an adapter_config.json of PEFT (file or folder).",
     ),
 ]
+Images = Annotated[
+    str | None,
+    option(
+        "--images",
+        "N",
+        "Images per sequence: counts the vision tower of the config. With height and width: 2@1024x768."
+        " Default: the text decoder alone.",
+    ),
+]
+FrozenParts = Annotated[
+    str | None,
+    option(
+        "--freeze",
+        "PARTS",
+        "Parts that are not trained: vision, projector, language, such as vision+projector.",
+    ),
+]
 CalibrationFile = Annotated[
     str | None,
     option(

@@ -294,6 +294,8 @@ def question_arguments(options: JobOptions) -> list[str]:
         ("--set", options.set, None),
         ("--price", options.price, None),
         ("--lora", options.lora, None),
+        ("--images", options.images, None),
+        ("--freeze", options.freeze, None),
         ("--dtype", options.dtype, None),
         ("--optimizer", options.optimizer, "adamw"),
         ("--memory-margin", options.memory_margin, "0.05"),

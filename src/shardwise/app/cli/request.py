@@ -46,6 +46,8 @@ class JobOptions:
     set: str | None = None
     price: str | None = None
     lora: str | None = None
+    images: str | None = None
+    freeze: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,8 @@ def job_arguments(options: JobOptions) -> dict[str, Any]:
         "set": options.set,
         "price": None if options.price is None else price(options.price),
         "lora": options.lora,
+        "images": options.images,
+        "freeze": options.freeze,
     }
 
 

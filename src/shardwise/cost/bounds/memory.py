@@ -195,7 +195,7 @@ class StateBytes:
                 )
         self._layer = layer
         self._frozen: list[tuple[Any, str]] = []
-        if problem.model.lora is not None:
+        if problem.model.is_partly_frozen:
             self._frozen = [(recipe.weight_bytes / degrees[0], "dense")]
             if problem.model.experts is not None:
                 self._frozen.append((recipe.weight_bytes / shared[0], "expert"))
