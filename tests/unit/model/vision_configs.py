@@ -65,7 +65,7 @@ def small_config(model_type: str) -> Any:
     for key in ("layer_types", "mlp_layer_types"):
         if getattr(text, key, None):
             setattr(text, key, getattr(text, key)[:1])
-    own = {
+    own: dict[str, Any] = {
         "fullatt_block_indexes": [0, 1, 2, 3],
         "deepstack_visual_indexes": [1],
         "num_position_embeddings": 64,
