@@ -196,7 +196,8 @@ def decoder_config(model: Model) -> Mapping[str, object]:
 
 def _of_base(config: Mapping[str, object]) -> Mapping[str, object]:
     """The config of the model without what a user chose: adapters, images, frozen parts."""
-    return {key: value for key, value in config.items() if key not in (LORA_KEY, IMAGES_KEY, FREEZE_KEY)}
+    chosen = {LORA_KEY, IMAGES_KEY, FREEZE_KEY} & {*config}
+    return {key: value for key, value in config.items() if key not in chosen} if chosen else config
 
 
 def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
