@@ -285,8 +285,8 @@ def test_weights_in_the_format_of_the_products_have_no_16_bit_copy() -> None:
 
 
 def test_unknown_models_and_devices_are_named() -> None:
-    assert judged(stored("qwen3_next_80b_a3b_pretrain_64gpu_gb300_bf16_config")).skipped == (
-        "model: gated delta networks"
+    assert judged(stored("nemotron_3_super_pretrain_64gpu_b200_bf16_config")).skipped == (
+        "model: experts in a latent space"
     )
     assert judged(stored("llama3_8b_pretrain_8gpu_r100_bf16_config")).skipped == "device: R100"
 
@@ -295,6 +295,11 @@ def test_unknown_models_and_devices_are_named() -> None:
     ("name", "count"),
     [
         ("meta-llama/Llama-3.2-1B", 1_235_814_400),
+        # Named 4B, 47B, 9B and 12B.
+        ("HybridModelProvider 42x3136", 3_973_556_832),
+        ("HybridModelProvider 98x8192", 46_791_554_816),
+        ("HybridModelProvider 56x4480", 8_888_227_328),
+        ("HybridModelProvider 62x5120", 12_310_001_152),
         ("meta-llama/Llama-3.2-3B", 3_212_749_824),
         ("Qwen/Qwen2.5-0.5B", 494_032_768),
         ("Qwen/Qwen2.5-1.5B", 1_543_714_304),
