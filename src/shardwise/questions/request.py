@@ -160,6 +160,11 @@ def request_of(given: JobArguments, target: object = None) -> Request:
     model = adapted_model(given)
     cluster, calibration = measured_cluster(given)
     length = seq_len if seq_len is not None else model.max_seq_len or 4096
+    if model.image_tokens > length:
+        raise ConfigError(
+            "become more tokens than a sequence has", key=IMAGES, found=f"{model.image_tokens:,} tokens",
+            allowed=f"up to {length:,}: fewer images, smaller ones, or a longer --seq-len",
+        )  # fmt: skip
     if sample is not None:
         count("--mean-sample-len", sample, high=length)
     job = search.default_job(

@@ -76,6 +76,8 @@ def test_json_has_images_and_frozen_parts(run: Any) -> None:
         (("--images", "two"), "--images: is not understood"),
         (("--images", "-1"), "--images: is not understood"),
         (("--images", "1@0"), "--images.height: is not a whole number in range"),
+        # 37 x 37 tokens of an image of 1,024 x 1,024 pixels.
+        (("--images", "3"), "--images: become more tokens than a sequence has; found 4,107 tokens"),
         (("--freeze", "vision"), "--freeze: the model has no vision tower that is counted"),
         (("--images", "1", "--freeze", "visual"), "--freeze: is no part of a model"),
         (
