@@ -58,7 +58,11 @@ def _plan(target: str = "any") -> sw.Plan:
 
 
 def _configs() -> tuple[str, ...]:
-    return tuple(json.dumps(dict(catalogue_entry(name).config)) for name in catalogue_names())
+    found = [dict(catalogue_entry(name).config) for name in catalogue_names()]
+    towers = [config for config in found if "vision_config" in config]
+    images = {"count": 1, "height": 448, "width": 448}
+    found += [{**config, "images": images, "freeze": ["vision"]} for config in towers]
+    return tuple(map(json.dumps, found))
 
 
 def _dimensions() -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from shardwise.model.expressions import InexactDivision, parse_expression
 from shardwise.model.family_files import (
     DATA,
     config_class,
-    transformers_data,
     vision_class,
     vision_type,
 )
@@ -163,15 +162,18 @@ def vision_tower(config: Mapping[str, object], text_hidden: int, images: Images)
 
 
 def _tower_type(config: Mapping[str, object]) -> str:
-    """The `model_type` of the tower: that of the vision config, else that of the class of the whole one."""
+    """The `model_type` of the tower: that of the vision config, or where it has none, or that of the whole
+    config, that of the class of the whole config."""
     part: Any = config[VISION_KEY]
-    own, known = part.get("model_type"), [name for name in _data("towers") if not name.startswith("_")]
-    tower = own if own in known else vision_type(str(config["model_type"]))
-    if tower not in known or (own is not None and own != tower and own in transformers_data()["vision"]):
+    whole, own = str(config["model_type"]), part.get("model_type")
+    known = [name for name in _data("towers") if not name.startswith("_")]
+    tower = vision_type(whole) if own is None or own == whole else own
+    if not isinstance(tower, str) or tower not in known:
         raise unknown(
-            "is a vision tower that cannot be counted", str(own), known, key=f"{VISION_KEY}.model_type"
-        )
-    return str(tower)
+            "is a vision tower that cannot be counted", str(own), known, key=f"{VISION_KEY}.model_type",
+            found=short_repr(own),
+        )  # fmt: skip
+    return tower
 
 
 class _Sizes:

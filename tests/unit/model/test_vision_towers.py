@@ -105,6 +105,16 @@ def projector_elements() -> int:
             "is a vision tower that cannot be counted",
         ),
         (
+            {"images": 1, "vision_config": {**QWEN25_VL_7B["vision_config"], "model_type": ["clip"]}},
+            "vision_config.model_type",
+            "is a vision tower that cannot be counted",
+        ),
+        (
+            {"images": 1, "vision_config": {**QWEN25_VL_7B["vision_config"], "model_type": "qwen9_vl"}},
+            "vision_config.model_type",
+            "is a vision tower that cannot be counted",
+        ),
+        (
             {"images": 1, "vision_config": {**QWEN25_VL_7B["vision_config"], "num_experts": 8}},
             "vision_config.num_experts",
             "may change sizes and is not supported",
@@ -129,6 +139,8 @@ def projector_elements() -> int:
         "no vision config",
         "no vision model",
         "unknown tower",
+        "a list for a tower",
+        "another tower",
         "unknown key of the tower",
         "heads",
     ],
