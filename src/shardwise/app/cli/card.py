@@ -366,7 +366,9 @@ def plan_lines(result: Result, model: Model, cluster: Cluster, job: Job, shown: 
     if shown.target is not None:
         yield row("target", (shown.target, "value"))
     yield from words.wrapped_rows("settings", shown.target_words, "code", separator="  ")
-    named = " · ".join(f"{name} {value}" for name, value in shown.options.items())
+    # Settings such as --tp-comm-overlap say the option already.
+    said = " ".join(shown.target_words).replace("-", "_")
+    named = " · ".join(f"{name} {value}" for name, value in shown.options.items() if name not in said)
     if named:
         yield row("options", (named, "value"))
     yield from layout_lines(result, model, cluster, job)
