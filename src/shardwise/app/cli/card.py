@@ -367,8 +367,8 @@ def plan_lines(result: Result, model: Model, cluster: Cluster, job: Job, shown: 
         yield row("target", (shown.target, "value"))
     yield from words.wrapped_rows("settings", shown.target_words, "code", separator="  ")
     # Settings such as --tp-comm-overlap say the option already.
-    said = " ".join(shown.target_words).replace("-", "_")
-    named = " · ".join(f"{name} {value}" for name, value in shown.options.items() if name not in said)
+    settings = " ".join(shown.target_words).replace("-", "_")
+    named = " · ".join(f"{name} {value}" for name, value in shown.options.items() if name not in settings)
     if named:
         yield row("options", (named, "value"))
     yield from layout_lines(result, model, cluster, job)
