@@ -201,9 +201,8 @@ def _of_base(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
-    """Whether every layer has plain causal attention at `seq_len`: no windows, soft caps or sinks, and no
-    vision tower in front."""
-    return not model.patches and not any(
+    """Whether every layer has plain causal attention at `seq_len`: no windows, soft caps or sinks."""
+    return not any(
         (shape.attention.window or seq_len) < seq_len or shape.attention.sinks or shape.attention.softcap
         for shape in decoder_of(model).layers
         if isinstance(shape.attention, GroupedQueryAttentionShape)

@@ -286,7 +286,8 @@ class Target:
 
     - `axes`: fields of which it supports some values only; a value may be the name of a size (`sizes_of`)
       until `for_job`. `windowed_axes`: the same for models with
-      sliding-window attention, soft cap or sinks. `unfused_axes`: the same on devices without a fused
+      sliding-window attention, soft cap or sinks. `tower_axes`: the same for models with a vision tower.
+      `unfused_axes`: the same on devices without a fused
       attention kernel.
     - `limits`: combinations that it does not support.
     - `searched_options`: options that a search tries unless they are requested.
@@ -323,6 +324,7 @@ class Target:
     uneven_dtypes: tuple[str, ...] = ()
     runs_mixed_pool_stages: bool = False
     windowed_axes: Axes = field(default_factory=dict, hash=False)
+    tower_axes: Axes = field(default_factory=dict, hash=False)
     unfused_axes: Axes = field(default_factory=dict, hash=False)
     default_axes: Axes = field(default_factory=dict, hash=False)
     lacks: tuple[str, ...] = ()
@@ -354,6 +356,8 @@ class Target:
             if has_plain_causal_attention(model, job.seq_len)
             else {**self.axes, **self.windowed_axes}
         )
+        if model.patches:
+            axes = {**axes, **self.tower_axes}
         for option in options:
             axes = {**axes, **option.axes}
         sized = {name: tuple(_sized(value, sizes) for value in values) for name, values in axes.items()}
@@ -562,6 +566,7 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
         uneven_dtypes=tuple(record.get("uneven", {}).get("dtypes", ())),
         runs_mixed_pool_stages=record.get("uneven", {}).get("mixed_pool_stages", False),
         windowed_axes={name: tuple(values) for name, values in record.get("windowed_axes", {}).items()},
+        tower_axes={name: tuple(values) for name, values in record.get("tower_axes", {}).items()},
         unfused_axes={name: tuple(values) for name, values in record.get("unfused_axes", {}).items()},
         default_axes={name: tuple(values) for name, values in record.get("default_axes", {}).items()},
         lacks=tuple(record.get("lacks", ())),

@@ -99,6 +99,14 @@ def test_models_without_a_tower_and_graphs_have_no_images(run: Any) -> None:
     assert ran.code == 2 and "--freeze: is for models" in ran.err
 
 
+@pytest.mark.parametrize("target", ["fsdp2", "deepspeed-0.19"])
+@pytest.mark.parametrize("axis", ["tp", "cp"])
+def test_software_shards_no_tower(run: Any, target: str, axis: str) -> None:
+    given = ("plan", MODEL, *JOB, "--target", target, "--fix", f"{axis}=2")
+    ran = run(*given, "--images", "2@448")
+    assert ran.code == 2 and f"fix.{axis}: is not run by" in ran.err and ran.err.count("\n") == 1, ran.err
+
+
 def test_python_takes_mappings_and_lists() -> None:
     asked: dict[str, Any] = {
         "cluster": "1x8xA100-80G", "seq_len": 4096, "global_batch_size": 64,
