@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from shardwise.app.cli.main import main
+from shardwise.app.cli.serving import _listener
 from shardwise.app.web import asking, serve
 from shardwise.errors import ConfigError
 
@@ -248,3 +250,14 @@ def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         port = str(taken.getsockname()[1])
         assert main(["serve", "--port", port]) == 2
     assert f"--port: cannot be used; found {port}: address already in use" in capsys.readouterr().err
+
+
+def test_the_address_can_be_opened_as_soon_as_it_is_printed() -> None:
+    """A connection waits until the server runs; a socket that is only bound refuses it."""
+    listener = _listener("127.0.0.1", 0)
+    with listener, socket.create_connection(listener.getsockname(), timeout=5.0):
+        pass
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(bound.getsockname(), timeout=5.0)

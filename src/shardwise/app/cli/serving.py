@@ -32,11 +32,13 @@ def served(*, port: int, budget_s: float) -> Output:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """A socket that listens on loopback. ConfigError where the port is in use."""
+    """A socket that listens on loopback, so that the address can be opened as soon as it is printed.
+    ConfigError where the port is in use."""
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
+        found.listen()
     except OSError as error:
         found.close()
         raise ConfigError(
