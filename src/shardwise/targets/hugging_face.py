@@ -202,8 +202,17 @@ def adapter_files(plan: Plan, target: Target) -> dict[str, str]:
         "target_modules": ALL_LINEAR if is_all else list(lora.target_modules),
         "lora_dropout": lora.dropout,
         "bias": "none",
+        # PEFT would adapt modules of the same name in a vision tower too.
+        **({"exclude_modules": _tower_pattern(plan.model)} if plan.model.patches else {}),
     }
     return {ADAPTERS: json.dumps(config, indent=2) + "\n"}
+
+
+def _tower_pattern(model: Model) -> str:
+    """A regular expression for the names of the modules of a model's tower and projector."""
+    modules = vision_classes(model.config).modules
+    parts = {name.rpartition(".")[2] for part in ("vision", "projector") for name in modules[part]}
+    return rf".*\b({'|'.join(sorted(parts))})\b.*"
 
 
 def processes_per_node(plan: Plan, target: Target) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def test_models_without_a_tower_and_graphs_have_no_images(run: Any) -> None:
     graph = ("frontier", "graph:mlp", "--cluster", "8xH100-SXM", "--global-batch-size", "64")
     ran = run(*graph, "--freeze", "language")
     assert ran.code == 2 and "--freeze: is for models" in ran.err
+
+
+def test_adapters_of_the_export_are_not_in_the_tower(run: Any, tmp_path: Path) -> None:
+    """PEFT adapts every module with a name, and excludes those whose whole name matches an expression."""
+    file, out = str(tmp_path / "plan.yaml"), tmp_path / "run"
+    given = ("evaluate", MODEL, *JOB, *SHARDED, "--images", "2@448", "--lora", "8")
+    assert run(*given, "--target", "fsdp2", "--save", file).code == 0
+    assert run("export", file, "--to", "fsdp2", "--out", str(out)).code == 0
+    excluded = json.loads((out / "adapter_config.json").read_text())["exclude_modules"]
+    assert re.fullmatch(excluded, "model.visual.blocks.0.attn.q_proj")
+    assert re.fullmatch(excluded, "model.visual.merger.mlp.0")
+    assert not re.fullmatch(excluded, "model.language_model.layers.0.self_attn.q_proj")
 
 
 @pytest.mark.parametrize("target", ["fsdp2", "deepspeed-0.19"])
