@@ -60,7 +60,7 @@ def _plan(target: str = "any") -> sw.Plan:
 def _configs() -> tuple[str, ...]:
     found = [dict(catalogue_entry(name).config) for name in catalogue_names()]
     towers = [config for config in found if "vision_config" in config]
-    images = {"count": 1, "height": 448, "width": 448}
+    images = {"count": 1, "height": 896, "width": 896}  # the size that Gemma 3 takes
     found += [{**config, "images": images, "freeze": ["vision"]} for config in towers]
     return tuple(map(json.dumps, found))
 
