@@ -87,6 +87,7 @@ def test_fused_modules_save_less() -> None:
     assert predicted(model_of(config), "fsdp") < (1.0 - 10 * WITHIN) * counted(config)
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values")
 @pytest.mark.parametrize("model_type", vision_types())
 def test_classes_of_layers_and_names_of_modules(model_type: str) -> None:
     config = small_config(model_type)
